@@ -20,8 +20,7 @@ from remind.data.readers import read
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
-from remind.perception.index import DialogueIndex
-from remind.perception.retrieve import relevance, retrieve
+from remind.perception.perceive import DialogueIndex, relevance, retrieve
 from remind.states.pyramid import Segment
 from remind.text.words import stems
 

@@ -26,8 +26,7 @@ from remind.data.readers import read, write_refmem
 from remind.llm.offline import OfflineLLM, sentences
 from remind.models.encoder import SentenceEncoder
 from remind.perception import PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.index import DialogueIndex
-from remind.perception.retrieve import retrieve
+from remind.perception.perceive import DialogueIndex, retrieve
 from remind.states.auxiliary import blind
 from remind.states.pyramid import FactualState, render, turn_text
 

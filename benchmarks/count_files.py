@@ -68,7 +68,7 @@ class Entered:
         return f"{len(self.functions)} files, {sum(map(len, self.functions.values()))} functions"
 
 
-def pra_step(entered: Entered, _: argparse.Namespace) -> None:
+def pra_step(entered: Entered, _: object = None) -> None:
     """One optimiser step of alignment, the third: all from the end of the second to its own end."""
     from transformers import TrainerCallback
 

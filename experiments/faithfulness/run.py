@@ -11,7 +11,7 @@ from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import check_length, target_ids
 from experiments.faithfulness.measure import Ablation, Question, Row, measure, question_of
 from experiments.faithfulness.report import plot, summarise, table
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from experiments.evidence.data import DialogueQuestions, load
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json, write_text

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.evidence.data import DialogueQuestions, load
 from experiments.memory.keys import HoldingEncoder
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json

@@ -26,7 +26,7 @@ from experiments.memory.learning import (
     shuffled,
 )
 from experiments.memory.report import Rows, curve_rows, plot, table
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track

@@ -22,7 +22,7 @@ from sae.ranges import PositiveInt, Seed, check_ranges
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from remind.perception.index import DialogueIndex
+    from remind.perception.perceive import DialogueIndex
 
 KS = (1, 3, 5, 10, 30, 50)
 USER = "user"
@@ -180,7 +180,7 @@ def rankings(
     Args:
         question, vector: the question's text and φ of it [d].
     """
-    from remind.perception.retrieve import relevance, turn_scores
+    from remind.perception.perceive import relevance, turn_scores
     from remind.text.words import stems
 
     def scores(method: str) -> np.ndarray:

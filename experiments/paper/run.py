@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import ITEMS, listing
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
 from remind.core.run_folder import RunFolder

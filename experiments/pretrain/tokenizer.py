@@ -18,7 +18,7 @@ from remind.models.nano import SPECIAL_TOKENS, nano_folder
 from remind.states import prompts
 from remind.states.pyramid import MARKER
 from remind.testbed.lexicon import lexicon
-from remind.text.strategy import guide
+from remind.text.words import guide
 
 #: Most tokens of the byte-level BPE: bytes and what is merged from them.
 BPE_TOKENS = 3065

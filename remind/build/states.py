@@ -14,18 +14,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from multiprocessing import current_process
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import DatasetDict
 
 from remind.build.config import BuildStatesConfig
-from remind.build.identity import build_stamp, content_of, prompt_hashes, sae_hashes, settings_of, versions
-from remind.build.shards import shard_of
-from remind.core.errors import ConfigError, DataError, ModelError, named
+from remind.build.plan import (
+    Outline,
+    Task,
+    build_stamp,
+    content_of,
+    outline,
+    prompt_hashes,
+    sae_hashes,
+    settings_of,
+    shard_of,
+    tasks,
+    versions,
+)
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json, sha256_json, write_json
 from remind.core.processes import (
     cores,
@@ -36,9 +47,7 @@ from remind.core.processes import (
     spawned_pool,
 )
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
-from remind.data.readers import stream
-from remind.data.split import Overlap, assign_splits, check_overlap
+from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
 from remind.grounding.ground import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
@@ -174,117 +183,6 @@ def _saes(cfg: BuildStatesConfig, size: BackboneSize) -> Path:
         load_backbone(cfg.backbone, dtype=cfg.dtype)
     check_saes(size, *load_saes(folder), cfg.grounding, folder)
     return folder
-
-
-# the corpus
-
-
-class Task(NamedTuple):
-    """A dialogue and what is asked about it.
-
-    Attributes:
-        number: from 0.
-        splits: question id to split.
-        abstention: as in `FactualState`.
-    """
-
-    number: int
-    dialogue: Dialogue
-    questions: list[Question]
-    splits: dict[str, str]
-    abstention: bool
-
-
-@dataclass
-class Outline:
-    """What is kept of a corpus of any size: a few hundred bytes a question.
-
-    Attributes:
-        questions: without text, options and answers.
-        dialogues: number of those with questions. turns: of them all.
-        splits: question id to split.
-        overlap: gold evidence that training and test questions share.
-        references, dangling: as in `Corpus`, of the questions that are built.
-        abstention: whether prompts say what to answer where the conversation does not tell; see `BuildStatesConfig`.
-    """
-
-    questions: list[Question] = field(default_factory=list)
-    dialogues: int = 0
-    turns: int = 0
-    splits: Mapping[str, str] = field(default_factory=dict)
-    overlap: Overlap | None = None
-    references: int = 0
-    dangling: list[Dangling] = field(default_factory=list)
-    abstention: bool = False
-
-
-def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
-    """Read everything once, since splits need all of it; it is never held.
-
-    Raises:
-        DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
-            sides of a split that is not only to be reported. Names the path it came by.
-        ConfigError: no questions.
-    """
-    # questions of one's own may well be such that the dialogue does not tell
-    plan = Outline(abstention=cfg.ask is not None)
-    first: dict[tuple[str, str], str | Path] = {}
-    for path, piece in _pieces(cfg, corpus):
-        note_ids(piece, path, first)
-        plan.abstention |= any(question.unanswerable for question in piece.questions)
-        plan.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
-        built: set[str] = set()
-        for dialogue, questions in piece.by_dialogue():
-            if questions:
-                plan.dialogues, plan.turns = plan.dialogues + 1, plan.turns + len(dialogue.turns)
-                built |= {question.id for question in questions[: cfg.limit]}
-        plan.references += sum(count for name, count in piece.referenced.items() if name in built)
-        plan.dangling += [item for item in piece.dangling if item.question_id in built]
-    if not plan.questions:
-        raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
-    if cfg.abstention is not None:
-        plan.abstention = cfg.abstention
-    plan.splits = assign_splits(plan.questions, cfg.split)
-    plan.overlap = check_overlap(
-        ((q.id, q.dialogue_id, plan.splits[q.id], (*q.evidence, *q.images)) for q in plan.questions),
-        lambda dialogue_id: first["dialogue", dialogue_id],
-        cfg.split.overlap == "report",
-    )
-    return plan
-
-
-def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -> Iterator[Task]:
-    """Read everything again, one dialogue in memory at a time. Raises DataError where the input has changed."""
-    number = 0
-    for _, piece in _pieces(cfg, corpus):
-        for dialogue, questions in piece.by_dialogue():
-            chosen = questions[: cfg.limit]
-            if any(question.id not in plan.splits for question in chosen):
-                raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
-            if chosen:
-                splits = {question.id: plan.splits[question.id] for question in chosen}
-                yield Task(number, dialogue, chosen, splits, plan.abstention)
-                number += 1
-    if number < plan.dialogues:
-        raise DataError(f"the input has changed while it was read: {plan.dialogues - number} dialogues are missing")
-
-
-def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
-    pieces = [("", corpus)] if corpus is not None else ((p, c) for p in cfg.inputs for c in stream(p, cfg.format))
-    for path, piece in pieces:
-        yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
-
-
-def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
-    """The dialogues, each with the same questions, which nobody has answered."""
-    return Corpus(
-        corpus.dialogues,
-        tuple(
-            Question(f"{dialogue.id}-ask{number}", dialogue.id, text.strip(), split="test")
-            for dialogue in corpus.dialogues
-            for number, text in enumerate(texts, start=1)
-        ),
-    )
 
 
 # a dialogue

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from remind.build.identity import versions
+from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.core.processes import device_of

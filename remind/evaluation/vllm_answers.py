@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from remind.build.identity import model_hash
+from remind.build.plan import model_hash
 from remind.core import optional
 from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput

@@ -25,10 +25,9 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue
 from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
-from remind.perception.index import BM25
+from remind.perception.perceive import BM25
 from remind.states.pyramid import one_line, turn_text
-from remind.text.strategy import target_speakers
-from remind.text.words import stems, word_list, words
+from remind.text.words import stems, target_speakers, word_list, words
 from sae import SparseCodes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from remind.llm.structured import object_schema, without_thought
 from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.states.records import FACTUAL
-from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
+from remind.text.words import check_dimension, guide, kind_of, target_speakers
 
 #: The template each stage asks with.
 TEMPLATES: dict[Stage, str] = {

@@ -17,8 +17,19 @@ from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
-from remind.text.strategy import check_dimension, guide, infer_dimension, kind_of, plan
-from remind.text.words import data, fillers, rarity, stem, stems, words
+from remind.text.words import (
+    check_dimension,
+    data,
+    fillers,
+    guide,
+    infer_dimension,
+    kind_of,
+    plan,
+    rarity,
+    stem,
+    stems,
+    words,
+)
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder

@@ -22,7 +22,7 @@ from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
-from remind.perception.index import segment
+from remind.perception.perceive import segment
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt, PositiveShare, Share
 

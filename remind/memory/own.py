@@ -20,8 +20,7 @@ from remind.memory.base import Bank, Query
 from remind.memory.store import Draft, Store
 from remind.memory.systems import System
 from remind.perception import Perception, PerceptionConfig
-from remind.perception.index import DialogueIndex, content_key
-from remind.perception.retrieve import by_falling, relevance, turn_scores
+from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, turn_scores
 from remind.states.auxiliary import Stage, told
 from remind.states.prompts import prompt_id
 from remind.states.pyramid import AttentionalState, turn_text
@@ -113,7 +112,7 @@ class GroundedSystem(RemindSystem):
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where the folder holds no SAEs."""
-        from remind.build.identity import sae_hashes
+        from remind.build.plan import sae_hashes
 
         if not (hashes := sae_hashes(Path(self.sae))):
             raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from remind.memory.store import Store
 from remind.models.encoder import SentenceEncoder
-from remind.perception.index import BM25
-from remind.perception.retrieve import by_falling, standardise
+from remind.perception.perceive import BM25, by_falling, standardise
 from remind.text.words import stems
 
 #: dense: cosine. bm25: stemmed words. hybrid: the sum of both as z-scores over all keys.

@@ -23,7 +23,7 @@ from remind.memory.reranker import NAME, Choice, Episode, RerankerConfig, reward
 from remind.memory.store import Draft
 from remind.memory.topics import Merge, Topic, asked, by_segment, decided, joined, replayed
 from remind.memory.weights import Weights
-from remind.perception.retrieve import standardise
+from remind.perception.perceive import standardise
 from remind.states import prompts
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt, Share, check_ranges

@@ -16,7 +16,7 @@ from remind.data.dialogue import Corpus, Dialogue, Image, Turn
 from remind.data.readers import read
 from remind.refmem.items import Item, read_items
 from remind.states.pyramid import LETTERS
-from remind.text.strategy import guide
+from remind.text.words import guide
 from sae.pages import page
 from sae.ranges import NonNegativeInt, Seed, check_ranges
 

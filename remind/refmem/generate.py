@@ -16,7 +16,7 @@ from remind.refmem.config import ItemsConfig
 from remind.refmem.items import Item, shuffled, with_id
 from remind.states import prompts
 from remind.states.pyramid import line_of, one_line
-from remind.text.strategy import guide
+from remind.text.words import guide
 
 T = TypeVar("T")
 TEMPLATE = "refmem_items"

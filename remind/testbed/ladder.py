@@ -24,7 +24,7 @@ from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.lexicon import fill, lexicon
 from remind.testbed.world import Trait, World, WorldQuestion
-from remind.text.strategy import guide
+from remind.text.words import guide
 from sae.ranges import NonNegativeInt, Share, check_ranges
 
 

@@ -24,7 +24,7 @@ from remind.llm.bodies import completion, error
 from remind.llm.request import ChatModel, Reply, Request
 from remind.llm.structured import read_value
 from remind.testbed.lexicon import fill, lexicon, statements
-from remind.text.strategy import guide
+from remind.text.words import guide
 from sae.ranges import Seed, Share, check_ranges
 
 BOUNDARY = "implicit_boundary_modeling"

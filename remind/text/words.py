@@ -1,4 +1,4 @@
-"""Words: how text is split into them, their stems, and which of them carry no topic."""
+"""Words, their stems, and what they tell of a question: its kind, and S_str of Section 4.2 without a model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,37 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
 
+from remind.core.errors import DataError
+from remind.data.dialogue import DIMENSIONS, Dialogue, Question
+from remind.states.pyramid import Strategy
+
 WORD = re.compile(r"\w+")
+#: Below this score a question is a plain factual one to `infer_dimension`.
+LEAST_ASKED = 0.5
+#: Anchors of a kind at most.
+MAX_ENTITIES = 6
+MAX_FOCUS = 2
+
+_TOKEN = re.compile(r"\w+(?:[-.]\w+)*")
+_CLITIC = re.compile(r"['’](?:s|t|d|m|re|ve|ll)\b", re.IGNORECASE)
+_QUOTED = re.compile(r"[\"“]([^\"”]+)[\"”]")
+_LISTING = re.compile(
+    r"\b(?:both|all|each|either|list|in common|how many|in what ways)\b"
+    r"|\b(?:what|which) (?:\w+ )?(?!does|this|was|has)[a-z]{3,}(?<!s)s\b",
+    re.IGNORECASE,
+)
+_LIKELY = re.compile(r"\b(?:would|likely|might|could|probably|suggest|infer|imply|considered)\b", re.IGNORECASE)
+_TIME = re.compile(
+    r"\b(?:when|how long|how often|what (?:year|month|day|date|time)|which (?:year|month|day)|since)\b",
+    re.IGNORECASE,
+)
 
 
 @cache
@@ -62,3 +86,205 @@ def rarity(documents: Sequence[Sequence[str]]) -> dict[str, float]:
     """ln((1 + N) / (1 + df)) of every term over N documents."""
     df = Counter(term for document in documents for term in set(document))
     return {term: math.log((1 + len(documents)) / (1 + count)) for term, count in df.items()}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What one kind of question asks of a reader.
+
+    Attributes:
+        name: a dimension, or a factual kind (single, temporal, multi_hop, inference).
+        demand: what is asked for, to follow "The question asks for".
+        reasoning: C_reason.
+        lexicon: stems that mark the sentences such a question turns on.
+        asks: stems by which such a question is known itself; of dimensions only.
+        visual: whether captions matter most.
+    """
+
+    name: str
+    demand: str
+    reasoning: tuple[str, ...]
+    lexicon: frozenset[str]
+    asks: frozenset[str]
+    visual: bool
+
+
+@cache
+def guide(name: str) -> Guide:
+    """The guide of a dimension or a factual kind. Raises DataError for another name."""
+    guides = data("guides")
+    entry = guides["dimensions"].get(name) or guides["factual"].get(name)
+    if entry is None:
+        raise DataError(f"unknown dimension {name!r}; there are {', '.join(DIMENSIONS)}, or none")
+    lexicon, asks = (
+        frozenset(stem(word) for word in words(entry.get(key, "")) if len(word) > 1) for key in ("lexicon", "asks")
+    )
+    return Guide(name, entry["demand"], tuple(entry["reasoning"]), lexicon, asks, entry.get("visual", False))
+
+
+def check_dimension(dimension: str | None) -> None:
+    """Raise DataError unless it is one of the eight, or None."""
+    if dimension is not None and dimension not in DIMENSIONS:
+        raise DataError(f"unknown dimension {dimension!r}; there are {', '.join(DIMENSIONS)}, or none")
+
+
+def kind_of(question: Question) -> str:
+    """Its dimension, else the factual kind its wording shows; the benchmark's category is not looked at."""
+    check_dimension(question.dimension)
+    if question.dimension is not None:
+        return question.dimension
+    text = question.text
+    if _TIME.search(text):
+        return "temporal"
+    if _LIKELY.search(text):
+        return "inference"
+    return "multi_hop" if _LISTING.search(text) else "single"
+
+
+def infer_dimension(text: str) -> str | None:
+    """The dimension whose `asks` hold most of a question's words; None below `LEAST_ASKED`.
+
+    A word counts one over the number of dimensions that it may ask for. A question that names images is of a visual
+    dimension, any other of none of them. Ties go to the earlier dimension.
+    """
+    said = {stem(word) for word in words(text)}
+    visual = bool(said & {stem(word) for word in ("photo", "picture", "image")})
+    guides = [guide(name) for name in DIMENSIONS]
+    weights = {word: 1 / sum(word in other.asks for other in guides) for own in guides for word in own.asks}
+    scores = {own.name: sum(weights[word] for word in said & own.asks) for own in guides if own.visual == visual}
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] >= LEAST_ASKED else None
+
+
+def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:
+    """The strategy of a question, from its words and the dialogue's.
+
+    Args:
+        weights: rarity of each stem over the dialogue's turns; None: counted here.
+    """
+    if weights is None:
+        weights = rarity([stems(turn.text) for turn in dialogue.turns])
+    speakers = target_speakers(dialogue, question.text)
+    scope = temporal_scope(question.text)
+    entities, focus = _topics(question.text, speakers, scope, weights)
+    return Strategy(guide(kind_of(question)).reasoning, speakers, entities, focus, scope)
+
+
+def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
+    """The dialogue's speakers whom the text names, in order of mention.
+
+    A name counts in any case, with or without a possessive, in full or by one of its words ("Rachel" for
+    "Rachel Green"); a capitalised beginning of three letters or more ("Mel" for "Melanie") if one speaker alone fits.
+    Where a speaker is called "user", words of the first person name that speaker.
+    """
+    tokens = [(match.group(), match.start()) for match in re.finditer(r"\w+", text)]
+    mentions: dict[str, int] = {}
+    for speaker in dialogue.speakers:
+        parts = words(speaker)
+        single = [[part] for part in parts if len(part) > 1 and part not in word_list("stopwords")]
+        places = [_find(name, tokens) for name in ([parts] if parts else []) + single]
+        if any(place is not None for place in places):
+            mentions[speaker] = min(place for place in places if place is not None)
+    common = word_list("stopwords") | word_list("months") | word_list("question") | word_list("weekdays")
+    for token, place in tokens:
+        if len(token) >= 3 and token[0].isupper() and token.casefold() not in common:
+            fits = [s for s in dialogue.speakers if any(p.startswith(token.casefold()) for p in words(s))]
+            if len(fits) == 1:
+                mentions.setdefault(fits[0], place)
+    if not mentions and {"i", "me", "my", "mine", "we", "our"} & set(words(text)):
+        mentions = {speaker: 0 for speaker in dialogue.speakers if speaker.casefold() == "user"}
+    return tuple(sorted(mentions, key=lambda speaker: mentions[speaker]))
+
+
+def _find(parts: list[str], tokens: list[tuple[str, int]]) -> int | None:
+    """Where the words of a name stand in a row; the last may carry an s ("Carolines")."""
+    lowered = [token.lower() for token, _ in tokens]
+    forms = (parts, [*parts[:-1], parts[-1] + "s"])
+    for start in range(len(lowered) - len(parts) + 1):
+        if lowered[start : start + len(parts)] in forms:
+            return tokens[start][1]
+    return None
+
+
+@cache
+def _scope_pattern() -> re.Pattern[str]:
+    # march and may are words too: they count as months only next to a number, or after a preposition and capitalised
+    plain = "|".join(sorted(word_list("months") - {"march", "may"}))
+    months = rf"(?:{plain}|(?<![?.!] )(?<!^)(?-i:March|May))"
+    day = r"\d{1,2}(?:st|nd|rd|th)?"
+    number = r"(?:\d+|an?|one|two|three|four|five|six|seven|eight|nine|ten|few|several|couple of)"
+    unit = r"(?:days?|weeks?|weekends?|months?|years?|decades?)"
+    weekdays = "|".join(sorted(word_list("weekdays")))
+    season = r"(?:spring|summer|autumn|winter)"
+    period = rf"(?:day|night|morning|week|weekend|month|year|fall|semester|{season}|{weekdays})"
+    alternatives = (
+        r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}",
+        rf"(?:{day}(?: of)? )?{months}(?: {day}(?!\d))?(?:,? ?\d{{4}})?",
+        rf"(?:the )?(?:last|next|this|past|previous|following) (?:{number} )?(?:{unit}|{period}|christmas|{plain})",
+        rf"(?:in |over |during )?(?:the )?(?:early |mid[- ]|late )?{season}(?: of)?(?: \d{{4}})?",
+        rf"{number} {unit} (?:ago|before|after|later|earlier|from now)",
+        r"(?:19|20)\d{2}",
+        weekdays,
+        "|".join(sorted(word_list("periods"))),
+    )
+    return re.compile(rf"\b(?:{'|'.join(alternatives)})\b", re.IGNORECASE)
+
+
+def temporal_scope(text: str) -> tuple[str, ...]:
+    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
+    return tuple(dict.fromkeys(match.group().strip() for match in _scope_pattern().finditer(text)))
+
+
+def _topics(
+    text: str, speakers: tuple[str, ...], scope: tuple[str, ...], weights: dict[str, float]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Entities (names, quotations, chunks of content words) and focus (what the target does), each once.
+
+    A chunk weighs as much as its rarest word; one that does not occur in the dialogue comes after those that do.
+    """
+    names = {part for speaker in speakers for part in words(speaker)}
+    quoted = [quote for match in _QUOTED.finditer(text) if (quote := match.group(1).strip())]
+    rest = _QUOTED.sub(" , ", _CLITIC.sub(" ", text))
+    for phrase in scope:
+        rest = rest.replace(phrase, " , ")
+    chunks = _chunks(rest, names)
+
+    def weight(chunk: str) -> tuple[bool, float]:
+        rarities = [weights[term] for term in stems(chunk) if term in weights]
+        return (bool(rarities), max(rarities, default=0.0))
+
+    focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
+    named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
+    entities = dict.fromkeys([*quoted, *sorted(named, key=weight, reverse=True)])
+    return tuple(entities)[:MAX_ENTITIES], tuple(focus)
+
+
+def _chunks(text: str, names: set[str]) -> list[tuple[str, bool]]:
+    """Runs of content words between function words and punctuation, and whether each follows a target speaker's name.
+
+    What follows a name ("did Ana paint", "Ana will move") is taken for what the person does.
+    """
+    skip = word_list("stopwords") | word_list("question") | names | {name + "s" for name in names}
+    chunks: list[tuple[str, bool]] = []
+    run: list[str] = []
+    acts = after_name = False
+    end = 0
+    for match in _TOKEN.finditer(text):
+        token, between, end = match.group(), text[end : match.start()], match.end()
+        lowered = token.lower()
+        named = lowered in names or (
+            token[0].isupper() and len(token) >= 3 and any(name.startswith(lowered) for name in names)
+        )
+        skipped = named or lowered in skip or len(token) == 1
+        if run and (skipped or not between.isspace()):
+            chunks.append((" ".join(run), acts))
+            run = []
+        if skipped:
+            after_name = named or (after_name and lowered in word_list("stopwords"))
+        else:
+            if not run:
+                acts, after_name = after_name and token[0].islower(), False
+            run.append(token)
+    if run:
+        chunks.append((" ".join(run), acts))
+    return chunks

@@ -15,7 +15,8 @@ from small_corpus import first_dialogue, rows, short_haystack
 import remind.build.states
 from remind import read
 from remind.build import BuildStatesConfig, build, build_states
-from remind.build.states import outline, with_cap
+from remind.build.plan import outline
+from remind.build.states import with_cap
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import NO_INFORMATION

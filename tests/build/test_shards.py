@@ -11,7 +11,7 @@ from small_corpus import contents
 
 import remind.build.states
 from remind.build import BuildStatesConfig, build
-from remind.build.shards import shard_of
+from remind.build.plan import shard_of
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.core.processes import Shard, device_of

@@ -30,7 +30,7 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
 from remind.perception import PerceptionConfig
-from remind.perception.index import BM25
+from remind.perception.perceive import BM25
 from remind.states.pyramid import Segment
 from remind.text.words import stems
 

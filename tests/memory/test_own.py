@@ -26,8 +26,7 @@ from remind.memory.systems import make_system
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
-from remind.perception.index import Costs
-from remind.perception.retrieve import take_turns, turn_scores
+from remind.perception.perceive import Costs, take_turns, turn_scores
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 

@@ -18,7 +18,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.index import BM25, DialogueIndex, content_key
+from remind.perception.perceive import BM25, DialogueIndex, content_key
 from remind.reflect import summarise
 from remind.states.auxiliary import blind
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render, turn_text

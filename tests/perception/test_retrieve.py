@@ -20,12 +20,13 @@ from remind.data.sample import sample_path
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.index import DialogueIndex, prompt_costs
-from remind.perception.retrieve import (
+from remind.perception.perceive import (
     DENSE_CONTEXT,
     LEXICAL_CONTEXT,
     SIGMA,
+    DialogueIndex,
     by_falling,
+    prompt_costs,
     relevance,
     retrieve,
     take_segments,

@@ -6,7 +6,7 @@ import pytest
 
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
-from remind.text.strategy import guide, kind_of, plan, target_speakers, temporal_scope
+from remind.text.words import guide, kind_of, plan, target_speakers, temporal_scope
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from remind.llm.asking import CUE_WORDS, cue_request, judge_request, strategy_re
 from remind.llm.request import Request, code_for, fenced
 from remind.states import prompts
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render
-from remind.text.strategy import guide
+from remind.text.words import guide
 
 TURNS = (
     Turn("1:1", "Ana", "I quit smoking in March."),

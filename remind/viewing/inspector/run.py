@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.build.states import asked
+from remind.build.plan import asked
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar, track

@@ -1,0 +1,277 @@
+"""What is built, by which process, and what decides it: the corpus in outline, shards, and a hash of all inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from remind.build.config import BuildStatesConfig
+from remind.core.errors import ConfigError, DataError, named
+from remind.core.files import input_hashes, sha256_file, sha256_json
+from remind.core.processes import WHOLE, Shard
+from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
+from remind.data.readers import mapping_files, stream
+from remind.data.split import Overlap, assign_splits, check_overlap
+from remind.grounding import GroundingConfig
+from remind.models.images import file_hash
+from remind.states import prompts
+from remind.states.dataset import FORMAT_VERSION
+
+#: Of the states that a build makes of the same input: raised when they change.
+_VERSION = 1
+#: Fields that say where files are and how the work is distributed; they do not change the result.
+_ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
+#: Of a large file so many pieces of so many bytes are hashed, evenly spread.
+_PIECES, _PIECE = 64, 1 << 16
+
+
+# the corpus
+
+
+class Task(NamedTuple):
+    """A dialogue and what is asked about it.
+
+    Attributes:
+        number: from 0.
+        splits: question id to split.
+        abstention: as in `FactualState`.
+    """
+
+    number: int
+    dialogue: Dialogue
+    questions: list[Question]
+    splits: dict[str, str]
+    abstention: bool
+
+
+@dataclass
+class Outline:
+    """What is kept of a corpus of any size: a few hundred bytes a question.
+
+    Attributes:
+        questions: without text, options and answers.
+        dialogues: number of those with questions. turns: of them all.
+        splits: question id to split.
+        overlap: gold evidence that training and test questions share.
+        references, dangling: as in `Corpus`, of the questions that are built.
+        abstention: whether prompts say what to answer where the conversation does not tell; see `BuildStatesConfig`.
+    """
+
+    questions: list[Question] = field(default_factory=list)
+    dialogues: int = 0
+    turns: int = 0
+    splits: Mapping[str, str] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    references: int = 0
+    dangling: list[Dangling] = field(default_factory=list)
+    abstention: bool = False
+
+
+def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
+    """Read everything once, since splits need all of it; it is never held.
+
+    Raises:
+        DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
+            sides of a split that is not only to be reported. Names the path it came by.
+        ConfigError: no questions.
+    """
+    # questions of one's own may well be such that the dialogue does not tell
+    plan = Outline(abstention=cfg.ask is not None)
+    first: dict[tuple[str, str], str | Path] = {}
+    for path, piece in _pieces(cfg, corpus):
+        note_ids(piece, path, first)
+        plan.abstention |= any(question.unanswerable for question in piece.questions)
+        plan.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
+        built: set[str] = set()
+        for dialogue, questions in piece.by_dialogue():
+            if questions:
+                plan.dialogues, plan.turns = plan.dialogues + 1, plan.turns + len(dialogue.turns)
+                built |= {question.id for question in questions[: cfg.limit]}
+        plan.references += sum(count for name, count in piece.referenced.items() if name in built)
+        plan.dangling += [item for item in piece.dangling if item.question_id in built]
+    if not plan.questions:
+        raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
+    if cfg.abstention is not None:
+        plan.abstention = cfg.abstention
+    plan.splits = assign_splits(plan.questions, cfg.split)
+    plan.overlap = check_overlap(
+        ((q.id, q.dialogue_id, plan.splits[q.id], (*q.evidence, *q.images)) for q in plan.questions),
+        lambda dialogue_id: first["dialogue", dialogue_id],
+        cfg.split.overlap == "report",
+    )
+    return plan
+
+
+def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -> Iterator[Task]:
+    """Read everything again, one dialogue in memory at a time. Raises DataError where the input has changed."""
+    number = 0
+    for _, piece in _pieces(cfg, corpus):
+        for dialogue, questions in piece.by_dialogue():
+            chosen = questions[: cfg.limit]
+            if any(question.id not in plan.splits for question in chosen):
+                raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
+            if chosen:
+                splits = {question.id: plan.splits[question.id] for question in chosen}
+                yield Task(number, dialogue, chosen, splits, plan.abstention)
+                number += 1
+    if number < plan.dialogues:
+        raise DataError(f"the input has changed while it was read: {plan.dialogues - number} dialogues are missing")
+
+
+def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
+    pieces = [("", corpus)] if corpus is not None else ((p, c) for p in cfg.inputs for c in stream(p, cfg.format))
+    for path, piece in pieces:
+        yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
+
+
+def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
+    """The dialogues, each with the same questions, which nobody has answered."""
+    return Corpus(
+        corpus.dialogues,
+        tuple(
+            Question(f"{dialogue.id}-ask{number}", dialogue.id, text.strip(), split="test")
+            for dialogue in corpus.dialogues
+            for number, text in enumerate(texts, start=1)
+        ),
+    )
+
+
+# what decides the states
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def settings_of(cfg: BuildStatesConfig) -> dict[str, Any]:
+    """The settings that have a part in the states; the manifest lists them."""
+    return {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
+
+
+def content_of(cfg: BuildStatesConfig, corpus: Corpus | None) -> dict[str, str]:
+    """Hashes of the input files and of the mapping file they are read by; of a corpus in memory its own."""
+    if corpus is not None:
+        parts = ([asdict(item) for item in items] for items in (corpus.dialogues, corpus.questions))
+        return {"corpus": sha256_json(list(parts))}
+    return input_hashes([*cfg.inputs, *mapping_files(cfg.format)])
+
+
+def build_stamp(
+    cfg: BuildStatesConfig, inputs: Mapping[str, str], llm: str, saes: Mapping[str, str], dialogues: Iterator[Dialogue]
+) -> str:
+    """Hash of all that decides the finished folder.
+
+    Args:
+        inputs: `content_of`. llm: name of the auxiliary LLM, however it is reached. saes: `sae_hashes`.
+        dialogues: read only where grounding shows images as pixels.
+    """
+    settings = {key: value for key, value in settings_of(cfg).items() if key not in ("llm", "sae", "sae_data")}
+    elsewhere = ("codes_folder", "cached_dialogues", "image_root")
+    settings["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in elsewhere}
+    settings["device"] = cfg.device.partition(":")[0]
+    pixels = cfg.grounding.images == "pixels"
+    pictures = [picture_hashes(cfg.grounding, dialogue) for dialogue in dialogues] if pixels else []
+    about = [_VERSION, FORMAT_VERSION, settings, inputs, model_hash(cfg.backbone), llm, saes, prompt_hashes(llm)]
+    return sha256_json([*about, pictures, versions()])
+
+
+def prompt_hashes(llm: str) -> dict[str, str]:
+    """Of the prompt templates that the states are made with, by name; only a chat model is asked anything."""
+    return prompts.fingerprints(*prompts.RENDERED, *(prompts.ASKED if llm.startswith("chat-") else ()))
+
+
+def sae_hashes(folder: Path) -> dict[str, str]:
+    """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
+    from sae.topk import sae_files
+
+    return {str(file.relative_to(folder)): sha256_file(file) for file in sae_files(folder)}
+
+
+def picture_hashes(grounding: GroundingConfig, dialogue: Dialogue) -> list[str]:
+    """SHA-256 of the image files of a dialogue. Raises ImagePathError where one is missing or outside of the root."""
+    paths = (image.path for image in dialogue.images if image.path is not None)
+    return [file_hash(path, grounding.image_root, "grounding.", dialogue.id) for path in paths]
+
+
+def model_hash(name: str) -> str:
+    """Hash of a model's files, whatever it is called; of a file of weights a sample counts.
+
+    Raises:
+        ModelError: no such model.
+    """
+    from remind.models.backbone import model_folder
+
+    folder = model_folder(name)
+    if folder is None:
+        return name
+    kinds = (".safetensors", ".json", ".txt", ".model", ".jinja")
+    files = sorted(file for file in folder.iterdir() if file.suffix in kinds and file.is_file())
+    return sha256_json({file.name: _sample_hash(file) for file in files})
+
+
+def _sample_hash(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= _PIECES * _PIECE:
+        return sha256_file(path)
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(_PIECES):
+            file.seek((size - _PIECE) * number // (_PIECES - 1))
+            digest.update(file.read(_PIECE))
+    return digest.hexdigest()
+
+
+# which part of them a process builds
+
+
+def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> Shard:
+    """The shard of this process.
+
+    Args:
+        text: `i/n` counted from 1; auto: from accelerate launch or torchrun, else everything; slurm: from the task of
+            a job array, else of the job step; None: everything.
+
+    Raises:
+        ConfigError: none of these, i outside 1 to n, or slurm outside of Slurm.
+    """
+    environment = os.environ if environment is None else environment
+    if text is None:
+        return WHOLE
+    if text == "auto":
+        return _numbers(environment, "RANK", "WORLD_SIZE") or WHOLE
+    if text == "slurm":
+        shard = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
+        if shard is None:
+            raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
+        return shard
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
+    return Shard(int(index) - 1, int(count))
+
+
+def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | None:
+    if index not in environment or count not in environment:
+        return None
+    numbers = environment[index], environment[count]
+    if not (all(map(str.isdecimal, numbers)) and int(numbers[0]) < int(numbers[1])):
+        raise ConfigError(f"{index} {numbers[0]!r} of {count} {numbers[1]!r} is not a valid part")
+    return Shard(int(numbers[0]), int(numbers[1]))
+
+
+def _array(environment: Mapping[str, str]) -> Shard | None:
+    names = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
+    if not {*names[:3]} <= environment.keys():
+        return None
+    task, least, most, step = (int(environment.get(name, "1")) for name in names)
+    count = (most - least) // step + 1
+    if int(environment.get("SLURM_ARRAY_TASK_COUNT", count)) != count:
+        raise ConfigError(f"the job array has not {count} tasks ({least} to {most}): name the parts with --shard i/n")
+    return Shard((task - least) // step, count)
