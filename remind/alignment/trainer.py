@@ -19,7 +19,6 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from pickle import UnpicklingError
 from statistics import fmean
 from time import perf_counter
 from typing import Any, NoReturn
@@ -416,7 +415,9 @@ class PRATrainer(Trainer):
             self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
             try:
                 result = super().train(str(start) if start else None, **kwargs)
-            except (SafetensorError, UnpicklingError) as error:
+            except Exception as error:  # of safetensors, and of torch's restricted unpickler
+                if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
+                    raise
                 reason = " ".join(str(error).split())[:200]
                 raise ModelError(f"{start}: a file of it cannot be read ({reason}); remove it, and resume") from None
         if self.guard.collapse is not None:

@@ -408,11 +408,12 @@ def position_ids(model: Any, inputs: Mapping[str, Tensor | None]) -> Tensor | No
     mask = inputs.get("attention_mask")
     bare = inner_model(model)
     rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
-    if rope_index is None:
-        if "position_ids" not in inspect.signature(bare.forward).parameters:
+    if rope_index is None or inputs.get("image_grid_thw") is None:
+        if rope_index is None and "position_ids" not in inspect.signature(bare.forward).parameters:
             return None
         mask = torch.ones_like(input_ids) if mask is None else mask
-        return (mask.long().cumsum(-1) - 1).clamp(min=0)
+        plain = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        return plain if rope_index is None else plain.expand(3, *plain.shape)
     arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
     if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
         types = inputs.get("mm_token_type_ids")

@@ -147,27 +147,6 @@ def test_answers_are_the_students_from_x0_at_the_weights_of_the_refresh(
     assert not (tmp_path / "cache").exists()  # nothing is decoded beforehand
 
 
-def test_samples_are_those_of_the_seed_and_of_the_distribution(
-    make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # of lengths that differ, so that batches are the same in whatever order the questions come
-    asked, rows = Asked(monkeypatch), [make_record(n, words=10 + 8 * n) for n in range(5)]
-
-    def first(number: int, **settings: Any) -> list[list[int]]:
-        told = {"targets": "on_policy", "batch_size": 5, "max_steps": 1, **settings}
-        trainer_of(tmp_path / f"r{number}", rows, **told).train()
-        found = asked.given.pop()[2]
-        return [found[name] for name in sorted(found)]
-
-    sampled = first(0, temperature=1.0)
-    assert sampled == first(1, temperature=1.0)
-    assert sampled != first(2, temperature=1.0, seed=1)
-    greedily = first(3)
-    assert sampled != greedily
-    # the less the temperature, the nearer to the greedy answer
-    assert first(4, temperature=1e-4) == greedily
-
-
 SCRIPT = """
 import json, sys
 from pathlib import Path

@@ -72,12 +72,6 @@ def test_a_resumed_run_has_the_same_bits(
     assert again.guard.first == {k: v for k, v in runs.timeless(whole)[0].items() if k in again.guard.first}
 
 
-def test_a_run_goes_on_from_the_checkpoint_that_is_named(runs: Any, saved: Path, states: Path, tmp_path: Path) -> None:
-    cfg = runs.config(states, tmp_path / "r", save_steps=1, save_total_limit=None)
-    make_trainer(cfg).train(resume_from_checkpoint=str(saved / "checkpoint-5"))
-    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(saved))
-
-
 def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     runs: Any, saved: Path, states: Path, tmp_path: Path, make_record: Any, make_states: Any
 ) -> None:

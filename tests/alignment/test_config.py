@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import Edge, ExampleConfig, LoopConfig, LoraConfig, Objective
 from remind.core.errors import ConfigError
-from remind.core.run_folder import CONFIG, as_dict
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
-from remind.train_pra.run import arguments_of, make_trainer, read_config
+from remind.train_pra.run import arguments_of, make_trainer
 
 LORA = LoraConfig(r=4, alpha=8)
 FULL = TrainConfig(
@@ -41,11 +39,6 @@ def test_edges_may_be_written_in_several_ways() -> None:
     expected = (Edge(0, 1), Edge(0, 2, 1.0, 0.25))
     for edges in (expected, [(0, 1), [0, 2, 1, 0.25]], [{"student": 0, "teacher": 1}, (0, 2, 1.0, 0.25)]):
         assert Objective(edges=edges).edges == expected  # type: ignore[arg-type]
-
-
-def test_a_run_folder_keeps_all_settings(tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(yaml.safe_dump(as_dict(FULL)))
-    assert read_config(tmp_path) == FULL
 
 
 def test_the_command_and_the_library_have_the_same_settings(tmp_path: Path) -> None:

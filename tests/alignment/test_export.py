@@ -17,13 +17,13 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, marker_id, opened
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig
-from remind.train_pra.export import export, images_in_training
+from remind.train_pra.export import export
 from remind.train_pra.run import nf4, read_config, train, trained_backbone
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
@@ -211,15 +211,6 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     assert "library_name: peft" in (out / "README.md").read_text()
 
 
-def test_an_embedding_that_grew_does_not_fit_in_adapters(tmp_path: Path, make_run: Any) -> None:
-    base = nano_folder(tmp_path / "base", tie=True, full=True)
-    run = make_run(tmp_path, LORA, model=str(base), data=MARKED)
-    with pytest.raises(ConfigError, match="grow"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
-    assert not (tmp_path / "x").exists()
-    assert not list(tmp_path.glob(".x*"))
-
-
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 def test_four_bits(tie: bool, tmp_path: Path, make_run: Any) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
@@ -254,21 +245,3 @@ def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
 
 
 # how a model was shown images
-
-
-def test_how_images_were_shown_is_read_from_exports_and_runs(run: Path, tmp_path: Path) -> None:
-    assert images_in_training(None) == images_in_training(tmp_path) == images_in_training(run) == ("captions", 256)
-    # as it was before `data` had the marker and `trainer` the names of transformers
-    former: dict[str, Any] = {"marker_token": True, "trainer": {"lr": 1e-5, "optimizer": "adamw"}, "teacher": {"k": 64}}
-    file = tmp_path / "training.json"
-    for config, expected in (
-        ({"data": {"images": "pixels", "image_tokens": 64}}, ("pixels", 64)),
-        ({"data": {"images": "captions", "image_tokens": 64}}, ("captions", 256)),
-        ({"data": {"max_length": 9}}, ("captions", 256)),
-        ({}, ("captions", 256)),
-    ):
-        file.write_text(json.dumps({"step": 3, "config": former | config}))
-        assert images_in_training(tmp_path) == expected
-    file.write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "many"}}}))
-    with pytest.raises(DataError, match=r"image_tokens is not a number"):
-        images_in_training(tmp_path)

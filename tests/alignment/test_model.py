@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, TrainerCallback
+from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, check_head, marker_id, trainable
+from remind.alignment.model import add_marker, check_head, trainable
 from remind.alignment.step import body_of, head_of
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.chat import prompt_ids, tokenize
+from remind.models.chat import prompt_ids
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.run import nf4
@@ -54,31 +54,6 @@ class Gradients(TrainerCallback):
 
 
 # the marker as a token
-
-
-@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("spare", [True, False], ids=["spare row", "grown"])
-def test_the_marker_gets_one_token_once(tie: bool, spare: bool) -> None:
-    size = len(nano_tokenizer())
-    own = backbone(tie, None if spare else size)
-    pieces = tokenize(own.tokenizer, MARKER).ids
-    before = [own.model.get_input_embeddings().weight.detach().clone(), head_of(own.model).weight.detach().clone()]
-    assert len(pieces) > 1
-    assert marker_id(own.tokenizer) is None
-    token = add_marker(own)
-    assert token == size
-    after = [own.model.get_input_embeddings().weight, head_of(own.model).weight]
-    assert (after[0] is after[1]) == tie
-    for old, new in zip(before, after, strict=True):
-        torch.testing.assert_close(new[token], old[pieces].mean(0))
-        assert torch.equal(new[:size], old[:size])
-        assert len(new) == (len(old) if spare else size + 1)
-    with torch.no_grad():
-        after[0][token] += 1
-    kept = after[0].detach().clone()
-    assert add_marker(own) == token
-    assert torch.equal(own.model.get_input_embeddings().weight, kept)
-    check_head(own.model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -126,22 +101,6 @@ def test_adapters_are_on_the_language_model_alone() -> None:
     assert all("language_model.layers" in name and "lora_" in name for name in names)
     with pytest.raises(ModelError, match=r"^lora: the language model has no layer 'odd_proj'$"):
         trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_the_vision_tower_is_trained_by_option_alone(lora: LoraConfig | None) -> None:
-    def towers(model: Any) -> set[bool]:
-        return {p.requires_grad for name, p in model.named_parameters() if "visual" in name and "original" not in name}
-
-    assert towers(trainable(backbone().model, lora)) == {False}
-    model = trainable(backbone().model, lora, vision=True)
-    assert towers(model) == {True}
-    others = {p.requires_grad for name, p in model.named_parameters() if "visual" not in name}
-    assert others == ({True} if lora is None else {True, False})
-    small = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
-    text = Qwen3ForCausalLM(Qwen3Config(**small, num_attention_heads=1, num_key_value_heads=1))
-    with pytest.raises(ModelError, match="no vision tower"):
-        trainable(text, lora, vision=True)
 
 
 def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(make_record: Any, tmp_path: Path) -> None:

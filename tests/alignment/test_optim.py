@@ -17,12 +17,6 @@ from remind.core.errors import ConfigError, ModelError
 NARROW = {"optim": "adamw_torch_8bit", "dtype": "bfloat16"}
 
 
-def test_names_of_transformers_pass_through(runs: Any, make_record: Any, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    trainer = runs.trainer(tmp_path / "r", [make_record(0)], optim="adamw_8bit")
-    assert type(trainer.create_optimizer()).__module__.startswith("bitsandbytes")
-
-
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit"])
 def test_weights_in_bfloat16_need_an_optimizer_that_rounds(
     runs: Any, make_record: Any, tmp_path: Path, optim: str

@@ -13,13 +13,12 @@ from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GenerationMixin, Qwen3VLForConditionalGeneration, TrainerCallback
+from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig, Objective
-from remind.alignment.examples import Example, Examples, examples_of
+from remind.alignment.examples import Example, examples_of
 from remind.alignment.step import AlignmentModel, collate, plan, run
-from remind.alignment.targets import StudentAnswers
 from remind.core.errors import ConfigError, ImagePathError
 from remind.data.readers import read
 from remind.models.backbone import Backbone, load_backbone
@@ -133,27 +132,6 @@ def test_the_loss_is_that_of_the_model_itself(pictured: Path, nano: Backbone, tm
     torch.testing.assert_close(hard(nano, [example])[0].float(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_only_pixels_see_a_changed_image(pictured: Path, nano: Backbone, tmp_path: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {"captions": {}, "pixels": PIXELS}
-    before = {name: load(pictured, nano, **settings) for name, settings in kinds.items()}
-    losses = {name: hard(nano, items) for name, items in before.items()}
-    draw(tmp_path / "data" / "red.png", (20, 200, 30))
-    after = {name: load(pictured, nano, **settings) for name, settings in kinds.items()}
-    changed = {name: hard(nano, items) for name, items in after.items()}
-    assert torch.equal(losses["captions"], changed["captions"])
-    assert losses["pixels"][0] != changed["pixels"][0]
-    assert torch.equal(losses["pixels"][1:], changed["pixels"][1:])
-    # the tokens are the same, so what is computed once and the check on resumption must know of the files
-    for name, same in (("captions", True), ("pixels", False)):
-        one, other = before[name], after[name]
-        assert all(torch.equal(a.prompts[0], b.prompts[0]) for a, b in zip(one, other, strict=True))
-        assert (Examples(one).fingerprint() == Examples(other).fingerprint()) == same
-        assert ([item.content((0, 1)) for item in one] == [item.content((0, 1)) for item in other]) == same
-    # an image of another size gets other tokens
-    draw(tmp_path / "data" / "red.png", (20, 200, 30), (96, 96))
-    assert len(load(pictured, nano, **PIXELS)[0].prompts[0]) == len(before["pixels"][0].prompts[0]) + 3
-
-
 @pytest.mark.parametrize("damage", ["missing", "no image", "a line"])
 def test_an_image_that_cannot_be_used_is_named(pictured: Path, nano: Backbone, tmp_path: Path, damage: str) -> None:
     file = tmp_path / "data" / "red.png"
@@ -168,63 +146,6 @@ def test_an_image_that_cannot_be_used_is_named(pictured: Path, nano: Backbone, t
     assert str(caught.value).startswith(f"{file.resolve()} [q-c0]: ")
     assert "\n" not in str(caught.value)
     assert len(load(pictured, nano)) == 3
-
-
-def processed(example: Example) -> Any:
-    """The image processor's own pixels."""
-    images = [Image.open(path) for path, _ in example.images]
-    return load_backbone("nano-untrained").processor.image_processor(images=images, return_tensors="pt")
-
-
-def greedy(model: Any, example: Example, level: int, most: int) -> list[int]:
-    """An answer by whole forwards without padding, cache or `generate`."""
-    pixels = processed(example)
-    new: list[int] = []
-    while len(new) < most:
-        ids = torch.tensor([[*example.prompts[level].tolist(), *new]])
-        kinds = (ids == model.config.image_token_id).int()
-        with torch.no_grad():
-            logits = model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **pixels).logits
-        new.append(int(logits[0, -1].argmax()))
-    return new
-
-
-def test_the_model_answers_from_the_pixels_it_is_trained_on(
-    pictured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a batch with questions that have no image; what is kept of an answer is not used for another image."""
-    given: list[Tensor] = []
-    generate, at = GenerationMixin.generate, StudentAnswers.at
-    own: dict[str, list[int]] = {}
-
-    def spy(self: Any, **inputs: Any) -> Any:
-        given.append(inputs["pixel_values"])
-        return generate(self, **inputs)
-
-    def noted(*arguments: Any) -> Any:
-        own.update(at(*arguments))
-        return own
-
-    monkeypatch.setattr(GenerationMixin, "generate", spy)
-    monkeypatch.setattr(StudentAnswers, "at", noted)
-    told = {"unlabelled": "x2", "max_decoded": 4, "decode_batch": 3, "cache": str(tmp_path / "cache")}
-    tokenizer, model = load_backbone("nano-untrained").tokenizer, load_backbone("nano-untrained").model
-    for targets, level in (("decoded", 2), ("on_policy", 0)):
-        trainer = trainer_of(tmp_path / targets, pictured, targets=targets, **told)
-        example = trainer.train_dataset.items[0]
-        trainer.train()
-        assert len(given) == 1  # the three questions are one batch
-        torch.testing.assert_close(given.pop(), processed(example)["pixel_values"])
-        answer = own["q-c0"] if targets == "on_policy" else example.answer
-        expected = greedy(model, example, level, 4)
-        assert tokenizer.decode(answer, skip_special_tokens=True) == tokenizer.decode(
-            expected, skip_special_tokens=True
-        )
-    trainer_of(tmp_path / "again", pictured, targets="decoded", **told)
-    assert not given
-    draw(tmp_path / "data" / "red.png", (20, 200, 30))
-    example = trainer_of(tmp_path / "other", pictured, targets="decoded", **told).train_dataset.items[0]
-    torch.testing.assert_close(given.pop(), processed(example)["pixel_values"])
 
 
 def test_an_image_that_goes_missing_later_is_named(pictured: Path, tmp_path: Path) -> None:

@@ -126,14 +126,6 @@ def test_the_papers_step_is_three_passes_one_of_them_without_gradient() -> None:
     assert plan(Objective(edges=(Edge(0, 1),))) == (Pass((1,), False), Pass((0,), True))
 
 
-def test_the_shared_plan_is_two_passes() -> None:
-    assert plan(Objective(), prefix_sharing=True) == (Pass((1, 2), True, True), Pass((0,), True))
-    edges = Objective(edges=(Edge(0, 1), Edge(0, 2)))
-    assert plan(edges, prefix_sharing=True) == (Pass((1, 2), False, True), Pass((0,), True))
-    assert plan(Objective(target_grad="flow"), True) == (Pass((0, 1, 2), True),)
-    assert not any(one.shared for one in plan(Objective(hard_levels=(0, 1, 2)), prefix_sharing=True))
-
-
 def test_only_one_graph_lives_at_a_time(make_model: Any, make_examples: Any) -> None:
     """The step keeps no more for its backward passes than the widest single level does."""
     model, examples = trainable(make_model(), None), make_examples([(30, 30, 30, 5)])

@@ -249,19 +249,6 @@ def test_a_refused_run_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_test_is_watched_only_by_name_and_chooses_nothing(
-    runs: Any, tmp_path: Path, make_record: Any, make_states: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_states(tmp_path / "s", [make_record(1), make_record(2, "test")])
-    out = train(runs.config(folder, tmp_path / "plain", max_steps=1))
-    assert not steps(out, "eval")
-    assert "warning: no questions of split dev" in capsys.readouterr().err
-    out = train(runs.config(folder, tmp_path / "r", max_steps=2, data=DataConfig(eval_split="test")))
-    assert "held-out loss: 1 questions of split test" in capsys.readouterr().err
-    assert [row["split"] for row in steps(out, "eval")] == ["test", "test"]
-    assert read_json(out / "checkpoint-2" / "trainer_state.json")["best_global_step"] is None
-
-
 # those of smaller Qwen3-VL differ in nothing that nano has; tests/docs runs them
 SHIPPED = sorted(path for path in ROOT.glob("configs/**/pra_*.yaml") if "qwen3" not in path.stem)
 
