@@ -21,7 +21,7 @@ from remind.core.progress import track
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.images import Pictures
 from remind.states.pyramid import LEVELS
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, record_of_row
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,8 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
 
 
 def record_of(row: Any) -> StateRecord:
-    """A question with the spans of its turns, where it is a row of Parquet."""
-    from remind.states.records import record_of_row
-
-    try:
-        return row if isinstance(row, StateRecord) else record_of_row(row)
-    except (KeyError, TypeError, AttributeError):
-        name = str(row.get("question_id")) if isinstance(row, Mapping) else None
-        raise DataError("images pixels needs rows with all columns of a states folder", record=name) from None
+    """A question with the spans of its turns. Raises DataError where a row lacks a column of a states dataset."""
+    return row if isinstance(row, StateRecord) else record_of_row(row)
 
 
 def _text(level: Any) -> str | None:

@@ -77,7 +77,7 @@ class PRATrainer(Trainer):
             the language model and its head are trained, and with `train_vision` the vision tower.
         train_dataset, eval_dataset: rows with `x0`, `x1`, `x2` (texts, or mappings with `text`; the levels that the
             objective needs), `target` (None: no gold answer) and `question_id`: a `datasets.Dataset`, a list of
-            dictionaries, or any iterable of such.
+            dictionaries, or any iterable of such; or a states folder, of which train and dev are taken.
         processing_class: tokenizer with a chat template, or processor; of a model given by name its own.
         peft_config: adapters to train, in place of all weights. quantization_config: of transformers, for a model
             given by name.
@@ -100,7 +100,7 @@ class PRATrainer(Trainer):
         self,
         model: Any,
         args: PRAConfig | None = None,
-        train_dataset: Iterable[Any] | None = None,
+        train_dataset: Iterable[Any] | Path | None = None,
         eval_dataset: Iterable[Any] | None = None,
         processing_class: Any = None,
         peft_config: Any = None,
@@ -122,6 +122,11 @@ class PRATrainer(Trainer):
         self.base = fingerprint(self.backbone.model)
         pixels = args.images == "pixels"
         self.shown = Pictures(self.backbone, args.image_tokens, args.image_root) if pixels else None
+        if isinstance(train_dataset, str | Path):
+            from remind.states.dataset import load_states  # alignment works without datasets
+
+            states = load_states(train_dataset)
+            train_dataset, eval_dataset = states.get("train"), eval_dataset or states.get("dev")
         train, held_out = (self._examples(rows) for rows in (train_dataset, eval_dataset))
         ids = (ids for example in [*train, *held_out] for ids in (*example.prompts, example.answer) if len(ids))
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
@@ -159,7 +164,7 @@ class PRATrainer(Trainer):
 
     # data
 
-    def _examples(self, rows: Iterable[Any] | None) -> list[Example]:
+    def _examples(self, rows: Any) -> list[Example]:
         return examples_of(self.backbone.tokenizer, rows, self.shown)
 
     def _selected(self, examples: list[Example], held_out: bool = False) -> Examples:

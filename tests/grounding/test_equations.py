@@ -53,16 +53,6 @@ def test_guidance_is_eq_3(
         assert v[j].item() == pytest.approx(max(from_reason, from_anchors), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_floating_dtypes_are_kept(dtype: torch.dtype) -> None:
-    codes = codes_of([{0: 1.0}, {1: 2.0}, {}], dtype=dtype)
-    v = guidance(codes, codes_of([]), torch.ones(D_SAE, dtype=dtype))
-    r = token_resonance(codes, v, [0, 0, 1], [codes[:1], codes[1:2]])
-    s = gaussian_smooth(r, 1.0)
-    assert [x.dtype for x in (v, r, s, turn_salience(s, [0, 0, 1], [False] * 3, 2))] == [dtype] * 4
-    assert r.tolist() == [1 + 8, 2 + 8, 4]
-
-
 @st.composite
 def resonance_cases(
     draw: st.DrawFn,
@@ -180,16 +170,12 @@ def test_layers_are_standardised_then_averaged() -> None:
     "call",
     [
         lambda: gaussian_smooth(torch.zeros(3), -0.1),
-        lambda: gaussian_smooth(torch.zeros(3, dtype=torch.int64), 1.0),
         lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, agg="median"),
-        lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, lam=1.5),
         lambda: turn_salience(torch.zeros(3), [0, 0], [False] * 3, 1),
         lambda: turn_salience(torch.zeros(3), [0, 0, 1], [False] * 3, 1),
-        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0, 1], [codes_of([])] * 2),
         lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [2], [codes_of([])] * 2),
         lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0], [codes_of([])] * 2, run=[0]),
         lambda: token_resonance(codes_of([{11: 1.0}]), torch.zeros(11), [0], [codes_of([])]),
-        lambda: guidance(codes_of([{11: 1.0}]), codes_of([]), torch.zeros(11)),
         lambda: guidance(codes_of([]), codes_of([]), torch.zeros(D_SAE, dtype=torch.int64)),
     ],
 )

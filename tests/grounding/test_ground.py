@@ -221,7 +221,6 @@ def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Bac
     [
         ({}, None, {}, "at least one SAE"),
         ({7: TopKSAE(384, 64, 4)}, None, {}, "layers 0 to 6"),
-        ({-1: TopKSAE(384, 64, 4)}, None, {}, "layer -1"),
         ({3: TopKSAE(128, 64, 4)}, None, {}, "384 wide"),
         ({3: TopKSAE(384, 96, 4)}, {3: torch.ones(5)}, {}, "96 features"),
         ({3: TopKSAE(384, 96, 4)}, {2: torch.ones(96)}, {"idf": "corpus"}, "without idf"),

@@ -126,25 +126,6 @@ def test_hidden_states_are_those_of_the_library(name, request):
         torch.testing.assert_close(state, expected[layer])
 
 
-def test_last_layer_is_before_the_final_norm(nano):
-    ids = ids_of(nano)
-    last = nano.hidden_states(ids, None, [nano.n_layers])[nano.n_layers]
-    with torch.no_grad():
-        expected = nano.model.model(ids).last_hidden_state
-    torch.testing.assert_close(nano.model.model.language_model.norm(last), expected)
-    assert not torch.allclose(last, expected)
-
-
-def test_deeper_blocks_do_not_run(nano):
-    ran: list[int] = []
-    blocks = nano.model.model.language_model.layers
-    hooks = [block.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, block in enumerate(blocks)]
-    nano.hidden_states(ids_of(nano), None, [1, 2])
-    for hook in hooks:
-        hook.remove()
-    assert ran == [0, 1]
-
-
 # encoders number positions from the left and are padded on the right
 @pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("nano", "right"), ("minilm", "right")])
 def test_padding_changes_nothing(name, side, request):

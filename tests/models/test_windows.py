@@ -11,7 +11,7 @@ from PIL import Image as Picture
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.models.images import takes_images
 from remind.models.windows import batches, make_windows
 from sae.harvest import harvest
 
@@ -54,15 +54,6 @@ def test_images_stand_before_their_captions_and_stay_whole(nano: Backbone, pictu
         turns = [turn for window in windows for turn in window.turns]
         assert turns == sorted(turns)
         assert {turn for token, turn in zip(ids, turns, strict=True) if token == config.image_token_id} == {0, 2}
-
-
-def test_blocks_have_as_many_tokens_as_the_model_makes_of_the_pixels(nano: Backbone, pictured: Dialogue) -> None:
-    merge = nano.processor.image_processor.merge_size**2
-    for most in (4, 16, 500):
-        for path in (image.path for image in pictured.images if image.path):
-            count = len(image_block(nano, path, most)) - 2
-            assert count == int(pixel_inputs(nano, [path], most)["image_grid_thw"].prod()) // merge
-            assert 1 <= count <= max(most, 4)
 
 
 def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured: Dialogue) -> None:
