@@ -12,10 +12,11 @@ from difflib import get_close_matches
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar, get_args, get_type_hints
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
-from remind.core.config_file import ConfigFile
-from remind.core.errors import RemindError, shown, told
+from remind.core.errors import ConfigError, RemindError, shown, told
+from remind.core.files import read_bytes
 
 C = TypeVar("C")
 #: How jsonargparse names the keys that it is at, from the outermost to the one it refuses.
@@ -45,10 +46,10 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser, renamed = make_parser(config, description, prog), getattr(config, "RENAMED", {})
-    files: list[ConfigFile] = []
+    files: dict[str, dict[str, int]] = {}
     try:
-        files = [ConfigFile(path) for word, path in pairwise(argv) if word == "--config"]
-        files += [ConfigFile(word.partition("=")[2]) for word in argv if word.startswith("--config=")]
+        files = {path: _lines(path) for word, path in pairwise(argv) if word == "--config"}
+        files |= {word[9:]: _lines(word[9:]) for word in argv if word.startswith("--config=")}
         given = parser.parse_args(argv)
         given.pop("config", None)
         from pydantic import TypeAdapter  # not for --help
@@ -60,6 +61,38 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
         raise SystemExit(2) from None
 
 
+def _lines(path: str) -> dict[str, int]:
+    """The line, from 1, of every key of a config file; keys of mappings within mappings are dotted.
+
+    Raises:
+        DataError: no such file. ConfigError: not YAML, no mapping, or a key twice, of which YAML would keep the last.
+    """
+    lines: dict[str, int] = {}
+
+    def note(node: yaml.Node, prefix: str) -> None:
+        if isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                note(value, f"{prefix}{number}.")
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in lines:
+                    raise ConfigError(f"{path}:{line}: {name}: the key occurs twice")
+                lines[name] = line
+                note(value, f"{name}.")
+
+    try:
+        root = yaml.compose(read_bytes(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else path
+        raise ConfigError(f"{place}: not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: a mapping of fields to values was expected")
+    note(root, "")
+    return lines
+
+
 def _options(config: type, prefix: str = "") -> Iterator[str]:
     """Dotted names of the fields of a config, and of the configs in it."""
     for name, hint in get_type_hints(config).items():
@@ -69,18 +102,17 @@ def _options(config: type, prefix: str = "") -> Iterator[str]:
                 yield from _options(part, f"{prefix}{name}.")
 
 
-def explain(error: Exception, argv: Sequence[str], files: Sequence[ConfigFile], options: Mapping[str, str]) -> str:
+def explain(error: Exception, argv: Sequence[str], files: dict[str, dict[str, int]], options: Mapping[str, str]) -> str:
     """`file:line: key: reason` from an error of jsonargparse, of pydantic or of a config class.
 
     Args:
-        files: the config files on the command line.
+        files: the config files on the command line, with the lines of their keys.
         options: all there are; those of before with what they are called now.
     """
     text = " ".join(str(error).split())
     words = {re.split("[+=]", word)[0].removeprefix("--") for word in argv}
-    from_files = f" (with --config {' and '.join(str(file.path) for file in files)})" if files else ""
-    places = [words, *(file.lines for file in files)]
-    if old := [name for name in options if options[name] and any(name in place for place in places)]:
+    from_files = f" (with --config {' and '.join(files)})" if files else ""
+    if old := [name for name in options if options[name] and any(name in keys for keys in (words, *files.values()))]:
         key, reason = old[0], f"is now {options[old[0]]}"
     elif isinstance(error, RemindError):
         return text + from_files
@@ -99,12 +131,12 @@ def explain(error: Exception, argv: Sequence[str], files: Sequence[ConfigFile], 
         reason = f"{first['msg'].removeprefix('Value error, ')}, not {shown(first['input'])}"
     if not key:
         return reason + from_files
-    for file in reversed(files) if key not in words else ():
+    for path, lines in reversed(files.items()) if key not in words else ():
         parts = key.split(".")
-        while parts and ".".join(parts) not in file.lines:
+        while parts and ".".join(parts) not in lines:
             parts.pop()
         if parts:
-            return str(file.error(f"{key}: {reason}", file.lines[".".join(parts)]))
+            return f"{path}:{lines['.'.join(parts)]}: {key}: {reason}"
     return f"{key}: {reason}"
 
 

@@ -133,17 +133,13 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
 
 
-class DuplicateKeyError(ValueError):
-    """A JSON object with a key twice, of which `json` would silently keep the last value."""
-
-
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `object_pairs_hook`. Raises DuplicateKeyError."""
+    """For `object_pairs_hook`. Raises ValueError for a key twice, of which `json` would keep the last."""
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise DuplicateKeyError(f"the key {twice[:80]!r} occurs twice in one object; which value counts is unclear")
+        raise ValueError(f"the key {twice[:80]!r} occurs twice in one object; which value counts is unclear")
     return result
 
 

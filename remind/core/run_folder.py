@@ -44,7 +44,7 @@ class RunFolder:
             try:
                 yield self
             finally:
-                if [*self.path.iterdir()] == [lock]:
+                if [*self.path.glob("*")] == [lock]:
                     lock.unlink()
 
     def check(self, resume: bool) -> None:

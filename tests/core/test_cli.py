@@ -150,8 +150,9 @@ MISTAKES = {
     "broken": (b"input: a\ninner: {lr: 3\nsize: 3\n", 3, "not YAML"),
     "text": (b"only words\n", 1, "a mapping of fields"),
     "two documents": (b"size: 3\n---\nsize: 4\n", 2, "another document"),
-    "not UTF-8": (b"size: 3\ninput: caf\xe9\n", 2, "not UTF-8"),
+    "not UTF-8": (b"size: 3\ninput: caf\xe9\n", None, "not YAML: "),
     "twice": (b"size: 3\ninput: a\nsize: 4\n", 3, "size: the key occurs twice"),
+    "twice in a line": (b"inner: {lr: 1, lr: 2}\n", 1, "inner.lr: the key occurs twice"),
     "twice, once dotted": (b"inner.lr: 1\ninner: {lr: 2}\n", 2, "inner.lr: the key occurs twice"),
     "object": (b"input: !!python/object/apply:os.getcwd []\n", None, "could not determine a constructor"),
 }

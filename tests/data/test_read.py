@@ -41,9 +41,9 @@ def test_the_content_tells_the_format(tmp_path, remind_data):
         (GOOD.encode() + b"\n\n{oops}\n", "[line 3]: not JSON: Expecting property name"),
         (GOOD.encode() + b'\n{"speaker": "Ana"', "[line 2]: not JSON"),
         (b'[{"speaker": "Ana", "text": "hi"},\n{oops}]', "[line 2]: not JSON: Expecting property name"),
-        (b'[{"speaker": "Ana", "text": "hi", "text": "ho"}]', ": the key 'text' occurs twice"),
+        (b'[{"speaker": "Ana", "text": "hi", "text": "ho"}]', ": not JSON: the key 'text' occurs twice"),
         (b'[{"speaker": "Ana", "text": "hi", "time": NaN}]', "[item 1]: time should be text, not a number"),
-        (b"[" * 100_000, ": nested too deeply"),
+        (b"[" * 100_000, ": not JSON: maximum recursion"),
     ],
 )
 def test_files_that_are_no_records(tmp_path, refused, content, message):

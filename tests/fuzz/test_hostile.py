@@ -36,7 +36,7 @@ def turn(**changes):
         (turn(images=["file:///etc/passwd"]), "no such file"),
         (turn(session=[[]] * 9), "session should be text, not a list"),
         ('{"speaker": "Ana", "text": 1e400}', "text should be text, not a number"),
-        ("[" + '{"a":' * 3000, "nested too deeply"),
+        ("[" + '{"a":' * 3000, "maximum recursion"),
         ("[1" + "1" * 5000, "Exceeds the limit"),
     ],
 )
