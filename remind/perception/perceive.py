@@ -270,7 +270,8 @@ class DialogueIndex:
         for other in self._texts:
             known |= zip(self._texts[other], self._tensors[other], strict=True)
         new = [text for text in dict.fromkeys(texts) if text not in known]
-        known |= zip(new, self.encoder.encode_apart(new), strict=True)
+        if new:
+            known |= zip(new, self.encoder.encode_apart(new), strict=True)
         self._texts[name], self._tensors[name] = list(texts), torch.stack([known[text] for text in texts])
         # written, an offline stand-in's cue would pass for the LLM's own in every later build
         if len(self.llm.failures) == failures:

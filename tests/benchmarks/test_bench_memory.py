@@ -8,12 +8,9 @@ import torch
 from benchmarks import bench_memory
 from benchmarks.bench_memory import BenchMemoryConfig
 from remind.core.files import read_json
-from remind.memory import vectors
 
 
 def test_small_banks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(vectors, "SHARD", 4096)
-    # a process of its own would have shards of another size
     monkeypatch.setattr(bench_memory, "peak", lambda *_: {"before": 1.0, "peak": 2.0})
     monkeypatch.setattr(bench_memory, "spawned_pool", Here)
     out = tmp_path / "figures.json"

@@ -28,7 +28,7 @@ from remind.data.readers import read
 from remind.data.sample import sample_path
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, line_of, segments_of
 from remind.states.rebuild import blocks_of, summary_of
-from remind.states.records import LEVELS, StateRecord, problems, record_of
+from remind.states.records import StateRecord, record_of, record_of_row, row_of
 from remind.testbed.ladder import mark_blocks
 from remind.train_pra.config import TrainerConfig
 from sae import TopKSAE, layer_folder
@@ -79,7 +79,7 @@ def test_variants_by_brute_force(name: str) -> None:
     own = {record.question_id: f"summary of {record.question_id}\nof two lines" for record in RECORDS}
     moved = 0
     for before, after in zip(RECORDS, with_variant(name, RECORDS, SOURCES, Lister(), 3), strict=True):  # type: ignore[arg-type]
-        assert not list(problems(after, LEVELS))
+        assert record_of_row(row_of(after)) == after
         assert after.x0 == before.x0
         assert after.target == before.target
         dialogue, question = SOURCES[after.question_id]

@@ -143,14 +143,14 @@ TEXTS = ("we talked of cats", "a violin", "a violin and a violin bow", "the weat
 def index() -> Any:
     """Four turns in two segments; the question's vector is closest to turn 3 and to the cue of the second segment."""
     turns = tuple(Turn(f"t{n}", "user", text) for n, text in enumerate(TEXTS))
-    cues = SimpleNamespace(vectors=torch.tensor([[0.0, 1.0], [1.0, 0.2]]))
-    vectors = torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.1, 1.0], [1.0, 0.0]])
+    unit = torch.nn.functional.normalize
+    cues = SimpleNamespace(vectors=unit(torch.tensor([[0.0, 1.0], [1.0, 0.2]])))
+    vectors = unit(torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.1, 1.0], [1.0, 0.0]]))
     return SimpleNamespace(
         dialogue=Dialogue("d", (Session("s", None, turns),)),
         bm25=BM25([stems(text) for text in TEXTS]),
         vectors=vectors,
-        norms=vectors.norm(dim=1),
-        sessions=np.zeros(len(vectors), dtype=int),
+        session_of=(0,) * len(vectors),
         segments=(Segment(0, 1), Segment(2, 3)),
         cues=lambda dimension: cues,
     )
