@@ -9,17 +9,8 @@ from remind.states.auxiliary import AuxiliaryLLM, blind_state
 from remind.states.pyramid import AttentionalState, ReflectiveState
 
 
-def summarise(llm: AuxiliaryLLM, state: AttentionalState) -> ReflectiveState:
-    """x2 = [x1, G_ref] with G_ref = LLM(q, x1). The LLM gets the question without any gold.
-
-    Raises:
-        DataError: the summary is empty.
-    """
-    return summarise_all(llm, [state])[0]
-
-
 def summarise_all(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
-    """x2 of each state, as `summarise`; the LLM is asked for all summaries at once.
+    """x2 = [x1, G_ref] of each state, with G_ref = LLM(q, x1). The LLM gets the questions without any gold.
 
     Raises:
         DataError: a summary is empty.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.offline import OfflineLLM
-from remind.reflect import summarise
+from remind.reflect import summarise_all
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 TALK = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "I sold my bicycle."), Turn("2", "Ben", "Why?"))),))
@@ -27,14 +28,14 @@ class Scripted(OfflineLLM):
         super().__init__()
         self.text, self.seen = text, []
 
-    def summary(self, state: AttentionalState) -> str:
-        self.seen.append(state)
-        return self.text
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+        self.seen += states
+        return [self.text] * len(states)
 
 
 def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -> None:
     llm = Scripted("  It was the bicycle.\n")
-    reflective = summarise(llm, state())
+    (reflective,) = summarise_all(llm, [state()])
     assert reflective.attentional == state()
     assert reflective.summary == "It was the bicycle."
     assert "It was the bicycle." in render(reflective).text
@@ -45,8 +46,8 @@ def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -
 
 def test_an_empty_summary_is_refused() -> None:
     with pytest.raises(DataError, match="wrote an empty summary"):
-        summarise(Scripted(" \n"), state())
+        summarise_all(Scripted(" \n"), [state()])
 
 
 def test_offline_end_to_end() -> None:
-    assert "I sold my bicycle." in summarise(OfflineLLM(), state()).summary
+    assert "I sold my bicycle." in summarise_all(OfflineLLM(), [state()])[0].summary

@@ -36,7 +36,7 @@ from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.offline import OfflineLLM
 from remind.models.load import load_backbone
 from remind.pipeline.identity import versions

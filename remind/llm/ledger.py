@@ -35,10 +35,10 @@ class Exchange:
 
 
 class Ledger:
-    """Costs of one run over all its endpoints. Threads may share it.
+    """Costs of one run over all its endpoints: a row for each reply, with the exchanges it took. Threads may share it.
 
-    With a cache the costs are those of the whole work, not of the last start: what a killed run paid for is counted
-    when its replies are asked for again. `now` holds what this process paid itself.
+    Sums take every answered exchange once, however often and by whom it was asked for. So with a cache they are those
+    of the whole work, not of the last start: what a killed run paid is counted when its replies are asked for again.
 
     Args:
         path: JSON lines, one for each reply as it is counted. What an earlier process wrote there is counted as paid
@@ -51,97 +51,49 @@ class Ledger:
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path).expanduser()
         self._lock = threading.Lock()
-        # keys of requests, and with the system that asked
-        self._seen: set[str] = set()
-        self._asked: set[tuple[str, str]] = set()
-        self._rows: list[dict[str, Any]] = []
-        if self.path is not None:
-            self._resume(self.path)
+        self._rows: list[dict[str, Any]] = [] if self.path is None else _earlier(self.path)
 
     def add(self, request: Request, reply: Reply, exchanges: Sequence[Exchange], endpoint: EndpointConfig) -> None:
-        """Count a reply and the exchanges it took; a recorded exchange counts once, however often it is read.
-
-        What another memory system has paid for counts once more as `shared`, which is in no sum of all systems.
-        """
-        with self._lock:
-            now = [one.reply for one in exchanges if not one.cached]
-            new = [one for one in exchanges if one.cached and (request.system, one.key) not in self._asked]
-            before = [one.reply for one in new if one.key not in self._seen]
-            shared = [one.reply for one in new if one.key in self._seen and request.system]
-            # a request that failed was not paid for, and may be by another process
-            keys = [one.key for one in exchanges if one.reply.failure is None]
-            self._note(request.system, keys)
-            spent = (*now, *before, *shared)
-            row = {
-                "stage": request.stage,
-                "endpoint": endpoint.title,
-                "system": request.system,
-                "dialogue": request.dialogue,
-                "cached": reply.cached,
-                "failure": reply.failure,
-                "now": _paid(now, endpoint),
-                "before": _paid(before, endpoint),
-                "shared": _paid(shared, endpoint),
-                "seconds": sum(one.seconds for one in spent) if spent and reply.failure in (None, "invalid") else None,
-            }
-            self._add(row, keys)
-
-    def paid(self, request: Request, key: str) -> None:
-        """A reply to be recorded was paid for by this process; `add` will say more."""
-        with self._lock:
-            self._note(request.system, [key])
+        """Count a reply and the exchanges it took."""
+        place = {"stage": request.stage, "endpoint": endpoint.title}
+        place |= {"system": request.system, "dialogue": request.dialogue}
+        rows = [_paid(one, endpoint) for one in exchanges]
+        self._add({**place, "cached": reply.cached, "failure": reply.failure, "exchanges": rows})
 
     def add_embeddings(
         self, system: str, dialogue: str, stage: str, encoder: str, texts: int, tokens: int, seconds: float
     ) -> None:
         """Count a call of the sentence encoder."""
         spent = dict(zip(_EMBEDDINGS, (1, texts, tokens, seconds), strict=True))
-        with self._lock:
-            place = {"stage": stage, "endpoint": encoder, "system": system, "dialogue": dialogue}
-            self._add({**place, "embeddings": spent}, [])
+        place = {"stage": stage, "endpoint": encoder, "system": system, "dialogue": dialogue}
+        self._add({**place, "embeddings": spent})
 
     def summary(self) -> dict[str, Any]:
-        """`total`, and the same by stage and by endpoint, costs in USD.
-
-        Seconds are per request that was answered, those of cached replies as first paid. `unknown_usage` is the number
-        of replies whose tokens the server did not count; they are in no sum.
-        """
-        with self._lock:
-            rows = [row for row in self._rows if "embeddings" not in row]
-
-        def grouped(field: str) -> dict[str, Any]:
-            names = sorted({row[field] for row in rows})
-            return {name: _summary([row for row in rows if row[field] == name]) for name in names}
-
-        return {"total": _summary(rows), "stages": grouped("stage"), "endpoints": grouped("endpoint")}
+        """`total`, and the same by stage and by endpoint, as `groups` has them."""
+        (total,) = self.groups()
+        stages, places = (
+            {row[name]: row for row in self.groups(name) if row["requests"]} for name in ("stage", "endpoint")
+        )
+        return {"total": total, "stages": stages, "endpoints": places}
 
     def groups(self, *names: str) -> list[dict[str, Any]]:
         """Costs by fields of a row: system, dialogue, stage, endpoint; none: one group of all.
 
         Returns:
-            For each group in order its fields and the figures of `summary`, of which the sums are without `shared`;
-            further `shared`, `seconds_in_all` of answered requests, and `embeddings` of the sentence encoder.
+            For each group in order its fields, counts of requests, sums of tokens and USD, of which `now` was paid by
+            this process, and seconds of answered exchanges, of cached ones as first paid; further `embeddings` of the
+            sentence encoder. `unknown_usage` is the number of replies whose tokens the server did not count; they are
+            in no sum. An exchange that several groups ask for is in each.
         """
         with self._lock:
             rows = list(self._rows)
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {} if names else {(): []}
         for row in rows:
-            places.setdefault(tuple(row.get(name, "") for name in names), []).append(row)
-        result = []
-        for place, members in sorted(places.items()):
-            chats = [row for row in members if "embeddings" not in row]
-            texts = [row["embeddings"] for row in members if "embeddings" in row]
-            result.append({
-                **dict(zip(names, place, strict=True)),
-                **_summary(chats),
-                "shared": _sums(chats, "shared"),
-                "seconds_in_all": sum(row["seconds"] or 0.0 for row in chats),
-                "embeddings": {name: sum(one[name] for one in texts) for name in _EMBEDDINGS},
-            })  # fmt: skip
-        return result
+            places.setdefault(tuple(row[name] for name in names), []).append(row)
+        return [{**dict(zip(names, place, strict=True)), **_summary(own)} for place, own in sorted(places.items())]
 
     def take(self) -> list[dict[str, Any]]:
-        """All that was counted, as JSON for `merge`; the ledger is empty then, but counts nothing a second time."""
+        """All that was counted, as JSON for `merge`; the ledger is empty then."""
         with self._lock:
             rows, self._rows = self._rows, []
             return rows
@@ -151,40 +103,15 @@ class Ledger:
         with self._lock:
             self._rows += rows
 
-    def _note(self, system: str, keys: Sequence[str]) -> None:
-        self._seen.update(keys)
-        self._asked.update((system, key) for key in keys)
-
-    def _add(self, row: dict[str, Any], keys: Sequence[str]) -> None:
-        self._rows.append(row)
-        if self.path is not None:
-            try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**row, "keys": keys}) + "\n")
-            except OSError as error:
-                raise DataError(f"cannot be written: {error.strerror}", self.path) from None
-
-    def _resume(self, path: Path) -> None:
-        """Count what the file holds as paid before. A last line that a killed process left unfinished is removed."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                os.truncate(path, len(whole))
-        except OSError as error:
-            raise DataError(f"cannot be used: {error.strerror}", path) from None
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                self._note(row["system"], row.pop("keys"))
-                if "embeddings" not in row:
-                    row["before"] = {name: row["now"][name] + row["before"][name] for name in _SUMS}
-                    row["now"] = dict.fromkeys(_SUMS, 0)
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
+    def _add(self, row: dict[str, Any]) -> None:
+        with self._lock:
             self._rows.append(row)
+            if self.path is not None:
+                try:
+                    with self.path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+                except OSError as error:
+                    raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -201,31 +128,57 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _paid(replies: Sequence[Reply], endpoint: EndpointConfig) -> dict[str, Any]:
-    calls, prompt_tokens, completion_tokens = (sum(getattr(one, name) for one in replies) for name in _SUMS[:3])
-    cost = endpoint.cost(prompt_tokens, completion_tokens)
-    unknown = sum(not one.usage_known for one in replies)
-    return dict(zip(_SUMS, (calls, prompt_tokens, completion_tokens, cost, unknown), strict=True))
-
-
-def _sums(rows: Sequence[Mapping[str, Any]], when: str) -> dict[str, Any]:
-    # rows that lie in caches may be older than a sum
-    return {name: sum(row.get(when, {}).get(name, 0) for row in rows) for name in _SUMS}
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    now, before = _sums(rows, "now"), _sums(rows, "before")
-    seconds = sorted(row["seconds"] for row in rows if row["seconds"] is not None)
-    return {
-        "requests": len(rows),
-        "cached": sum(row["cached"] for row in rows),
-        "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
-        **{name: now[name] + before[name] for name in _SUMS},
-        "now": now,
-        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
-    }
-
-
 def percentile(ordered: Sequence[float], percent: int) -> float | None:
     """The smallest value that at least `percent` % of the ordered values do not exceed (nearest rank)."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """Rows of earlier processes, paid before. A last line that a killed process left unfinished is removed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+    except OSError as error:
+        raise DataError(f"cannot be used: {error.strerror}", path) from None
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            _summary([row])
+            rows.append({**row, "exchanges": [{**one, "cached": True} for one in row.get("exchanges", ())]})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
+    return rows
+
+
+def _paid(exchange: Exchange, endpoint: EndpointConfig) -> dict[str, Any]:
+    """An exchange as JSON. One that failed has no key: it is counted each time."""
+    reply = exchange.reply
+    tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+    spent = {**tokens, "cost_usd": endpoint.cost(**tokens), "unknown_usage": int(not reply.usage_known)}
+    key = exchange.key if reply.failure is None else None
+    return {"key": key, "cached": exchange.cached, "calls": reply.calls, **spent, "seconds": reply.seconds}
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    chats = [row for row in rows if "embeddings" not in row]
+    exchanges = [one for row in chats for one in row["exchanges"]]
+    answered = {one["key"]: one for one in exchanges if one["key"] is not None}.values()
+    spent = [*answered, *(one for one in exchanges if one["key"] is None)]
+    now = [one for one in exchanges if not one["cached"]]
+    seconds = sorted(one["seconds"] for one in answered)
+    texts = [row["embeddings"] for row in rows if "embeddings" in row]
+    return {
+        "requests": len(chats),
+        "cached": sum(row["cached"] for row in chats),
+        "failures": dict(sorted(Counter(row["failure"] for row in chats if row["failure"]).items())),
+        **{name: sum(one[name] for one in spent) for name in _SUMS},
+        "now": {name: sum(one[name] for one in now) for name in _SUMS},
+        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
+        "seconds_in_all": sum(seconds),
+        "embeddings": {name: sum(one[name] for one in texts) for name in _EMBEDDINGS},
+    }

@@ -16,11 +16,11 @@ from remind.data.readers.evidence import EvidenceIndex
 from remind.data.readers.locomo import sessions, turn_of
 from remind.data.readers.source import Place, Source
 from remind.llm.asking import Unusable, plain
-from remind.llm.offline import key_sentences, sentences, telling
 from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
+from remind.text.sentences import key_sentences, sentences, telling
 from remind.text.words import fillers, rarity, stems, words
 
 Kind = Literal["userfact", "keyphrase", "summ"]

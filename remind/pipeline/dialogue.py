@@ -26,7 +26,7 @@ from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key, pic
 from remind.pipeline.outline import STAGES, Task, effort
 from remind.pipeline.record import Tally, record_of
 from remind.reflect import summarise_all
-from remind.states.auxiliary import AuxiliaryLLM, blind
+from remind.states.auxiliary import AuxiliaryLLM, Verdict, blind
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 
@@ -190,16 +190,10 @@ class CachedLLM(AuxiliaryLLM):
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         return self.llm.cues(dialogue, segments, dimension)
 
-    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-        return self.strategies(dialogue, [question])[0]
-
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
         key = [self.name, dialogue_hash(dialogue), [asdict(blind(question)) for question in questions]]
         rows = self.cache.json("strategies", key, lambda: [asdict(s) for s in self.llm.strategies(dialogue, questions)])
         return [Strategy(**{name: tuple(items) for name, items in row.items()}) for row in rows]
-
-    def summary(self, state: AttentionalState) -> str:
-        return self.summaries([state])[0]
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref of each state; the stand-in reads the whole dialogue for the rarity of its words."""
@@ -208,5 +202,7 @@ class CachedLLM(AuxiliaryLLM):
         key = [self.name, list(dialogues.values()), inputs]
         return list(self.cache.json("summaries", key, lambda: self.llm.summaries(states)))
 
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        return self.llm.judge(question, references, prediction)
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        return self.llm.verdicts(cases, samples)

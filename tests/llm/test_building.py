@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
 import torch
-from fault_proxy import Proxy, Raw, completion, error
+from fault_proxy import Proxy, completion, error
 
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
-from remind.llm import transport
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.states import prompts
@@ -110,7 +106,6 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         }
         [failure] = report["failures"]
         assert (failure["stage"], failure["failure"], failure["sample"][:8]) == ("cues", "too_long", "c s2:0..")
-        assert report["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
         total = report["costs"]["total"]
         assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * len(paid), 3 * len(paid))
         assert total["cost_usd"] == pytest.approx(len(paid) * (10 * 2.0 + 3 * 10.0) / 1e6)
@@ -133,38 +128,6 @@ def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path)
         with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than") as caught:
             build_states(cfg)
     assert "context length" in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("piece", "pause", "timeout"), [(b"10000\r\n" + b" " * 65536 + b"\r\n", 0.001, 60.0), (b"1", 0.05, 0.5)]
-)
-def test_a_server_that_never_ends_a_reply_does_not_hold_the_build(
-    piece: bytes,
-    pause: float,
-    timeout: float,
-    cfg: BuildStatesConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport, "MAX_BYTES", 2**20)
-    head = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n"
-    times = []
-
-    def speak(peer: socket.socket) -> Iterator[bytes]:
-        times.append(time.monotonic())
-        yield head
-        while time.monotonic() < times[0] + 40:
-            yield piece
-            time.sleep(pause)
-
-    with Raw(speak) as server:
-        cfg.llm = llm(server.url, tmp_path)
-        assert cfg.llm.default
-        cfg.llm.default.timeout, cfg.llm.default.retries = timeout, 1
-        with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than"):
-            build_states(cfg)
-    assert time.monotonic() - times[0] < 25
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,7 @@ from fault_proxy import Proxy, completion, error
 from metering import meter, openai, say, send
 
 from remind.core.errors import ConfigError, ModelError
-from remind.llm.transport import MAX_BYTES
+from remind.memory.gateway import MAX_BYTES
 from remind.memory.meter import Meter
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -20,7 +20,7 @@ from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.bm25 import BM25
 from remind.perception.index import DialogueIndex, content_key
-from remind.reflect import summarise
+from remind.reflect import summarise_all
 from remind.states.auxiliary import blind
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render, turn_text
 
@@ -258,9 +258,9 @@ def test_gold_changes_nothing(method: Any, park: Dialogue, bag: Any) -> None:
     seen: list[Question] = []
 
     class Recording(OfflineLLM):
-        def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-            seen.append(question)
-            return super().strategy(dialogue, question)
+        def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
+            seen.extend(questions)
+            return super().strategies(dialogue, questions)
 
     perception = Perception(PerceptionConfig(CONFIG.segment, RetrieveConfig(method=method)), bag, Recording())
     plain = perception.perceive(park, ask(park))
@@ -284,13 +284,13 @@ def test_an_inferred_kind_takes_the_place_of_the_gold_dimension(park: Dialogue, 
             asked.append(("cues", dimension))
             return super().cues(dialogue, segments, dimension)
 
-        def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-            asked.append(("strategy", question))
-            return super().strategy(dialogue, question)
+        def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
+            asked.extend(("strategy", question) for question in questions)
+            return super().strategies(dialogue, questions)
 
-        def summary(self, state: AttentionalState) -> str:
-            asked.append(("summary", state.factual.question))
-            return super().summary(state)
+        def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+            asked.extend(("summary", state.factual.question) for state in states)
+            return super().summaries(states)
 
     questions = [
         ask(park, dimension=dimension, answers=("Pixel",), category=5)
@@ -300,7 +300,7 @@ def test_an_inferred_kind_takes_the_place_of_the_gold_dimension(park: Dialogue, 
     config = replace(CONFIG, retrieve=RetrieveConfig(whole_tokens=0))
     perception = Perception(replace(config, kind="infer"), bag, llm)
     states = perception.perceive_all(park, questions)
-    summaries = [summarise(llm, AttentionalState(state, ())).summary for state in states]
+    summaries = [one.summary for one in summarise_all(llm, [AttentionalState(state, ()) for state in states])]
     told = blind(replace(questions[0], dimension="implicit_boundary_modeling"))
     unknown = replace(told, dimension=None)
     assert asked == [

@@ -195,6 +195,8 @@ def test_only_what_has_changed_is_built(
         assert contents(tmp_path / "a") == contents(tmp_path / "b")
     # another split: all but the records is there, so nothing is grounded and no backbone is loaded
     monkeypatch.setattr(remind.pipeline.dialogue, "load_backbone", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr("remind.llm.offline.OfflineLLM.summary", lambda *_: pytest.fail("a summary was written again"))
+    monkeypatch.setattr(
+        "remind.llm.offline.OfflineLLM.summaries", lambda *_: pytest.fail("a summary was written again")
+    )
     build_states(config("c", split=SplitConfig(train=0.5)))
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
