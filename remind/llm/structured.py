@@ -118,6 +118,7 @@ def placeholder(
     if "enum" in schema or "const" in schema:
         return schema.get("enum", [schema.get("const")])[0]
     kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
         return {name: placeholder(part, root, inside) for name, part in schema.get("properties", {}).items()}
     if kind == "array":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -215,9 +216,10 @@ def _no_number(name: str) -> Any:
 
 
 def failed(reply: Reply) -> tuple[int, dict[str, Any]]:
-    """Status and body that tell a client of a failed reply."""
-    status = 502 if reply.failure == "server" else 400
-    kind = "server_error" if status == 502 else "invalid_request_error"
+    """Status and body that tell a client of a failed reply; the status is the server's own where it gave one."""
+    given = re.match(r"HTTP ([45]\d\d)", reply.message)
+    status = int(given[1]) if given else 502 if reply.failure == "server" else 400
+    kind = "server_error" if status >= 500 else "invalid_request_error"
     code = "context_length_exceeded" if reply.failure == "too_long" else None
     return status, bodies.error(reply.message or str(reply.failure), kind, code=code)
 
