@@ -17,12 +17,12 @@ from typing import Any
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import OPENAI, EndpointConfig, LLMConfig
-from remind.llm.ledger import Exchange, Ledger
+from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage
 from remind.llm.structured import NotValid, read_value, repair
 
-#: Called with a request's cache key and its exchange, as soon as it is made.
-Put = Callable[[str, Exchange], None]
+#: Called with each reply as it comes, which has its request's cache key.
+Put = Callable[[Reply], None]
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -79,7 +79,7 @@ class CachedChat(ABC):
 
     @abstractmethod
     def ask(self, asked: Mapping[str, Request], put: Put) -> None:
-        """Make the exchange of each request, by cache key, and `put` it, from one thread at a time."""
+        """Have the reply to each request, given by cache key, and `put` it, from one thread at a time."""
 
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
@@ -92,30 +92,31 @@ class CachedChat(ABC):
         own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         pending = {place: replace(request, **given) for place, request in enumerate(requests)}
+        made: dict[int, list[Reply]] = {place: [] for place in pending}
         replies: dict[int, Reply] = {}
-        made: dict[int, list[Exchange]] = {place: [] for place in pending}
         while pending:
             equal: dict[str, list[int]] = {}
             for place, request in pending.items():
                 equal.setdefault(self.key_of(request), []).append(place)
-            again: dict[int, Request] = {}
+            asked, again = pending, dict[int, Request]()
 
-            def put(key: str, exchange: Exchange, equal: Any = equal, again: Any = again, asked: Any = pending) -> None:
-                for place in equal[key]:
-                    made[place].append(exchange)
+            def put(reply: Reply, equal: Any = equal, asked: Any = asked, again: Any = again) -> None:
+                for place in equal[reply.key]:
+                    request = asked[place]
+                    made[place].append(reply)
+                    whole, reason = _joined(request, made[place])
+                    repaired = len(made[place]) > 1 or not reason
+                    self.ledger.add(request, reply, self.endpoint, whole.failure if repaired else None)
                     # only the first of equal requests was asked
-                    exchange = replace(exchange, cached=True)
-                    reply, reason = _joined(asked[place], made[place])
-                    if reason and len(made[place]) == 1:
-                        more = repair(reply.text, reason)
-                        again[place] = replace(asked[place], messages=(*asked[place].messages, *more))
+                    reply = replace(reply, cached=True)
+                    if not repaired:
+                        again[place] = replace(request, messages=(*request.messages, *repair(whole.text, reason)))
                         continue
-                    replies[place] = reply
-                    self.ledger.add(asked[place], reply, made[place], self.endpoint)
+                    replies[place] = whole
                     if on_reply is not None:
-                        on_reply(place, reply)
+                        on_reply(place, whole)
 
-            self.ask({key: pending[places[0]] for key, places in equal.items()}, put)
+            self.ask({key: asked[places[0]] for key, places in equal.items()}, put)
             pending = again
         return [replies[place] for place in range(len(requests))]
 
@@ -141,18 +142,18 @@ class CachedChat(ABC):
                 body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return {name: value for name, value in {**body, **endpoint.extra_body}.items() if value is not None}
 
-    def recorded(self, request: Request) -> Exchange | None:
-        """The exchange that the cache holds, if it does."""
+    def recorded(self, request: Request) -> Reply | None:
+        """The reply that the cache holds, with what it cost then."""
         key, matches = self._identity(request)
         reply = None if self.cache is None else self.cache.get(key)
         if reply is None:
             return None
         for text, stand_in in matches.items():
             reply = replace(reply, text=reply.text.replace(stand_in, text))
-        return Exchange(key, reply, cached=True)
+        return replace(reply, key=key, cached=True)
 
-    def record(self, request: Request, reply: Reply) -> Exchange:
-        """The exchange that has just been made, committed to the cache unless it failed or a server cut it off."""
+    def record(self, request: Request, reply: Reply) -> Reply:
+        """The reply that has just been made, committed to the cache unless it failed or a server cut it off."""
         key, matches = self._identity(request)
         if self.cache is not None and reply.failure is None and (reply.finished or self.endpoint.local):
             kept = reply.text
@@ -160,7 +161,7 @@ class CachedChat(ABC):
             for text in sorted(matches, key=len, reverse=True):
                 kept = kept.replace(text, matches[text])
             self.cache.put(key, replace(reply, text=kept), self.endpoint.title, request.stage)
-        return Exchange(key, reply)
+        return replace(reply, key=key)
 
     def _identity(self, request: Request) -> tuple[str, dict[str, str]]:
         """The cache key, and its placeholder for each text that `request.alike` matches."""
@@ -181,26 +182,27 @@ class CachedChat(ABC):
         return hashlib.sha256(text.encode()).hexdigest(), matches
 
 
-def _joined(request: Request, made: Sequence[Exchange]) -> tuple[Reply, str]:
-    """What a request's exchanges amount to, and why it does not fit its schema: first, and a repair if there was one."""
-    now = [one.reply for one in made if not one.cached]
+def _joined(request: Request, made: Sequence[Reply]) -> tuple[Reply, str]:
+    """What a reply and its repair, if there was one, amount to; and why they do not fit the request's schema."""
+    now = [one for one in made if not one.cached]
     reply = replace(
-        made[-1].reply,
-        prompt_tokens=sum(one.reply.prompt_tokens for one in made),
-        completion_tokens=sum(one.reply.completion_tokens for one in made),
+        made[-1],
+        key="",
+        prompt_tokens=sum(one.prompt_tokens for one in made),
+        completion_tokens=sum(one.completion_tokens for one in made),
         seconds=sum((one.seconds for one in now), 0.0),
         calls=sum(one.calls for one in now),
-        usage_known=all(one.reply.usage_known for one in made),
-        cached=not now and made[-1].reply.failure is None,
+        usage_known=all(one.usage_known for one in made),
+        cached=not now and made[-1].failure is None,
     )
-    if request.schema is None or made[0].reply.failure is not None:
+    if request.schema is None or made[0].failure is not None:
         return reply, ""
     try:
         if reply.failure is not None:
             raise NotValid(f"{reply.message}, when it was to be repaired")
         return replace(reply, value=read_value(reply.text, request.schema, reply.finished)), ""
     except NotValid as error:
-        text = reply.text or made[0].reply.text
+        text = reply.text or made[0].text
         return replace(reply, text=text, failure="invalid", message=f"{error} (after one repair)"), str(error)
 
 
@@ -222,7 +224,8 @@ class OpenAIChat(CachedChat):
 
         self._key = _key(endpoint)
         self._places = threading.BoundedSemaphore(endpoint.concurrency)
-        self._reached = self._no_schema = False
+        self._reached = False
+        self._no_schema: set[str] = set()  # stages whose schema the server refuses
         # what the first requests failed by; None once one was answered
         self._failures: list[str] | None = []
         # of the request that a thread has under way: whether to stop, its tries, and when the last one began
@@ -239,22 +242,20 @@ class OpenAIChat(CachedChat):
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
         stop = threading.Event()
         with ThreadPoolExecutor(self.endpoint.concurrency, "chat") as pool:
-            futures = {pool.submit(self._exchange, request, stop): key for key, request in asked.items()}
+            futures = [pool.submit(self._exchange, request, stop) for request in asked.values()]
             try:
                 for future in as_completed(futures):
-                    exchange = future.result()
-                    self._note(exchange)
-                    put(futures[future], exchange)
+                    self._note(future.result())
+                    put(future.result())
             except BaseException:
                 # what is under way is waited for, since it is paid for; what is not yet sent never will be
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _exchange(self, request: Request, stop: threading.Event) -> Exchange:
-        """One exchange: recorded, or made with the server while no other thread or process asks the same."""
-        recorded = self.recorded(request)
-        if recorded is not None:
+    def _exchange(self, request: Request, stop: threading.Event) -> Reply:
+        """The reply that is recorded, or the server's, while no other thread or process asks the same."""
+        if recorded := self.recorded(request):
             return recorded
         with self._places:
             if self.cache is None:
@@ -262,9 +263,8 @@ class OpenAIChat(CachedChat):
             with self.cache.claim(self.key_of(request)):
                 return self.recorded(request) or self.record(request, self._send(request, stop))
 
-    def _note(self, exchange: Exchange) -> None:
+    def _note(self, reply: Reply) -> None:
         """Raise ModelError where the first requests all fail alike: thousands of others would, too."""
-        reply = exchange.reply
         if reply.failure is None:
             self._failures = None
         elif self._failures is not None and reply.failure != "too_long":
@@ -293,7 +293,7 @@ class OpenAIChat(CachedChat):
         import openai
 
         body = self.body(request)
-        if self._no_schema and request.body is None:
+        if request.body is None and request.stage in self._no_schema:
             body.pop("response_format", None)
         client = self._client.with_options(max_retries=max(0, retries))
         try:
@@ -305,13 +305,9 @@ class OpenAIChat(CachedChat):
         except openai.APIStatusError as error:
             self._reached = True
             failure, message = failure_of(error.status_code, self._without_key(error.response.text))
-            if (
-                failure == "refused"
-                and "response_format" in body
-                and request.body is None
-                and _NO_SCHEMA.search(message)
-            ):
-                self._no_schema = True
+            refused = request.body is None and "response_format" in body and _NO_SCHEMA.search(message)
+            if failure == "refused" and refused:
+                self._no_schema.add(request.stage)
                 return self._try(request, retries)
             return _failed(failure, message), False
         except openai.APIConnectionError as error:
@@ -422,13 +418,11 @@ def _reply(data: Any, whole: str) -> tuple[Reply, bool]:
     return Reply(text, finished=finished, **spent), False
 
 
-def _usage(counts: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(counts: Any) -> dict[str, Any]:
     """The fields of a reply for the counts that a server gives, whatever they are."""
-    names = ("prompt_tokens", "completion_tokens")
-    given = {name: counts.get(name) for name in names}
-    if all(type(one) in (int, float) and 0 <= one <= _MOST_TOKENS and one % 1 == 0 for one in given.values()):
-        return {name: int(counts[name]) for name in names}
-    return {"usage_known": False}
+    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    known = all(type(one) in (int, float) and 0 <= one <= _MOST_TOKENS and one % 1 == 0 for one in (prompt, completion))
+    return {"prompt_tokens": prompt, "completion_tokens": completion} if known else {"usage_known": False}
 
 
 def _failed(failure: ReplyFailure, message: str) -> Reply:

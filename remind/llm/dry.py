@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Exchange, Ledger
+from remind.llm.ledger import Ledger
 from remind.llm.request import Reply, Request
 from remind.llm.structured import placeholder
 
@@ -49,7 +50,7 @@ class DryRun:
             raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
     def summary(self) -> dict[str, Any]:
-        """As `Ledger.summary`; what would be paid is under `now`, of which completion_tokens and cost_usd are bounds."""
+        """As `Ledger.summary`; what would be paid is under `now`: upper bounds of completion_tokens and cost_usd."""
         return self.ledger.summary()
 
     def report(self) -> str:
@@ -83,11 +84,11 @@ class DryChat(CachedChat):
         """Put what the cache or this dry run holds, else a stand-in, which is written down."""
         for key, request in asked.items():
             if key in self.run.replies:
-                put(key, Exchange(key, self.run.replies[key], cached=True))
+                put(replace(self.run.replies[key], cached=True))
             else:
-                put(key, self.recorded(request) or self._stand_in(key, request))
+                put(self.recorded(request) or self._stand_in(key, request))
 
-    def _stand_in(self, key: str, request: Request) -> Exchange:
+    def _stand_in(self, key: str, request: Request) -> Reply:
         body = self.body(request)
         if request.body is None:
             text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
@@ -102,8 +103,8 @@ class DryChat(CachedChat):
         line = {**about, "endpoint": self.endpoint.title, **body, "prompt_tokens": tokens, "cost_usd_at_most": cost}
         with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens)
-        return Exchange(key, self.run.replies[key])
+        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens, key=key)
+        return self.run.replies[key]
 
 
 def _message(body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

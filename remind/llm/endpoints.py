@@ -48,8 +48,8 @@ class EndpointConfig:
     structured: bool = True
     """Send the JSON schema of a request as response_format; a server that refuses it gets none from then on."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. No place
-    for keys: configurations are printed and saved."""
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. No
+    place for keys: configurations are printed and saved."""
     device: str = "cpu"
     """Where a local model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"

@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,11 @@ _SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usa
 _EMBEDDINGS = ("calls", "texts", "tokens", "seconds")
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """One request to a model and its reply.
-
-    Attributes:
-        key: the request's cache key, by which nothing is counted twice.
-        reply: as it came, or as it was recorded; `calls`, tokens and seconds are what it cost then.
-        cached: whether it was recorded before.
-    """
-
-    key: str
-    reply: Reply
-    cached: bool = False
-
-
 class Ledger:
-    """Costs of one run over all its endpoints: a row for each reply, with the exchanges it took. Threads may share it.
+    """Costs of one run over all its endpoints: a row for each reply. Threads may share it.
 
-    Sums take every answered exchange once, however often and by whom it was asked for. So with a cache they are those
-    of the whole work, not of the last start: what a killed run paid is counted when its replies are asked for again.
+    Sums take every answered request once, however often and by whom it was asked. So with a cache they are those of
+    the whole work, not of the last start: what a killed run paid is counted when its replies are asked for again.
 
     Args:
         path: JSON lines, one for each reply as it is counted. What an earlier process wrote there is counted as paid
@@ -53,12 +37,21 @@ class Ledger:
         self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = [] if self.path is None else _earlier(self.path)
 
-    def add(self, request: Request, reply: Reply, exchanges: Sequence[Exchange], endpoint: EndpointConfig) -> None:
-        """Count a reply and the exchanges it took."""
-        place = {"stage": request.stage, "endpoint": endpoint.title}
-        place |= {"system": request.system, "dialogue": request.dialogue}
-        rows = [_paid(one, endpoint) for one in exchanges]
-        self._add({**place, "cached": reply.cached, "failure": reply.failure, "exchanges": rows})
+    def add(self, request: Request, reply: Reply, endpoint: EndpointConfig, failure: str | None) -> None:
+        """Count a reply; its calls, tokens and seconds are what it cost when it was paid for.
+
+        Args:
+            failure: what became of the request in the end.
+        """
+        tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        # a failed request is asked again and counted again, but for others with the same words
+        answered = reply.failure is None
+        self._add({
+            "stage": request.stage, "endpoint": endpoint.title, "system": request.system, "dialogue": request.dialogue,
+            "key": reply.key if answered else None, "cached": reply.cached, "failure": failure,
+            "calls": reply.calls if answered or not reply.cached else 0, **tokens, "cost_usd": endpoint.cost(**tokens),
+            "unknown_usage": int(not reply.usage_known), "seconds": reply.seconds,
+        })  # fmt: skip
 
     def add_embeddings(
         self, system: str, dialogue: str, stage: str, encoder: str, texts: int, tokens: int, seconds: float
@@ -149,28 +142,18 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             _summary([row])
-            rows.append({**row, "exchanges": [{**one, "cached": True} for one in row.get("exchanges", ())]})
+            rows.append({**row, "cached": True})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
     return rows
 
 
-def _paid(exchange: Exchange, endpoint: EndpointConfig) -> dict[str, Any]:
-    """An exchange as JSON. One that failed has no key: it is counted each time."""
-    reply = exchange.reply
-    tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-    spent = {**tokens, "cost_usd": endpoint.cost(**tokens), "unknown_usage": int(not reply.usage_known)}
-    key = exchange.key if reply.failure is None else None
-    return {"key": key, "cached": exchange.cached, "calls": reply.calls, **spent, "seconds": reply.seconds}
-
-
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     chats = [row for row in rows if "embeddings" not in row]
-    exchanges = [one for row in chats for one in row["exchanges"]]
-    answered = {one["key"]: one for one in exchanges if one["key"] is not None}.values()
-    spent = [*answered, *(one for one in exchanges if one["key"] is None)]
-    now = [one for one in exchanges if not one["cached"]]
-    seconds = sorted(one["seconds"] for one in answered)
+    answered = {row["key"]: row for row in chats if row["key"] is not None}.values()
+    spent = [*answered, *(row for row in chats if row["key"] is None)]
+    now = [row for row in chats if not row["cached"]]
+    seconds = sorted(row["seconds"] for row in answered)
     texts = [row["embeddings"] for row in rows if "embeddings" in row]
     return {
         "requests": len(chats),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from remind.core.files import sha256_json
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Exchange, Ledger
+from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, ReplyFailure, Request
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LocalChat(CachedChat):
             why = "a local model answers greedily: temperature 0"
             if request.body is not None:
                 why = "a local model takes no tools; name a chat server"
-            put(key, Exchange(key, Reply("", finished=False, failure="refused", message=why)))
+            put(Reply("", finished=False, failure="refused", message=why, key=key))
         for room in sorted(groups):
             self._generate({key: asked[key] for key in groups[room]}, room, put)
 
@@ -67,15 +67,13 @@ class LocalChat(CachedChat):
         from remind.models.generate import generate
 
         keys, recorded = list(asked), {key: self.recorded(request) for key, request in asked.items()}
-        for key, exchange in recorded.items():
-            if exchange is not None:
-                put(key, exchange)
+        for reply in filter(None, recorded.values()):
+            put(reply)
         started = monotonic()
 
         def on_output(place: int, output: Generation) -> None:
             nonlocal started
-            reply = _reply(output, monotonic() - started)
-            put(keys[place], self.record(asked[keys[place]], reply))
+            put(self.record(asked[keys[place]], _reply(output, monotonic() - started)))
             started = monotonic()
 
         prompts, done = [as_prompt(asked[key].messages) for key in keys], [recorded[key] is not None for key in keys]
@@ -99,12 +97,8 @@ def _files_hash(name: str) -> str:
     folder = model_folder(name)
     if folder is None:
         return name
-    lines = [
-        f"{file.relative_to(folder)} {file.stat().st_size} {file.stat().st_mtime_ns}"
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return sha256_json([[str(one), one.stat().st_size, one.stat().st_mtime_ns] for one in files])[:16]
 
 
 def _reply(output: Generation, seconds: float) -> Reply:

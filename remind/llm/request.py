@@ -74,6 +74,7 @@ class Reply:
         seconds: from the first try to the end, waiting for a free place not counted.
         calls: HTTP requests sent, tries included; 0 where the reply was cached.
         cached: whether it was paid for before.
+        key: of the request in the cache of replies; "" for a reply that was put together from several.
         failure, message: why there is no usable reply, in a word and in a line without keys.
         usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
     """
@@ -86,6 +87,7 @@ class Reply:
     seconds: float = 0.0
     calls: int = 0
     cached: bool = False
+    key: str = field(default="", compare=False)
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
     usage_known: bool = True

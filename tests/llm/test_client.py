@@ -367,7 +367,7 @@ def test_json_is_repaired_once(text: str, reason: str) -> None:
     assert [message["role"] for message in again] == ["user", "assistant", "user"]
     assert again[1]["content"] == text
     assert reason in again[2]["content"]
-    assert (total["requests"], total["calls"], total["cost_usd"]) == (1, 2, 20 + 12)
+    assert (total["requests"], total["calls"], total["cost_usd"]) == (2, 2, 20 + 12)
     assert (wrong.failure, wrong.value, wrong.text, wrong.calls) == ("invalid", None, '{"n": null}', 2)
     assert "n: None is not of type 'integer'" in wrong.message
 

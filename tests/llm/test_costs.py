@@ -15,7 +15,7 @@ from remind.llm.cache import ReplyCache
 from remind.llm.client import Chats
 from remind.llm.dry import DryChat, DryRun
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
-from remind.llm.ledger import Exchange, Ledger, table
+from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply
 
 
@@ -31,17 +31,17 @@ class Config:
 
 def test_the_ledger_adds_by_stage_and_endpoint(tmp_path: Path) -> None:
     place = EndpointConfig("m", "http://h/v1", price_prompt=2.0, price_completion=10.0)
-    paid = Reply("x", prompt_tokens=1_000_000, completion_tokens=100_000, seconds=4.0, calls=2)
-    recorded = [Exchange("k2", Reply("x", prompt_tokens=500_000, seconds=2.0, calls=1), cached=True)]
+    paid = Reply("x", prompt_tokens=1_000_000, completion_tokens=100_000, seconds=4.0, calls=2, key="k1")
+    recorded = Reply("x", prompt_tokens=500_000, seconds=2.0, calls=1, key="k2", cached=True)
     ledger, other = Ledger(tmp_path / "costs.jsonl"), Ledger()
-    ledger.add(ask("a", "cues", system="one"), paid, [Exchange("k1", paid)], place)
-    ledger.add(ask("b", "judge", system="one"), Reply("x", cached=True), recorded, place)
+    ledger.add(ask("a", "cues", system="one"), paid, place, None)
+    ledger.add(ask("b", "judge", system="one"), recorded, place, None)
     # the same request for another system, and a second time after it was paid for here: nothing is added
-    ledger.add(ask("b", "judge", system="two"), Reply("x", cached=True), recorded, place)
-    ledger.add(ask("a", "cues", system="one"), Reply("x", cached=True), [Exchange("k1", paid, cached=True)], place)
+    ledger.add(ask("b", "judge", system="two"), recorded, place, None)
+    ledger.add(ask("a", "cues", system="one"), replace(paid, cached=True), place, None)
     # what another process has counted
-    failed = Reply("", failure="server", calls=4)
-    other.add(ask("c", "judge"), failed, [Exchange("k3", failed)], place)
+    failed = Reply("", failure="server", calls=4, key="k3")
+    other.add(ask("c", "judge"), failed, place, "server")
     ledger.merge(json.loads(json.dumps(other.take())))
     assert other.summary()["total"]["requests"] == 0
     summary = ledger.summary()

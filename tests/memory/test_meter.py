@@ -226,7 +226,11 @@ def test_our_own_systems_are_counted_in_the_same_books(tmp_path: Path) -> None:
         (row["system"], row["stage"]): (row["requests"], row["calls"], row["prompt_tokens"], row["now"]["calls"])
         for row in rows
     }
-    assert counts == {("rmm", "update"): (3, 3, 30, 3), ("lme", "facts"): (1, 1, 10, 0), ("mem0", "read"): (1, 1, 10, 1)}
+    assert counts == {
+        ("rmm", "update"): (3, 3, 30, 3),
+        ("lme", "facts"): (1, 1, 10, 0),
+        ("mem0", "read"): (1, 1, 10, 1),
+    }
     assert proxy.hits == 4
     assert (rmm.name, json.loads((tmp_path / "costs.jsonl").read_text().splitlines()[0])["system"]) == (
         f"m@{proxy.url}",

@@ -43,11 +43,11 @@ class Scripted(CachedChat):
         self.answer, self.calls = answer, 0
 
     def ask(self, asked: Mapping[str, Request], put: Any) -> None:
-        for key, request in asked.items():
-            if (exchange := self.recorded(request)) is None:
+        for request in asked.values():
+            if (reply := self.recorded(request)) is None:
                 self.calls += 1
-                exchange = self.record(request, Reply(self.answer(request)))
-            put(key, exchange)
+                reply = self.record(request, Reply(self.answer(request)))
+            put(reply)
 
 
 def parts(request: Request) -> tuple[str, list[str]]:
