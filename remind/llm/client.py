@@ -265,9 +265,9 @@ class OpenAIChat(CachedChat):
 
     def _note(self, reply: Reply) -> None:
         """Raise ModelError where the first requests all fail alike: thousands of others would, too."""
-        if reply.failure is None:
+        if reply.failure is None and not reply.cached:
             self._failures = None
-        elif self._failures is not None and reply.failure != "too_long":
+        elif reply.failure is not None and self._failures is not None and reply.failure != "too_long":
             self._failures.append(reply.message)
             alike = {re.sub(r"\S*\d\S*", "", message) for message in self._failures}
             if len(self._failures) >= _ALIKE and len(alike) == 1:

@@ -6,8 +6,6 @@ rule.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.states.auxiliary import AuxiliaryLLM, Verdict
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
+from remind.text.answers import same_answer
 from remind.text.sentences import key_sentences, sentences, telling
 from remind.text.strategy import check_dimension, guide, infer_dimension, kind_of, plan
 from remind.text.words import data, rarity, stem, stems, words
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
 
 VERSION = 1
-#: The judge's threshold on bag-of-words F1.
-JUDGE_F1 = 0.6
 #: How much a word of the dimension's lexicon adds to a sentence, next to the rarity of its own words.
 LEXICON_WEIGHT = 1.0
 #: What a caption's score is multiplied by for the visual dimensions.
@@ -34,15 +31,6 @@ CAPTION_WEIGHT = 3.0
 #: Lines quoted for each option, and for a question without options.
 QUOTED_PER_OPTION = 2
 QUOTED = 3
-
-_ARTICLES = frozenset({"a", "an", "the"})
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    )
-}
-_UNKNOWN = ("no information", "not mentioned", "not enough information", "cannot be determined", "does not tell")
 
 
 class OfflineLLM(AuxiliaryLLM):
@@ -103,8 +91,8 @@ class OfflineLLM(AuxiliaryLLM):
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`_same_answer`)."""
-        return [Verdict(any(_same_answer(one, said) for one in references)) for _, references, said in cases]
+        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`)."""
+        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
 
     def _summary(self, state: AttentionalState) -> str:
         question, turns = state.factual.question, state.factual.turns
@@ -175,35 +163,3 @@ def _overlap(wanted: Iterable[str], text: str, weights: Mapping[str, float]) -> 
     top = max(weights.values(), default=1.0) or 1.0
     total = sum(weights.get(term, top) for term in terms)
     return sum(weights.get(term, top) for term in terms & there) / total if total > 0 else 0.0
-
-
-def _answer_tokens(text: str) -> list[str]:
-    """Lower-case words without articles; thousands commas dropped, numbers to twelve as digits."""
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return [_NUMBERS.get(word, word) for word in words(text) if word not in _ARTICLES]
-
-
-def declines(text: str) -> bool:
-    """Whether an answer says that the dialogue does not tell."""
-    plain = " ".join(words(text))
-    return any(phrase in plain for phrase in _UNKNOWN)
-
-
-def _same_answer(reference: str, prediction: str) -> bool:
-    """The rule of the offline judge.
-
-    Equal if both decline; else if every number of the reference is in the prediction and either the reference's words
-    stand in a row in it, or the bag-of-words F1 reaches `JUDGE_F1`.
-    """
-    if declines(reference) or declines(prediction):
-        return declines(reference) and declines(prediction)
-    gold, said = _answer_tokens(reference), _answer_tokens(prediction)
-    if not gold or not said:
-        return gold == said
-    numbers = {token for token in gold if token.isdigit()}
-    if not numbers <= set(said):
-        return False
-    if any(said[start : start + len(gold)] == gold for start in range(len(said) - len(gold) + 1)):
-        return True
-    common = sum((Counter(map(stem, gold)) & Counter(map(stem, said))).values())
-    return 2 * common / (len(gold) + len(said)) >= JUDGE_F1

@@ -149,22 +149,3 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
         build_states(cfg)
-
-
-def test_a_dry_run_is_of_the_context_that_the_backbone_has_room_for(cfg: BuildStatesConfig, tmp_path: Path) -> None:
-    texts = [f"On day {n} I walked {n} miles, and saw a heron." for n in range(40)]
-    sessions = tuple(Session(f"{n}", None, (Turn(f"{n}:0", "Ana", text),)) for n, text in enumerate(texts))
-    question = Question("q1", "c", "What did Ana see?", "direct", (), ("a heron",), ("0:0",), split="test")
-    write_refmem(Corpus((Dialogue("c", sessions),), (question,)), tmp_path / "in.jsonl")
-    cfg.llm = llm("http://127.0.0.1:9", tmp_path)
-    cfg.perception.retrieve.whole_tokens = 0
-    cfg.grounding.context_codes = "joint"
-
-    def asked(name: str, cap: int | None) -> bytes:
-        cfg.perception.retrieve.max_context_tokens, cfg.llm.dry_run = cap, str(tmp_path / name)
-        return build_states(cfg).read_bytes()
-
-    # MiniLM has 512 positions, of which dialogue may fill three quarters
-    derived = asked("derived.jsonl", None)
-    assert derived == asked("same.jsonl", 384)
-    assert len(derived) < len(asked("large.jsonl", 100_000)) - 1000
