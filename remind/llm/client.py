@@ -458,7 +458,7 @@ class Chats:
     """The chat models of a run, one per endpoint, opened when first asked for; they share cache and ledger.
 
     Attributes:
-        ledger: what was asked and what it cost.
+        ledger: what was asked and what it cost; in a dry run what it would cost.
         dry: the dry run, if this is one.
     """
 
@@ -466,7 +466,7 @@ class Chats:
         from remind.llm.dry import DryRun
 
         self.cfg, self.ledger = cfg, ledger or Ledger()
-        self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run)
+        self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run, self.ledger)
         self._cache: ReplyCache | None = None
         self._open: list[tuple[EndpointConfig, ChatModel]] = []
 

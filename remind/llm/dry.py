@@ -30,18 +30,17 @@ class DryRun:
 
     Args:
         path: JSONL; an older one is replaced. A line per request that would be sent.
+        ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
 
     Attributes:
-        ledger: every stand-in reply at its highest cost: it is taken to fill the room it has.
         replies: the stand-in replies by cache key.
 
     Raises:
         DataError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        self.ledger = Ledger()
+    def __init__(self, path: str | Path, ledger: Ledger) -> None:
+        self.path, self.ledger = Path(path).expanduser(), ledger
         self.replies: dict[str, Reply] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

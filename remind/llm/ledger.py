@@ -1,21 +1,16 @@
-"""What was asked and what it cost: calls, tokens, USD and seconds by stage, endpoint, memory system and dialogue."""
+"""What was asked and what it cost: calls, tokens, USD and seconds by stage and endpoint."""
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from remind.core.errors import DataError
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
 
-_SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usage")
-_EMBEDDINGS = ("calls", "texts", "tokens", "seconds")
+SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usage")
 
 
 class Ledger:
@@ -23,19 +18,11 @@ class Ledger:
 
     Sums take every answered request once, however often and by whom it was asked. So with a cache they are those of
     the whole work, not of the last start: what a killed run paid is counted when its replies are asked for again.
-
-    Args:
-        path: JSON lines, one for each reply as it is counted. What an earlier process wrote there is counted as paid
-            before, also where it is never asked for again. One process at a time.
-
-    Raises:
-        DataError: the file cannot be read or written, or holds something else.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path).expanduser()
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: list[dict[str, Any]] = [] if self.path is None else _earlier(self.path)
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, request: Request, reply: Reply, endpoint: EndpointConfig, failure: str | None) -> None:
         """Count a reply; its calls, tokens and seconds are what it cost when it was paid for.
@@ -53,20 +40,10 @@ class Ledger:
             "unknown_usage": int(not reply.usage_known), "seconds": reply.seconds,
         })  # fmt: skip
 
-    def add_embeddings(
-        self, system: str, dialogue: str, stage: str, encoder: str, texts: int, tokens: int, seconds: float
-    ) -> None:
-        """Count a call of the sentence encoder."""
-        spent = dict(zip(_EMBEDDINGS, (1, texts, tokens, seconds), strict=True))
-        place = {"stage": stage, "endpoint": encoder, "system": system, "dialogue": dialogue}
-        self._add({**place, "embeddings": spent})
-
     def summary(self) -> dict[str, Any]:
         """`total`, and the same by stage and by endpoint, as `groups` has them."""
         (total,) = self.groups()
-        stages, places = (
-            {row[name]: row for row in self.groups(name) if row["requests"]} for name in ("stage", "endpoint")
-        )
+        stages, places = ({row[name]: row for row in self.groups(name)} for name in ("stage", "endpoint"))
         return {"total": total, "stages": stages, "endpoints": places}
 
     def groups(self, *names: str) -> list[dict[str, Any]]:
@@ -74,16 +51,33 @@ class Ledger:
 
         Returns:
             For each group in order its fields, counts of requests, sums of tokens and USD, of which `now` was paid by
-            this process, and seconds of answered exchanges, of cached ones as first paid; further `embeddings` of the
-            sentence encoder. `unknown_usage` is the number of replies whose tokens the server did not count; they are
-            in no sum. An exchange that several groups ask for is in each.
+            this process, and seconds of answered requests, of cached ones as first paid. `unknown_usage` is the number
+            of replies whose tokens the server did not count; they are in no sum. What several groups ask for is in
+            each of them.
         """
         with self._lock:
             rows = list(self._rows)
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {} if names else {(): []}
         for row in rows:
             places.setdefault(tuple(row[name] for name in names), []).append(row)
-        return [{**dict(zip(names, place, strict=True)), **_summary(own)} for place, own in sorted(places.items())]
+        return [{**dict(zip(names, place, strict=True)), **self.sums(own)} for place, own in sorted(places.items())]
+
+    @staticmethod
+    def sums(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Counts and sums of rows."""
+        answered = {row["key"]: row for row in rows if row["key"] is not None}.values()
+        spent = [*answered, *(row for row in rows if row["key"] is None)]
+        now = [row for row in rows if not row["cached"]]
+        seconds = sorted(row["seconds"] for row in answered)
+        return {
+            "requests": len(rows),
+            "cached": sum(row["cached"] for row in rows),
+            "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
+            **{name: sum(row[name] for row in spent) for name in SUMS},
+            "now": {name: sum(row[name] for row in now) for name in SUMS},
+            "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
+            "seconds_in_all": sum(seconds),
+        }
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then."""
@@ -99,12 +93,6 @@ class Ledger:
     def _add(self, row: dict[str, Any]) -> None:
         with self._lock:
             self._rows.append(row)
-            if self.path is not None:
-                try:
-                    with self.path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
-                except OSError as error:
-                    raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -124,44 +112,3 @@ def table(summary: Mapping[str, Any]) -> str:
 def percentile(ordered: Sequence[float], percent: int) -> float | None:
     """The smallest value that at least `percent` % of the ordered values do not exceed (nearest rank)."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None
-
-
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Rows of earlier processes, paid before. A last line that a killed process left unfinished is removed."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-    except OSError as error:
-        raise DataError(f"cannot be used: {error.strerror}", path) from None
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            _summary([row])
-            rows.append({**row, "cached": True})
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
-    return rows
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    chats = [row for row in rows if "embeddings" not in row]
-    answered = {row["key"]: row for row in chats if row["key"] is not None}.values()
-    spent = [*answered, *(row for row in chats if row["key"] is None)]
-    now = [row for row in chats if not row["cached"]]
-    seconds = sorted(row["seconds"] for row in answered)
-    texts = [row["embeddings"] for row in rows if "embeddings" in row]
-    return {
-        "requests": len(chats),
-        "cached": sum(row["cached"] for row in chats),
-        "failures": dict(sorted(Counter(row["failure"] for row in chats if row["failure"]).items())),
-        **{name: sum(one[name] for one in spent) for name in _SUMS},
-        "now": {name: sum(one[name] for one in now) for name in _SUMS},
-        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
-        "seconds_in_all": sum(seconds),
-        "embeddings": {name: sum(one[name] for one in texts) for name in _EMBEDDINGS},
-    }

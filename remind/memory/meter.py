@@ -21,8 +21,8 @@ from remind.core.errors import ConfigError, ModelError, shown
 from remind.llm import bodies
 from remind.llm.client import Chats
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Reply, Request, Stage
+from remind.memory.books import Books
 from remind.memory.gateway import Account, Gateway, Service, messages, room
 
 if TYPE_CHECKING:
@@ -78,12 +78,11 @@ class Meter:
         files = [None if path is None else str(path) for path in (cache, dry_run)]
         config = LLMConfig(memory=endpoint, cache=files[0], dry_run=files[1])
         # what a dry run estimates is no cost
-        chats = Chats(config, Ledger(None if dry_run is not None else record))
+        self.ledger = Books(None if dry_run is not None else record)
+        chats = Chats(config, self.ledger)
         model = chats.stage("read")
         assert model is not None
-        self.dry = chats.dry
-        self.model: ChatModel = model
-        self.ledger = chats.ledger if chats.dry is None else chats.dry.ledger
+        self.model, self.dry = model, chats.dry
         # a model of this process, and the file of a dry run, are one thread's at a time
         self._turn = threading.RLock() if endpoint.local or chats.dry is not None else nullcontext()
         self._encoding = threading.Lock()
@@ -121,7 +120,7 @@ class Meter:
 
         Returns:
             `endpoint`, `encoder`, `dry_run`; `total`; lists `systems` by system, and `rows` by system, dialogue and
-            stage, as `Ledger.groups` has them. Costs are sums over the whole run, of which `now` was paid by this
+            stage, as `Books.groups` has them. Costs are sums over the whole run, of which `now` was paid by this
             process. A reply that several systems ask for is in the sums of each, and once in the total.
         """
         (total,) = self.ledger.groups()

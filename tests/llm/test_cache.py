@@ -146,7 +146,7 @@ def test_keys_differ_with_all_that_shapes_a_reply(tmp_path: Path) -> None:
     def key_of(request: Request, place: EndpointConfig) -> str:
         return DryChat(place, run).key_of(request)
 
-    run = DryRun(tmp_path / "asked.jsonl")
+    run = DryRun(tmp_path / "asked.jsonl", Ledger())
     request, place = ask("hello"), EndpointConfig("m", "http://host/v1")
     key = key_of(request, place)
     # as it has been from the first on: a change would make all that was paid for unknown

@@ -227,7 +227,7 @@ def test_our_own_systems_are_counted_in_the_same_books(tmp_path: Path) -> None:
         for row in rows
     }
     assert counts == {
-        ("rmm", "update"): (3, 3, 30, 3),
+        ("rmm", "update"): (4, 3, 30, 3),
         ("lme", "facts"): (1, 1, 10, 0),
         ("mem0", "read"): (1, 1, 10, 1),
     }
