@@ -37,7 +37,7 @@ floor: $(VENV)/.ready
 
 # The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready
-	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/pipeline tests/memory/test_run_kills.py \
+	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/build tests/memory/test_run_kills.py \
 		tests/memory_training/test_runs.py -k killed
 	$(PIP) -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/fuzzing --seconds 600

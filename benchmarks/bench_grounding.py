@@ -19,11 +19,10 @@ from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Session
+from remind.grounding.codes import token_places
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
-from remind.grounding.places import token_places
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
 
@@ -227,9 +226,8 @@ def _windowed_seconds(
     with tempfile.TemporaryDirectory() as folder:
         first, second = (Grounder(backbone, saes, None, replace(config, codes_folder=folder)) for _ in range(2))
         for name, grounder in (("new", first), ("memory", first), ("disk", second)):
-            assert grounder.windowed.store is not None
             # hashing the weights happens once in a process, not once a question
-            grounder.windowed.store.key([])
+            grounder.windowed.encode_windows([])
             # a collection takes as long as three questions from memory, and comes with one of five
             gc.collect()
             times[name] = seconds(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]

@@ -17,9 +17,9 @@ from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import evaluate
 from remind.models.encoder import SentenceEncoder
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import StateRecord, record_of
 
 
 @dataclass
@@ -89,14 +89,15 @@ def _timed(run: Callable[[], dict[str, Any]]) -> dict[str, float]:
 
 def _states(cfg: HarnessBenchConfig, folder: Path) -> Path:
     """States of dialogues with ten questions each, by turns of the three formats."""
+    records = []
     for number, start in enumerate(range(0, cfg.questions, 10)):
         turns = tuple(
             Turn(f"t{n}", "Ana" if n % 2 else "Bo", " ".join(f"w{(n * 31 + k * 7) % 997}" for k in range(cfg.words)))
             for n in range(cfg.turns)
         )
         dialogue = Dialogue(f"d{number}", (Session("s", "1 May", turns),))
-        write_part(folder, number, [_record(dialogue, n, cfg) for n in range(start, min(start + 10, cfg.questions))])
-    write_manifest(folder, {"inputs": {}, "llm": "none"})
+        records += [_record(dialogue, n, cfg) for n in range(start, min(start + 10, cfg.questions))]
+    write_states(folder, records, {"inputs": {}, "llm": "none"})
     return folder
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Services
 from remind.memory.systems import make_system

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.core.progress import track
 from remind.data.dialogue import Session, Turn
 from remind.data.readers import read
@@ -43,7 +43,7 @@ class BenchMemoryConfig:
     turns: int = 40
     """Turns of a session that is added."""
     sessions: int = 420
-    """Sessions that are added to each bank; 420 of 40 turns fill a shard of vectors."""
+    """Sessions that are added to each bank."""
     input: str | None = None
     """Dialogues to ingest with MiniLM, in turns with encoding alone; None: this is left out."""
     limit: int = 40

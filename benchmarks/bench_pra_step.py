@@ -28,25 +28,26 @@ from unittest.mock import patch
 from weakref import finalize
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from experiments.flops import Arch, config_of, executed
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import Edge, ExampleConfig, LoraConfig, Objective
 from remind.alignment.examples import Example, Examples
 from remind.alignment.model import trainable
-from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
+from remind.alignment.objective import FixedTeachers, pra_loss
 from remind.alignment.step import AlignmentModel, MicroBatch, collate, head_of, plan, run
-from remind.alignment.teachers import teach, topk_targets
+from remind.alignment.targets import topk_targets
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.core.progress import ProgressBar
+from remind.models.backbone import load_backbone
 from remind.models.generate import continue_rows
-from remind.models.load import load_backbone
 
 Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "base_hidden", "base_topk", "naive", "two_answers", "answering"]
@@ -164,14 +165,15 @@ def make_step(name: Variant, model: Any, cfg: BenchStepConfig) -> Step:
     """One step of a variant. Cached targets are computed here, outside of it."""
     if cfg.loop:
         return LoopStep(name, model, cfg)
-    batch = collate([(example, 1 / cfg.batch) for example in examples(cfg, name == "two_answers")]).to(cfg.device)
+    samples = [(example, 1 / cfg.batch) for example in examples(cfg, name == "two_answers")]
+    batch: MicroBatch = send_to_device(collate(samples), cfg.device)
     if name == "naive":
         return lambda: _naive(model, batch)
     if name == "answering":
         return lambda: _answer(model, batch)
     objective = Objective(**_OBJECTIVES.get(name, {}))
     wrapped = AlignmentModel(model, objective)
-    fixed = _cached(wrapped, batch) if objective.taught else {}
+    fixed = _cached(wrapped, batch) if objective.taught else None
     passes = plan(objective, name in ("shared", "two_answers"))
 
     def step() -> None:
@@ -228,14 +230,15 @@ def taken(step: Step, device: str) -> float:
     return step.taken if isinstance(step, LoopStep) else _now(device) - began
 
 
-def _cached(wrapped: AlignmentModel, batch: MicroBatch) -> dict[int, FixedTeacher]:
+@torch.no_grad()
+def _cached(wrapped: AlignmentModel, batch: MicroBatch) -> FixedTeachers:
     head, objective = head_of(wrapped.model), wrapped.objective
-    hidden = teach(wrapped, batch, tuple(sorted(objective.taught)))
+    hidden = wrapped(batch, tuple(sorted(objective.taught)), terms=False)[1]
     if objective.base_targets == "topk":
-        return {n: TopKTeacher(*topk_targets(h, head, objective.tau, objective.topk)) for n, h in hidden.items()}
+        return FixedTeachers({n: topk_targets(h, head, objective.tau, objective.topk) for n, h in hidden.items()})
     # a head that is trained has to be kept as it was
     kept = head._replace(weight=head.weight.detach().clone()) if head.weight.requires_grad else None
-    return {level: HiddenTeacher(h, kept) for level, h in hidden.items()}
+    return FixedTeachers(hidden, kept)
 
 
 def _answer(model: Any, batch: MicroBatch) -> None:

@@ -119,7 +119,7 @@ def _row(index: DialogueIndex, question: Question, vector: Tensor, config: Perce
         milliseconds = 1000 * (perf_counter() - started)
     costs = np.asarray(index.costs.turns)
     lexical = index.bm25.scores(stems(question.text))
-    dense = relevance(vector, index.vectors).double().numpy()
+    dense = relevance(vector, index.vectors)
     budget = int(costs[found["hybrid"]].sum())
     for method, scores in (("turns", _z(lexical) + _z(dense)), ("bm25", lexical), ("dense", dense)):
         order = np.argsort(-scores, kind="stable")

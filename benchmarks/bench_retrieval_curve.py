@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.measure import about, headline, renumbered
+from benchmarks.measure import about, headline, renumbered, resident
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import read, write_refmem
 from remind.llm.offline import OfflineLLM

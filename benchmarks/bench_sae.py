@@ -202,7 +202,7 @@ def backbone(args: argparse.Namespace) -> tuple[Any, list[int], int]:
             model = Qwen3VLForConditionalGeneration(config_of("qwen3-vl-8b", None)).eval().requires_grad_(False)
             torch.set_default_dtype(torch.float32)
         return model, [7, 14, 22, 29], args.length
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.train_sae.config import default_layers
 
     loaded = load_backbone(args.backbone, device=args.device)

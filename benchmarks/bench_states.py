@@ -1,4 +1,4 @@
-"""What building states takes: time by stage, memory by the number of dialogues, a second run."""
+"""What building states takes: time and memory by the number of dialogues, a second run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
 
-from benchmarks.measure import renumbered
+from benchmarks.measure import renumbered, resident
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json
-from remind.core.processes import resident
 from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.data.readers import read, write_refmem
-from remind.pipeline.outline import STAGES
 
 #: Stages that a dialogue takes once, whatever is asked of it.
 _ONCE = ("segments", "cues", "codes")
@@ -117,20 +115,17 @@ def _measure(cfg: BenchStatesConfig, pieces: Sequence[Corpus], count: int, folde
     for number, corpus in enumerate(perturbed(pieces, count)):
         write_refmem(corpus, path / f"{number:05d}.jsonl")
     first = _build(cfg, path, folder / "a", cache)
-    accounts = [read_json(note)["value"]["account"] for note in (cache / "states").rglob("*.json")]
-    seconds = {stage: sum(account["seconds"][stage] for account in accounts) for stage in STAGES}
+    counts = read_json(folder / "a" / "manifest.json")["counts"]
     again = _build(cfg, path, folder / "b", cache)
     unchanged = _build(cfg, path, folder / "a", cache)
-    questions = sum(account["tally"]["questions"] for account in accounts)
     return {
-        "dialogues": len(accounts),
-        "questions": questions,
+        "dialogues": counts["dialogues"],
+        "questions": counts["questions"],
         "input_mb": _megabytes(path),
         "cache_mb": _megabytes(cache),
         "first": first,
         "from_cache": again,
         "unchanged": unchanged,
-        "stage_seconds": seconds,
     }
 
 
@@ -182,11 +177,6 @@ def _print(row: dict[str, Any]) -> None:
         figures = row[name]
         ratio = first["seconds"] / figures["seconds"]
         print(f"{name.replace('_', ' ')}: {figures['seconds']:.1f} s, {ratio:.1f} times as fast")
-    print(f"{'stage':<12}{'seconds':>9}{'per minute of one process':>28}")
-    for stage, seconds in row["stage_seconds"].items():
-        what = "dialogues" if stage in _ONCE else "questions"
-        rate = 60 * row[what] / seconds if seconds else float("inf")
-        print(f"{stage:<12}{seconds:>9.1f}{rate:>18,.0f} {what}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How many files and functions of ours something enters: what one has to read to know what it does.
 
     python -m benchmarks.count_files pra-step
+    python -m benchmarks.count_files question --input locomo10.json --sae runs/sae_minilm
 
 Counted are functions of `remind` and `sae` that run on the thread of the caller. What only stands in the way of others
 (class bodies, modules on their first import, finders that Python's import asks, methods that dataclasses generate) is
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -20,6 +23,7 @@ from typing import Any
 
 import remind
 import sae
+from remind.data.sample import sample_path
 
 
 class Entered:
@@ -64,7 +68,7 @@ class Entered:
         return f"{len(self.functions)} files, {sum(map(len, self.functions.values()))} functions"
 
 
-def pra_step(entered: Entered) -> None:
+def pra_step(entered: Entered, _: argparse.Namespace) -> None:
     """One optimiser step of alignment, the third: all from the end of the second to its own end."""
     from transformers import TrainerCallback
 
@@ -82,16 +86,41 @@ def pra_step(entered: Entered) -> None:
         PRATrainer("nano", args, train_dataset=rows, callbacks=[Watch()]).train()
 
 
+def question(entered: Entered, given: argparse.Namespace) -> None:
+    """A cold build of the three states of one question, from reading the file to the finished folder."""
+    from remind.build import BuildStatesConfig, build
+    from remind.data.readers import read, write_refmem
+
+    corpus = read(given.input)
+    first = replace(corpus, dialogues=corpus.dialogues[:1], questions=())
+    with TemporaryDirectory() as folder:
+        path = Path(given.input)
+        if path.suffix == ".json" and isinstance(whole := json.loads(path.read_text()), list):
+            # the file's own format, cut to its first dialogue
+            path = Path(folder) / path.name
+            path.write_text(json.dumps(whole[:1]))
+        elif len(corpus.dialogues) > 1:
+            asked = tuple(q for q in corpus.questions if q.dialogue_id == first.dialogues[0].id)
+            path = Path(folder) / "first.jsonl"
+            write_refmem(replace(first, questions=asked), path)
+        cfg = BuildStatesConfig(str(path), f"{folder}/states", sae=given.sae, limit=1, cache=f"{folder}/cache")
+        with entered:
+            build(cfg)
+
+
 #: What can be counted: each prepares, and is inside `entered` for the part that counts.
-THINGS: dict[str, Callable[[Entered], None]] = {"pra-step": pra_step}
+THINGS: dict[str, Callable[[Entered, argparse.Namespace], None]] = {"pra-step": pra_step, "question": question}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("things", nargs="+", choices=THINGS, help="what to count")
-    for thing in parser.parse_args().things:
+    parser.add_argument("--input", default=str(sample_path() / "test.jsonl"), help="dialogues, for question")
+    parser.add_argument("--sae", help="trained SAEs, for question")
+    given = parser.parse_args()
+    for thing in given.things:
         entered = Entered()
-        THINGS[thing](entered)
+        THINGS[thing](entered, given)
         print(f"{thing}: {entered}")
         for file, names in sorted(entered.functions.items()):
             print(f"  {file}: {', '.join(sorted(names))}")

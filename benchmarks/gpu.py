@@ -193,7 +193,7 @@ def pra_trainer(setting: Setting) -> list[Figure]:
 def _whole(setting: Setting, cfg: BenchStepConfig, model: Any, what: str = "") -> list[Figure]:
     """Time and peak memory of steps of `PRATrainer`, the latter against what it computes beforehand."""
     from benchmarks.bench_pra_step import LoopStep, taken
-    from remind.alignment.memory import memory_plan
+    from remind.alignment.step import memory_plan
     from remind.core.memory import capacity
 
     step, there = LoopStep("shared", model, cfg), capacity(torch.device(setting.device))
@@ -232,14 +232,15 @@ def memory_qlora(setting: Setting) -> list[Figure]:
     """The same on a base in 4 bits, as it is loaded from a folder."""
     from benchmarks.bench_pra_step import build
     from remind.alignment.config import LoraConfig
-    from remind.alignment.model import nf4, opened, trainable
-    from remind.models.load import load_backbone
+    from remind.alignment.model import opened, trainable
+    from remind.models.backbone import load_backbone
+    from remind.train_pra.run import nf4
 
     cfg = _step_config(setting, "lora", loop=True)
     with TemporaryDirectory(dir=setting.out) as folder:
         build(cfg, "full").save_pretrained(folder)
         load_backbone("nano").processor.save_pretrained(folder)
-        base = opened(folder, None, cfg.dtype, setting.device, nf4(folder, cfg.dtype)).model
+        base = opened(folder, None, cfg.dtype, setting.device, nf4(cfg.dtype)).model
         return _whole(setting, cfg, trainable(base, LoraConfig()))
 
 

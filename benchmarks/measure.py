@@ -7,12 +7,24 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from remind.data.dialogue import Session, Turn
+
+
+def resident(field: str, process: int | str = "self") -> int:
+    """Resident memory of a process in bytes: field VmRSS now, VmHWM the peak.
+
+    Raises:
+        OSError: no /proc, or no such process.
+    """
+    status = Path(f"/proc/{process}/status").read_text()
+    # a process that has just ended has no such lines
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
 
 
 def seconds(

@@ -80,8 +80,8 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
         DataError: states of fewer than two dialogues with gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
+    from remind.models.backbone import load_backbone
     from remind.models.generate import check_generates
-    from remind.models.load import load_backbone
 
     before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
     check_generates(before)
@@ -149,8 +149,8 @@ def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
 
 def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
     """Patch between the model before and one after; returns how many questions the features were chosen on."""
-    from remind.grounding.load import check_saes, load_saes
-    from remind.models.load import load_backbone
+    from remind.grounding.ground import check_saes, load_saes
+    from remind.models.backbone import load_backbone
     from remind.viewing.diff import check_same, measure, questions_of
 
     saes, _ = load_saes(run[2], cfg.device)

@@ -163,7 +163,7 @@ def _of_arm(cfg: PoliciesConfig, name: str, seed: int) -> list[Figures]:
     """Figures of every test dialogue; the arm is trained first where it is not."""
     from remind.memory_training.evaluate import greedy
     from remind.memory_training.train import POLICY, train_memory
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
 
     arm, home = ARMS[name], Path(cfg.out) / f"seed-{seed}"
     file = home / name / f"test-{cfg.dialogues}.json"

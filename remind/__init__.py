@@ -3,18 +3,20 @@
 The names below are imported on first use, so that `import remind` and the command line start fast.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from remind.core import lazy_names
-from remind.models.kernels import keep_out
 
 if TYPE_CHECKING:
     from remind.alignment import PRAConfig, PRATrainer
+    from remind.build import build_states
     from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
     from remind.data.readers import read
+    from remind.states.dataset import load_states
 
-# bitsandbytes, which peft imports, would ask the model hub for a kernel; this only registers an import hook
-keep_out()
+# bitsandbytes, which peft imports, advises on some CPUs to install the package kernels
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +29,8 @@ __all__ = [
     "Session",
     "Turn",
     "__version__",
+    "build_states",
+    "load_states",
     "read",
 ]
 
@@ -36,6 +40,8 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), "data.dialogue"),
         "PRAConfig": "alignment.arguments",
         "PRATrainer": "alignment.trainer",
+        "build_states": "build.states",
+        "load_states": "states.dataset",
         "read": "data.readers",
     },
 )

@@ -55,8 +55,8 @@ COMMANDS = {
         "Measure how well SAEs fit a model, for example one they were not trained on.",
     ),
     "build-states": Command(
-        "remind.pipeline.config:BuildStatesConfig",
-        "remind.pipeline:build_states",
+        "remind.build.config:BuildStatesConfig",
+        "remind.build.states:build",
         "Build the factual, attentional and reflective states of questions: those of a dialogue file, or your own.",
         repeatable=("ask",),
     ),

@@ -20,9 +20,8 @@ from typing import Any
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, import_ahead, leave_with_parent, spawned_pool
+from remind.core.processes import cores, leave_with_parent, spawned_pool
 from remind.data.dialogue import FORMATS
-from remind.pipeline.config import LIBRARIES
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 from remind.testbed.built import BuiltConfig, build_world, train_saes
@@ -93,10 +92,8 @@ def demo(cfg: DemoConfig) -> Path:
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
-    if cfg.workers != 1:
-        import_ahead(LIBRARIES)
     from remind.evaluation.tables import compare_rows
-    from remind.states.parquet import read_states
+    from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
     for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):
@@ -165,7 +162,7 @@ def _train_all(cfg: DemoConfig, jobs: Sequence[Job], questions: Sequence[StateRe
     """Run, exported checkpoint and accuracy of each job; all at once, unless one process is to do everything."""
     if cfg.workers == 1:
         return [_train(cfg, job, questions) for job in jobs]
-    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),), LIBRARIES) as pool:
+    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),)) as pool:
         runs = [pool.submit(_train, cfg, job, questions) for job in jobs]
         return [run.result() for run in runs]
 
@@ -229,7 +226,7 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
 
 def _accuracy(model: str | Path, questions: Sequence[StateRecord]) -> Row:
     """Accuracy by format, and over all, under each level."""
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(model)

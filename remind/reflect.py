@@ -9,7 +9,7 @@ from remind.states.auxiliary import AuxiliaryLLM, blind_state
 from remind.states.pyramid import AttentionalState, ReflectiveState
 
 
-def summarise_all(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
+def summarise(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
     """x2 = [x1, G_ref] of each state, with G_ref = LLM(q, x1). The LLM gets the questions without any gold.
 
     Raises:

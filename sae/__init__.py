@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Any
 from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SAEError, ShapeError, StorageError
 
 if TYPE_CHECKING:
-    from sae.idf import DocumentFrequency, load_idf, save_idf
-    from sae.jumprelu import JumpReLUSAE
-    from sae.loading import load, load_layers
-    from sae.topk import SparseCodes, TopKSAE, layer_folder
+    from sae.idf import DocumentFrequency, save_idf
+    from sae.topk import JumpReLUSAE, SparseCodes, TopKSAE, layer_folder, load, load_idf, load_layers
 
-_LAZY = {
-    **dict.fromkeys(("DocumentFrequency", "load_idf", "save_idf"), "sae.idf"),
-    "JumpReLUSAE": "sae.jumprelu",
-    **dict.fromkeys(("load", "load_layers"), "sae.loading"),
-    **dict.fromkeys(("SparseCodes", "TopKSAE", "layer_folder"), "sae.topk"),
-}
+_TOPK = ("JumpReLUSAE", "SparseCodes", "TopKSAE", "layer_folder", "load", "load_idf", "load_layers")
+_LAZY = dict.fromkeys(_TOPK, "sae.topk") | dict.fromkeys(("DocumentFrequency", "save_idf"), "sae.idf")
 
 __all__ = [
     "ActivationError",

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,17 +88,14 @@ def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dic
     deepest = max(wanted)
     states: dict[int, Tensor] = {}
 
-    def keep(layer: int) -> Callable[[Tensor], None]:
-        def visit(state: Tensor) -> None:
-            states[layer] = state
-            if layer == deepest:
-                raise _Stop
-
-        return visit
+    def keep(layer: int, state: Tensor) -> None:
+        states[layer] = state
+        if layer == deepest:
+            raise _Stop
 
     if "use_cache" not in inputs and takes(model, "use_cache"):
         inputs["use_cache"] = False
-    with _hooked(blocks, {layer: keep(layer) for layer in wanted}), suppress(_Stop):
+    with _hooked(blocks, wanted, keep), suppress(_Stop):
         model(**inputs)
     missing = [layer for layer in wanted if layer not in states]
     if missing:
@@ -117,16 +115,13 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
     blocks = find_blocks(model)
     layers = check_layers(model, blocks, list(edits))
 
-    def change(layer: int) -> Callable[[Tensor], Tensor]:
-        def apply(state: Tensor) -> Tensor:
-            result = edits[layer](state)
-            if result.shape != state.shape:
-                raise ShapeError(f"the edit of layer {layer} made {list(result.shape)} of {list(state.shape)}")
-            return result.to(state)
+    def change(layer: int, state: Tensor) -> Tensor:
+        result = edits[layer](state)
+        if result.shape != state.shape:
+            raise ShapeError(f"the edit of layer {layer} made {list(result.shape)} of {list(state.shape)}")
+        return result.to(state)
 
-        return apply
-
-    with _hooked(blocks, {layer: change(layer) for layer in layers}):
+    with _hooked(blocks, layers, change):
         yield
 
 
@@ -165,36 +160,31 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int])
 
 
 @contextmanager
-def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tensor | None]]) -> Iterator[None]:
-    """Call each visitor with the stream at its layer; its result, unless None, replaces the stream."""
+def _hooked(
+    blocks: nn.ModuleList, layers: Sequence[int], visit: Callable[[int, Tensor], Tensor | None]
+) -> Iterator[None]:
+    """Call `visit` with each layer and the stream there; its result, unless None, replaces the stream."""
 
-    def before(visit: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            state = visit(args[0] if args else kwargs["hidden_states"])
-            if state is None:
-                return None
-            return ((state, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": state})
+    def before(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        state = visit(layer, args[0] if args else kwargs["hidden_states"])
+        if state is None:
+            return None
+        return ((state, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": state})
 
-        return hook
-
-    def after(visit: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            # a block of older transformers returns a tuple that starts with the stream
-            state = visit(output[0] if isinstance(output, tuple | list) else output)
-            if state is None:
-                return None
-            return type(output)([state, *output[1:]]) if isinstance(output, tuple | list) else state
-
-        return hook
+    def after(layer: int, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        # a block of older transformers returns a tuple that starts with the stream
+        state = visit(layer, output[0] if isinstance(output, tuple | list) else output)
+        if state is None:
+            return None
+        return type(output)([state, *output[1:]]) if isinstance(output, tuple | list) else state
 
     handles = []
     try:
-        for layer, visit in visits.items():
-            handles.append(
-                blocks[-1].register_forward_hook(after(visit))
-                if layer == len(blocks)
-                else blocks[layer].register_forward_pre_hook(before(visit), with_kwargs=True)
-            )
+        for layer in layers:
+            if layer == len(blocks):
+                handles.append(blocks[-1].register_forward_hook(partial(after, layer)))
+            else:
+                handles.append(blocks[layer].register_forward_pre_hook(partial(before, layer), with_kwargs=True))
         yield
     finally:
         for handle in handles:

@@ -19,7 +19,7 @@ ORDER = (
     "perception",
     "grounding",
     "reflect",
-    "pipeline",
+    "build",
     "alignment",
     "train_pra",
     "evaluation",

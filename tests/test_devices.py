@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 
 from benchmarks.bench_grounding import bench_state
@@ -18,9 +19,8 @@ from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
 from sae import TopKSAE
 from sae.config import SAETrainConfig
 from sae.trainer import Trainer
@@ -84,7 +84,7 @@ def test_a_step_on_three_states(sharing: bool) -> None:
     def compute(place: Place) -> dict[str, Tensor]:
         model = trainable(load_backbone("nano", place[1], place[0]).model, None)
         passes = plan(Objective(), sharing)
-        batch = collate([(example, 1.0)]).to(place[0])
+        batch = send_to_device(collate([(example, 1.0)]), place[0])
         values = run(AlignmentModel(model, Objective()), batch, passes, lambda loss: loss.backward())
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         return {**{name: value.detach() for name, value in values.items()}, **gradients}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from remind.alignment.config import Edge, Objective
+from remind.build import BuildStatesConfig
 from remind.core.cli import parse
 from remind.grounding import GroundingConfig
-from remind.pipeline import BuildStatesConfig
 from remind.train_pra.config import TrainConfig
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"

@@ -8,7 +8,7 @@ import pytest
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.offline import OfflineLLM
-from remind.reflect import summarise_all
+from remind.reflect import summarise
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 TALK = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "I sold my bicycle."), Turn("2", "Ben", "Why?"))),))
@@ -35,7 +35,7 @@ class Scripted(OfflineLLM):
 
 def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -> None:
     llm = Scripted("  It was the bicycle.\n")
-    (reflective,) = summarise_all(llm, [state()])
+    (reflective,) = summarise(llm, [state()])
     assert reflective.attentional == state()
     assert reflective.summary == "It was the bicycle."
     assert "It was the bicycle." in render(reflective).text
@@ -46,8 +46,8 @@ def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -
 
 def test_an_empty_summary_is_refused() -> None:
     with pytest.raises(DataError, match="wrote an empty summary"):
-        summarise_all(Scripted(" \n"), [state()])
+        summarise(Scripted(" \n"), [state()])
 
 
 def test_offline_end_to_end() -> None:
-    assert "I sold my bicycle." in summarise_all(OfflineLLM(), [state()])[0].summary
+    assert "I sold my bicycle." in summarise(OfflineLLM(), [state()])[0].summary

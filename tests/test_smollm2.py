@@ -10,7 +10,7 @@ from in_process import run_module
 from small_corpus import first_dialogue
 
 from remind.core.files import read_json
-from remind.states.parquet import read_states
+from remind.states.dataset import read_states
 from remind.states.rebuild import blocks_of
 
 pytestmark = [

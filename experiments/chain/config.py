@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from experiments.chain.arms import ARMS, VARIANTS
 from remind.alignment.config import Edge, Level, LoraConfig, Objective
+from remind.build.config import BuildStatesConfig
 from remind.core.errors import ConfigError
-from remind.pipeline.config import BuildStatesConfig
 from remind.train_pra.config import TrainerConfig
 from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, check_ranges
 

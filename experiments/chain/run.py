@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +15,12 @@ from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
-from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Objective
-from remind.core.errors import ConfigError
-from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import sole_writer
+from remind.alignment.metrics import checkpoints
+from remind.build import build
+from remind.core.files import write_rows
 from remind.core.progress import track
-from remind.core.run_folder import flatten
+from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
@@ -30,13 +28,11 @@ from remind.evaluation.predictions import PREDICTIONS, read_rows
 from remind.evaluation.run import evaluate
 from remind.evaluation.scores import parse_all, score
 from remind.llm.auxiliary import open_llm
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import generate
-from remind.models.load import load_backbone
-from remind.pipeline import build_states
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.states.records import LEVELS, StateRecord
 from remind.testbed.ladder import write_records
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
@@ -74,22 +70,15 @@ def chain(cfg: ChainConfig) -> Path:
     cfg = cfg.sized()
     out = Path(cfg.out)
     if cfg.stage != "report":
-        with sole_writer(out):
-            _claim(cfg, out / "settings.json")
+        with RunFolder(out).held():
+            values = flatten(as_dict(cfg))
+            free = {f"build.{name}" for name in _BUILD_FREE}
+            free |= {name for name in values if name.split(".")[0] in FREE}
+            RunFolder(out).claim(values, resume=True, free=free)
             Chain(cfg).run()
     if cfg.stage != "run":
         print(f"results are in {', '.join(str(path) for path in report(cfg))}")
     return out
-
-
-def _claim(cfg: ChainConfig, path: Path) -> None:
-    values = flatten(json.loads(json.dumps(asdict(cfg))))
-    free = {f"build.{name}" for name in _BUILD_FREE}
-    kept = {name: value for name, value in values.items() if name.split(".")[0] not in FREE and name not in free}
-    before = read_json(path) if path.exists() else kept
-    if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
-        raise ConfigError(f"{path.parent} was begun with other settings ({', '.join(wrong)}); choose another out")
-    write_json(path, kept)
 
 
 def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level: str) -> dict[str, float]:
@@ -133,7 +122,7 @@ class Chain:
             if cap is not None:
                 perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
                 folder = self.out / f"states-{cap}"
-            build_states(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
+            build(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
             self._records[cap] = read_states(folder)
         return self._records[cap]
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from experiments.chain.arms import VARIANTS
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
-from remind.reflect import summarise_all
+from remind.reflect import summarise
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, line_of, render
 from remind.states.rebuild import attentional_of, summary_of
@@ -100,7 +100,7 @@ def _marked(state: AttentionalState, chosen: Callable[[str], bool]) -> Attention
 
 
 def _summaries(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[str]:
-    return [state.summary for state in summarise_all(llm, states)]
+    return [state.summary for state in summarise(llm, states)]
 
 
 def _record(record: StateRecord, state: AttentionalState, summary: str) -> StateRecord:

@@ -106,7 +106,7 @@ def load_config(model: str) -> Any:
     """The Hugging Face configuration of a size by name, of a folder, or of a hub id that was fetched before.
 
     Raises:
-        ModelError: none of these, no decoder, or a configuration that names kernels from elsewhere.
+        ModelError: none of these, or no decoder.
     """
     if model in _BUILT_IN:
         from experiments.flops import config_of
@@ -114,8 +114,7 @@ def load_config(model: str) -> Any:
         return config_of(model, None)  # type: ignore[arg-type]
     from transformers import AutoConfig
 
-    from remind.models.kernels import check_kernels
-    from remind.models.load import kind_of, model_folder
+    from remind.models.backbone import kind_of, model_folder
 
     try:
         folder = model_folder(model)
@@ -124,8 +123,6 @@ def load_config(model: str) -> Any:
     if folder is None or not (folder / "config.json").is_file():
         known = ", ".join(_BUILT_IN)
         raise ModelError(f"{model}: neither one of {known} nor a folder with a config.json, nor fetched from the hub")
-
-    check_kernels(str(folder))
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
@@ -145,7 +142,7 @@ class Counted:
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-        from remind.models.load import kind_of
+        from remind.models.backbone import kind_of
 
         self._vision = kind_of(config, config.model_type) == "vlm"
         loader = AutoModelForImageTextToText if self._vision else AutoModelForCausalLM

@@ -20,13 +20,12 @@ from experiments.evidence.variations import null_ratios, sweep
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
+from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.load import folder_of_saes, load_saes
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.ground import folder_of_saes, load_saes
 from remind.llm.offline import OfflineLLM
+from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig
 from sae.ranges import PositiveInt, check_ranges
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from remind.grounding.encode import Coder, SparseEncoder
+from remind.grounding.codes import Coder, SparseEncoder
 from remind.models.backbone import Backbone
 from sae import SparseCodes, TopKSAE
 

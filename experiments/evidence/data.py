@@ -13,7 +13,6 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import FORMATS, read, sniff
-from remind.data.readers.source import Source
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,6 @@ def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[DialogueQ
 def _format(path: Path) -> str:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
-        if file.is_file() and file.suffix in {".json", ".jsonl", ".csv"} and (name := sniff(Source(file))) in FORMATS:
+        if file.is_file() and file.suffix in {".json", ".jsonl", ".csv"} and (name := sniff(file)) in FORMATS:
             return str(name)
     return path.stem

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.resonance import QuestionCodes, encode_questions, salience
+from remind.grounding.codes import WindowedCodes
 from remind.grounding.config import GroundingConfig
-from remind.grounding.signals import TurnIndex
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.fusion import TurnIndex
 from remind.perception import Perception
 from remind.states.pyramid import Strategy
 from remind.text.words import stems
@@ -67,7 +67,7 @@ def prepare(
     """
     texts = [question.text for question in asked.questions]
     perception.encoder.encode(texts)  # together, so that perceive finds them encoded
-    states = [perception.perceive(asked.dialogue, question) for question in asked.questions]
+    states = perception.perceive(asked.dialogue, asked.questions)
     codes = windowed.dialogue_codes(asked.dialogue)
     strategies = tuple(state.strategy for state in states)
     held = encode_questions(windowed.encoder, codes, asked.dialogue, texts, strategies)

@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remind.data.dialogue import Dialogue
+from remind.grounding.codes import DialogueCodes, Part, SparseEncoder
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import standardise_turns
-from remind.grounding.matching import best_partners, match_each, question_codes
-from remind.grounding.places import Part
-from remind.grounding.resonance import smooth_runs
-from remind.grounding.salience import turn_salience
-from remind.grounding.windowed import DialogueCodes
+from remind.grounding.fusion import best_partners, match_each, question_codes, standardise_turns
+from remind.grounding.resonance import smooth_runs, turn_salience
 from remind.states.pyramid import Strategy
 from sae import SparseCodes
 

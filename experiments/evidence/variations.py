@@ -18,9 +18,8 @@ from experiments.evidence.methods import Setting, grid, plain_ratio
 from experiments.evidence.prepare import Prepared, View, resonance_name, resonances
 from experiments.evidence.resonance import QuestionCodes, encode_questions, salience, turn_scores
 from remind.core.progress import track
+from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.windowed import WindowedCodes
 from remind.states.pyramid import turn_text
 from sae import TopKSAE
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from experiments.faithfulness.logprob import check_length, logprobs
 from remind.core.errors import ModelError
+from remind.grounding.codes import SparseEncoder, first_character, turn_idf
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import SparseEncoder, turn_idf
-from remind.grounding.places import first_character
 from remind.grounding.resonance import guidance
 from remind.states.pyramid import Rendered, Span
 from remind.viewing.turns import Prompt

@@ -16,12 +16,12 @@ from experiments.faithfulness.logprob import answer_logprobs, target_ids
 from experiments.faithfulness.turns import fill, marked_turns, only_turns, without_turns
 from remind.grounding.config import GroundingConfig
 from remind.models.chat import prompt_ids
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 from remind.viewing.turns import Prompt, answer_tokens, evidence_turns, prompt_of
 from sae import TopKSAE
 
 if TYPE_CHECKING:
-    from remind.grounding.encode import SparseEncoder
+    from remind.grounding.codes import SparseEncoder
     from remind.models.backbone import Backbone
 
 #: What a log-probability is given as: of the whole target, per target token, of what stands between the answer tags.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,18 @@ from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import check_length, target_ids
 from experiments.faithfulness.measure import Ablation, Question, Row, measure, question_of
 from experiments.faithfulness.report import plot, summarise, table
+from remind.build.identity import versions
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track
 from remind.evaluation.answerers import model_hash
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
+from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import grounding_config
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.load import load_saes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
-from remind.pipeline.identity import versions
-from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
+from remind.grounding.ground import load_saes
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.dataset import MANIFEST, StateRecord, iterate_states, question_splits, read_manifest
 from remind.viewing.turns import prompt_of
 from sae import SAEError
 from sae.probe.encoder import check_coders
@@ -128,13 +127,11 @@ def load_records(states: str | Path, split: str, limit: int | None = None) -> li
         FormatError: not a states folder.
         DataError: no questions in the split.
     """
-    wanted = None if limit is None else spread(states, split, limit)
-    records = enumerate(iterate_states(states, split))
-    chosen = [record for number, record in records if wanted is None or number in wanted]
-    if not chosen:
-        there = ", ".join(sorted({record.split for record in iterate_states(states)})) or "none"
-        raise DataError(f"no states of split {split!r} (there are: {there})", states)
-    return chosen
+    counts = Counter(question_splits(states).values())
+    if not counts[split]:
+        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", states)
+    wanted = spread(counts[split], limit)
+    return [record for number, record in enumerate(iterate_states(states, split)) if number in wanted]
 
 
 def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, Any]) -> Ablation:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import Rendered
 from remind.states.rebuild import blocks_of
+from remind.states.records import StateRecord
 
 
 def without_turns(rendered: Rendered, turns: Collection[int]) -> str:

@@ -78,7 +78,7 @@ def encode(asked: DialogueQuestions, perception: Perception) -> Encoded:
     index = perception.index(asked.dialogue)
     texts = [question.text for question in asked.questions]
     lexical = torch.stack([torch.from_numpy(index.bm25.scores(stems(text))) for text in texts], 1)
-    return Encoded(asked, index.vectors, perception.encoder.encode(texts), lexical, np.asarray(index.prices))
+    return Encoded(asked, index.vectors, perception.encoder.encode(texts), lexical, np.asarray(index.costs.turns))
 
 
 def standardise(values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from experiments.evidence.data import DialogueQuestions, load
+from remind.build.identity import versions
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json, write_text
@@ -25,7 +26,6 @@ from remind.memory.keys import Join
 from remind.memory.longmemeval import LongMemEvalSystem
 from remind.memory.plain import PlainSystem
 from remind.models.encoder import SentenceEncoder
-from remind.pipeline.identity import versions
 from sae.ranges import PositiveInt, check_ranges
 
 _MONTH = re.compile(rf"\b(?:{'|'.join(month_name[1:])})\b")

@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.evidence.data import DialogueQuestions, load
 from experiments.memory.keys import HoldingEncoder
+from remind.build.identity import versions
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
@@ -23,7 +24,6 @@ from remind.evaluation.metrics import recall_all, recall_any
 from remind.evaluation.tables import markdown_table
 from remind.memory.expansions import extractive, read_annotations
 from remind.memory.keys import Join, join_keys
-from remind.pipeline.identity import versions
 from sae.ranges import PositiveInt, check_ranges
 
 

@@ -26,6 +26,7 @@ from experiments.memory.learning import (
     shuffled,
 )
 from experiments.memory.report import Rows, curve_rows, plot, table
+from remind.build.identity import versions
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
@@ -34,7 +35,6 @@ from remind.memory.citers import noisy
 from remind.memory.reranker import AS_PRINTED, Episode, Reranker, RerankerConfig
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
-from remind.pipeline.identity import versions
 
 #: Updates at which the learning curve is read, as far as it goes.
 POINTS = (0, 25, 50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 800, 900, 1000)

@@ -180,18 +180,17 @@ def rankings(
     Args:
         question, vector: the question's text and φ of it [d].
     """
-    from remind.perception.hybrid import turn_scores
-    from remind.perception.retrieve import relevance
+    from remind.perception.retrieve import relevance, turn_scores
     from remind.text.words import stems
 
     def scores(method: str) -> np.ndarray:
         if method == "hybrid":
-            return turn_scores(index, question, vector, config.retrieve)
+            return turn_scores(index, question, vector)
         if method == "bm25":
             return np.asarray(index.bm25.scores(stems(question)))
         if method == "dense":
-            return relevance(vector, index.vectors).double().numpy()
-        of_segments = relevance(vector, index.cues(None).vectors).double().numpy()
+            return relevance(vector, index.vectors)
+        of_segments = relevance(vector, index.cues(None).vectors)
         spread = np.empty(len(index.dialogue.turns))
         for segment, score in zip(index.segments, of_segments, strict=True):
             spread[segment.start : segment.end + 1] = score

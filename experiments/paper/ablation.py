@@ -21,7 +21,7 @@ from remind.evaluation.compare import Rows, difference
 from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import Difference
 from remind.evaluation.tables import markdown_table, percent
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
 from remind.states.rebuild import attentional_of, summary_of
 from remind.states.records import StateRecord

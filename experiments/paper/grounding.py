@@ -24,11 +24,11 @@ from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
-from remind.grounding.selection import select_blocks
+from remind.grounding.resonance import select_blocks
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind
-from remind.states.parquet import MANIFEST, read_manifest, read_states
+from remind.states.dataset import MANIFEST, read_manifest, read_states
 from remind.states.pyramid import FactualState, Span, render, segments_of
 from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import StateRecord
@@ -80,8 +80,8 @@ class Ground:
         )
         inspector = Inspector(inspected, read_manifest(cfg.states).get("config", {}))
         records = [record for record in read_states(cfg.states) if record.split == cfg.split]
-        chosen = None if cfg.limit is None else spread(cfg.states, cfg.split, cfg.limit)
-        kept = [record for number, record in enumerate(records) if chosen is None or number in chosen]
+        chosen = spread(len(records), cfg.limit)
+        kept = [record for number, record in enumerate(records) if number in chosen]
         asked = [
             (record, factual_of(record, dialogue, question), frozenset(gold_turns(dialogue, question).tolist()))
             for record, dialogue, question in sources(kept, inspector.corpus)

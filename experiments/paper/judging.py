@@ -19,7 +19,6 @@ from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, settings
 from experiments.paper.systems import foreign_rows, named_paths, split_records
-from remind.core.distributed import Team
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
 from remind.data.dialogue import DIMENSIONS
@@ -28,6 +27,7 @@ from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.predictions import VERDICTS, read_rows
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
+from remind.evaluation.team import Team
 from remind.llm.endpoints import EndpointConfig
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.records import StateRecord

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import ITEMS, listing
+from remind.build.identity import versions
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
-from remind.core.processes import sole_writer
+from remind.core.run_folder import RunFolder
 from remind.evaluation.identity import machine
-from remind.pipeline.identity import versions
 
 RESULT = "result.json"
 _FORMAT = "remind-paper-item"
@@ -40,7 +40,7 @@ def paper(cfg: PaperConfig) -> None:
         if not isinstance(before, dict) or (before.get("item"), before.get("form")) != (cfg.item, form):
             raise ConfigError(f"{out} holds the result of something else; choose another out")
     started = time.perf_counter()
-    with sole_writer(out):
+    with RunFolder(out).held():
         result = item.make(cfg)
         kind = _kind(cfg) if "evaluate" in item.needs else None
         about = {"format": _FORMAT, "item": cfg.item, "title": item.title, "form": form, "seeds": list(cfg.seeds)}

@@ -9,7 +9,6 @@ from typing import Any
 
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import from_file
-from remind.core.distributed import Team
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
@@ -19,10 +18,11 @@ from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
 from remind.evaluation.run import Models, evaluate
+from remind.evaluation.team import Team
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import read_manifest
+from remind.states.dataset import read_manifest
 from remind.states.records import StateRecord
 from remind.testbed.accuracy import MAX_NEW_TOKENS
 from remind.testbed.built import build_world, train_saes

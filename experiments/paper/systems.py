@@ -25,7 +25,7 @@ from remind.memory.run import run_memory
 from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
-from remind.states.parquet import question_splits
+from remind.states.dataset import question_splits
 from remind.states.records import StateRecord
 
 #: Conditions of the answering model by the name of their row.

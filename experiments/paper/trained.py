@@ -24,7 +24,6 @@ from experiments.paper.items import Result
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, by_seed, pooled, settings, sources
 from remind.alignment.config import Edge, Objective
 from remind.core.cli import parse
-from remind.core.distributed import Team
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json, write_text
 from remind.core.run_folder import as_dict
@@ -32,7 +31,8 @@ from remind.data.dialogue import Corpus
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.identity import states_hash
 from remind.evaluation.run import Models
-from remind.states.parquet import read_manifest, read_states
+from remind.evaluation.team import Team
+from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import ReflectiveState, render
 from remind.states.rebuild import attentional_of, summary_of
 from remind.states.records import StateRecord

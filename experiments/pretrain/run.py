@@ -158,7 +158,7 @@ def _train(cfg: PretrainConfig, tokenizer: Any, lessons: Lessons, log: Path) -> 
     from torch.nn import functional as F
 
     from experiments.pretrain.heads import AuxiliaryHeads
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
 
     if cfg.start is None:
         model = nano_model(cfg.seed, hidden_size=cfg.hidden_size, layers=cfg.layers)
@@ -299,7 +299,7 @@ def _hash(lessons: Lessons) -> str:
 def measure(folder: str | Path, worlds: Iterable[str] | None = None) -> dict[str, Any]:
     """Accuracy of a checkpoint by world of `MEASURED` (None: all), format and level, with 95 % Wilson intervals."""
     from remind.evaluation.intervals import wilson
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(folder)

@@ -22,11 +22,10 @@ from remind.alignment.metrics import read_metrics
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ModelError
 from remind.core.files import write_json
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord
 from remind.testbed.accuracy import correct_answers
 from remind.testbed.built import Marks
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.proof.conditions import Condition
 from experiments.proof.store import RunStore, built_settings
+from remind.build.states import facts_of, recall_of
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
-from remind.pipeline.record import Tally
 from remind.states.pyramid import AttentionalState, ReflectiveState, Span
 from remind.states.rebuild import blocks_of
 from remind.testbed.built import Marks, build_world, marked, train_saes
@@ -106,7 +106,7 @@ def built_records(
     Raises:
         ConfigError: no marks, which built states need.
     """
-    from remind.states.parquet import read_states
+    from remind.states.dataset import read_states
 
     built = store.config.built
     if built is None or marks is None:
@@ -129,10 +129,9 @@ def built_records(
 def evidence_in_marks(store: RunStore, marks: Marks) -> dict[str, float]:
     """Means over the test questions: share of the evidence in x0 and in the marks, and of x0's turns in the marks."""
     records = split_records(store, "test", *store.config.dialogues("test"), marks)
-    tally, turns = Tally(), []
+    turns = []
     for record in records:
-        tally.add(record)
         shown = len(record.x1.turns)
         turns.append(sum(end - start + 1 for start, end in blocks_of(record.x1)) / shown if shown else 0.0)
-    recall = tally.recall()["all"]
+    recall = recall_of(map(facts_of, records))["all"]
     return {"x0": recall["x0"], "marked": recall["marked"], "turns": sum(turns) / len(turns)}

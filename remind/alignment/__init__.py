@@ -15,14 +15,5 @@ if TYPE_CHECKING:
 
 __all__ = ["CollapseGuard", "Edge", "Objective", "PRAConfig", "PRALoss", "PRATrainer", "Probe", "pra_loss"]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "CollapseGuard": "callbacks",
-        "PRAConfig": "arguments",
-        "PRALoss": "objective",
-        "PRATrainer": "trainer",
-        "Probe": "callbacks",
-        "pra_loss": "objective",
-    },
-)
+_LAZY = {"CollapseGuard": "callbacks", "PRAConfig": "arguments", "PRALoss": "objective", "PRATrainer": "trainer"}
+__getattr__ = lazy_names(__name__, {**_LAZY, "Probe": "callbacks", "pra_loss": "objective"})

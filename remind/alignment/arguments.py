@@ -14,11 +14,7 @@ from transformers import TrainingArguments
 from remind.alignment.config import ExampleConfig, LoopConfig, Objective
 from remind.core import optional
 from remind.core.errors import ConfigError
-
-_DEEPSPEED = (
-    "training under DeepSpeed is not supported: a step runs the model several times before it goes backward, at which "
-    "ZeRO-3 fails (DeepSpeed issue 5321); use DDP, or FSDP with fsdp_version 2"
-)
+from sae.ranges import check_ranges
 
 
 @dataclass
@@ -47,17 +43,29 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
     use_cache: bool = True
 
     def __post_init__(self) -> None:
-        for part in (Objective, ExampleConfig, LoopConfig):
-            part.__post_init__(self)
-        self.check()
+        Objective.__post_init__(self)
+        for part in (ExampleConfig, LoopConfig):
+            check_ranges(self, ConfigError, part)
+        if self.targets == "decoded" and self.unlabelled == "skip":
+            raise ConfigError("targets decoded: unlabelled must name the state to answer from, x2 or x1")
+        if not self.trained:
+            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
         if self.targets != "gold" and not self.active:
             raise ConfigError(f"targets {self.targets}: nothing is distilled: no edge has gamma above 0")
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-            raise ConfigError(_DEEPSPEED)
-        self._share_batch(int(os.environ.get("WORLD_SIZE", "1")))
+            # a step runs the model several times before it goes backward, at which ZeRO-3 fails (their issue 5321)
+            raise ConfigError("training under DeepSpeed is not supported; use DDP, or FSDP with fsdp_version 2")
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        pieces = processes * self.gradient_accumulation_steps
+        share, rest = divmod(self.batch_size, pieces)
+        if rest or self.per_device_train_batch_size not in (None, share):
+            raise ConfigError(
+                f"batch_size {self.batch_size} is global and gives per_device_train_batch_size; with {processes} "
+                f"processes x {self.gradient_accumulation_steps} microbatches use a multiple of {pieces}"
+            )
+        self.per_device_train_batch_size = share
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes
         given: Any = self
-        if hasattr(given, "activation_checkpointing") and given.activation_checkpointing is None:
-            given.activation_checkpointing = given.gradient_checkpointing  # its name in later versions
         device = torch.accelerator.current_accelerator(check_available=True)
         # without it, processes without a GPU would each train alone; Apple's GPUs have no float64, in which metrics
         # are summed
@@ -67,52 +75,20 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
             given.accelerator_config = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         TrainingArguments.__post_init__(self)
         given._n_gpu = min(given._n_gpu, 1)  # one process trains on one GPU
-        if self.world_size != int(os.environ.get("WORLD_SIZE", "1")):
+        if self.world_size != processes:
             raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
         if self.mixed_precision not in ("no", "bf16"):
             raise ConfigError(f"mixed_precision {self.mixed_precision} is not supported; use no or bf16")
-
-    def _share_batch(self, processes: int) -> None:
-        pieces = processes * self.gradient_accumulation_steps
-        if self.batch_size % pieces:
-            raise ConfigError(
-                f"batch_size {self.batch_size} does not divide by {processes} processes x "
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps}: use a multiple of {pieces}"
-            )
-        share = self.batch_size // pieces
-        if self.per_device_train_batch_size not in (None, share):
-            raise ConfigError(
-                f"per_device_train_batch_size {self.per_device_train_batch_size}: set batch_size, which is global "
-                f"({self.batch_size}, that is {share} a process and microbatch)"
-            )
-        self.per_device_train_batch_size = share
-        if self.per_device_eval_batch_size is None:
-            self.per_device_eval_batch_size = self.batch_size // processes
 
     @property
     def sharded(self) -> bool:
         """Whether parameters are sharded among the processes (FSDP2)."""
         return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
-    def check_precision(self, model: nn.Module) -> None:
-        """Raise ConfigError where the optimiser's steps would be rounded away."""
-        narrow = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
-        widened = self.sharded and self.mixed_precision == "bf16"
-        if narrow and not widened and self.optim != "adamw_torch_8bit":
-            raise ConfigError(
-                "weights in bfloat16 do not move at small learning rates: set optim adamw_torch_8bit, or dtype float32 "
-                "(with bf16 true), or a peft_config"
-            )
-
     @property
     def objective(self) -> Objective:
         """The fields that say what is minimised."""
         return Objective(**{field.name: getattr(self, field.name) for field in fields(Objective)})
-
-    @property
-    def examples(self) -> ExampleConfig:
-        """The fields that say which questions become examples."""
-        return ExampleConfig(**{field.name: getattr(self, field.name) for field in fields(ExampleConfig)})
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: edges are (student, teacher, gamma, alpha)."""
@@ -121,13 +97,19 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         return {**super().to_dict(), **ours}
 
 
-def rounding_optimizer(args: PRAConfig) -> tuple[Any, dict[str, Any]] | None:
+def rounding_optimizer(args: PRAConfig, model: nn.Module) -> tuple[Any, dict[str, Any]] | None:
     """For optim adamw_torch_8bit: torchao's AdamW, told to round bfloat16 weights stochastically.
 
     Raises:
-        ConfigError: no C++ compiler. ModelError: no torchao.
+        ConfigError: another optimiser, whose steps would be rounded away; or no C++ compiler. ModelError: no torchao.
     """
     if args.optim != "adamw_torch_8bit":
+        narrow = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+        if narrow and not (args.sharded and args.mixed_precision == "bf16"):
+            raise ConfigError(
+                "weights in bfloat16 do not move at small learning rates: set optim adamw_torch_8bit, or dtype float32 "
+                "(with bf16 true), or a peft_config"
+            )
         return None
     if shutil.which("g++") is None:
         raise ConfigError("optim adamw_torch_8bit is compiled when it starts: install a C++ compiler (g++)")

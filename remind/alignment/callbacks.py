@@ -1,4 +1,4 @@
-"""Callbacks of a training run: the collapse guard, probes, and the bar on the screen.
+"""Callbacks of a training run: the collapse guard, and probes.
 
 Live targets can drift: a student is drawn to a teacher that shares its weights, and both lose what they knew. The loss
 then falls while the held-out cross-entropy of the teachers rises.
@@ -13,23 +13,19 @@ from transformers import TrainerCallback
 
 from remind.alignment.config import N_LEVELS
 from remind.alignment.metrics import record
-from remind.core.progress import ProgressBar, warn
+from remind.core.progress import warn
 
 REMEDY = "set teacher_model_kind ema or base, or hard_levels [0, 1, 2], or lower learning_rate, in a new run"
-#: Cross-entropy of right answers and entropy, in nats per token, above which a model guesses (among 400 tokens, 50).
-#: A cross-entropy alone may be high for want of the answers' form, of which a model that knows the language is sure.
-UNFAMILIAR = (6.0, 4.0)
 
 
 class CollapseGuard(TrainerCallback):
-    """Compares each measurement of the held-out loss with those before it, and the first with what a model must know.
+    """Compares each measurement of the held-out loss with those before it.
 
     `PRATrainer` adds one with the settings of its `PRAConfig` (`guard`, `guard_ce_rise`, `guard_entropy_share`).
 
     Attributes:
         first: `ce0`, … and `entropy0`, … as first measured; empty before.
         lowest: the lowest `ce0`, … so far.
-        told: whether it has been said that the model guesses.
         collapse: what was found in mode stop; the trainer saves, stops and raises it.
     """
 
@@ -37,18 +33,11 @@ class CollapseGuard(TrainerCallback):
         self.mode, self.ce_rise, self.entropy_share = mode, ce_rise, entropy_share
         self.first: dict[str, float] = {}
         self.lowest: dict[str, float] = {}
-        self.told = False
         self.collapse: str | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = {name.removeprefix("eval_"): value for name, value in kwargs["metrics"].items()}
-        found = self.collapses(metrics)
-        if self.mode == "off":
-            return
-        model = getattr(kwargs["model"], "name_or_path", "") or "the model"
-        if (what := self.unfamiliar(metrics, model)) and state.is_world_process_zero:
-            warn(what)
-        if not found:
+        if not (found := self.collapses(metrics)) or self.mode == "off":
             return
         what = f"collapse on held-out questions at step {state.global_step}: {'; '.join(found)}"
         if state.is_world_process_zero:
@@ -75,30 +64,10 @@ class CollapseGuard(TrainerCallback):
             lowest = self.lowest[ce] = min(self.lowest.get(ce, metrics[ce]), metrics[ce])
             if not metrics[ce] - lowest <= self.ce_rise:
                 collapses.append(f"cross-entropy under x{level} has risen from {lowest:.3f} to {metrics[ce]:.3f}")
-            if metrics[entropy] < self.entropy_share * self.first[entropy] and metrics[ce] >= self.first[ce]:
-                collapses.append(
-                    f"entropy under x{level} has fallen from {self.first[entropy]:.3f} to {metrics[entropy]:.3f}, "
-                    f"the cross-entropy has not ({self.first[ce]:.3f}, now {metrics[ce]:.3f})"
-                )
+            before, now = self.first[entropy], metrics[entropy]
+            if now < self.entropy_share * before and metrics[ce] >= self.first[ce]:
+                collapses.append(f"entropy under x{level} has fallen from {before:.3f} to {now:.3f}, but not {ce}")
         return collapses
-
-    def unfamiliar(self, metrics: Mapping[str, float], model: str) -> str | None:
-        """What to say, once, of a model that guesses (`ce0` and `entropy0` above `UNFAMILIAR`), or None."""
-        ce, entropy = metrics.get("ce0", 0.0), metrics.get("entropy0", 0.0)
-        if self.told or not (ce > UNFAMILIAR[0] and entropy > UNFAMILIAR[1]):
-            return None
-        self.told = True
-        return (
-            f"{model} guesses: under x0 its held-out loss is {ce:.1f} nats per token, its entropy {entropy:.1f}; it "
-            "does not know the language of these answers, and a short training will not teach it; choose another model"
-        )
-
-    def state(self) -> dict[str, dict[str, float]]:
-        """What a checkpoint keeps."""
-        return {"first": dict(self.first), "lowest": dict(self.lowest)}
-
-    def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        self.first, self.lowest = dict(state["first"]), dict(state["lowest"])
 
 
 class Probe(TrainerCallback):
@@ -124,21 +93,3 @@ class Probe(TrainerCallback):
         row = self.measure(model)
         if state.is_world_process_zero:
             record(args.output_dir, {"step": state.global_step, "kind": self.kind, **row})
-
-
-class Bar(TrainerCallback):
-    """The progress bar of our commands, with an ETA and the loss, in place of transformers' printed dictionaries."""
-
-    bar: ProgressBar | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = ProgressBar("train", state.max_steps, state.global_step)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            loss = next((f"loss {row['loss']:.4f}" for row in reversed(state.log_history) if "loss" in row), "")
-            self.bar.step(note=loss)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.__exit__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -11,23 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from remind.alignment.config import ExampleConfig
 from remind.core.errors import DataError, ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import track
 from remind.models.chat import end_token_id, prompt_ids, tokenize
-from remind.models.pictures import Pictures
+from remind.models.images import Pictures
 from remind.states.pyramid import LEVELS
-from remind.states.records import StateRecord
-
-#: Why questions are left out, in words.
-_REASONS = {
-    "without_target": "without a gold answer",
-    "empty_answer": "with an empty gold answer",
-    "long_context": "too long with their answer",
-    "long_answer": "with too long an answer",
-}
+from remind.states.records import StateRecord, record_of_row
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,6 @@ class Example:
         labelled: whether the answer is gold; one that was decoded carries no hard loss.
         gold: the gold answer, where `answer` is another (`targets`).
         images: path and hash of each image shown as pixels, in the order of its tokens, the same under each level.
-        empty: whether there is a gold answer and it is empty.
         shown: reads the images.
     """
 
@@ -50,7 +43,6 @@ class Example:
     labelled: bool = True
     gold: Tensor | None = None
     images: tuple[tuple[str, str], ...] = ()
-    empty: bool = False
     shown: Pictures | None = field(default=None, repr=False, compare=False)
 
     def tokens_under(self, levels: Iterable[int]) -> int:
@@ -77,11 +69,6 @@ class Example:
         """The same question with the gold answer that is kept apart, if there is one."""
         return None if self.gold is None else replace(self, answer=self.gold, labelled=True, gold=None)
 
-    @property
-    def largest_id(self) -> int:
-        """The highest token id of prompts and answers."""
-        return max(int(ids.max()) for ids in (*self.prompts, *self.answers) if len(ids))
-
     def pixels(self) -> dict[str, Tensor]:
         """pixel_values [patches, values] and image_grid_thw [images, 3], read from the files each time.
 
@@ -97,7 +84,7 @@ class Example:
         images = b""
         if self.images and self.shown is not None:
             images = sha256_json([self.shown.name, [content for _, content in self.images]]).encode()
-        ids = (*(self.prompts[level] for level in levels), self.answer)
+        ids = (*(self.prompts[level] for level in levels), *self.answers)
         return images + b"".join(len(row).to_bytes(8, "little") + row.numpy().tobytes() for row in ids)
 
 
@@ -124,9 +111,7 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     Raises:
         DataError: no text, or no target. ModelError: a tokenizer without a chat template.
     """
-    values = row if isinstance(row, Mapping) else getattr(row, "__dict__", None)
-    if values is None:
-        raise DataError(f"a row of the data is {type(row).__name__}, not a mapping", record=f"row {number}")
+    values = row if isinstance(row, Mapping) else getattr(row, "__dict__", {})
     name = str(values.get("question_id") or f"row {number}")
     if missing := [column for column in ("x0", "target") if column not in values]:
         raise DataError(f"the data have no column {missing[0]}; there are {', '.join(values)}", record=name)
@@ -136,7 +121,6 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
         raise DataError("x0 is not a text, or target is neither a text nor None", record=name)
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("the tokenizer has no chat template: set processing_class.chat_template")
-    empty = target is not None and _is_empty(target)
     images: tuple[tuple[str, str], ...] = ()
     if shown is not None and values.get("pictures"):
         record = record_of(row)
@@ -145,21 +129,15 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     else:
         prompts = tuple(_int32([] if text is None else prompt_ids(tokenizer, text)) for text in texts)
     # one answer for all levels: Eq. 6 compares the three distributions at the same tokens
+    # an empty one is no answer
+    empty = target is None or not target.strip() or re.match(r"\s*<answer>\s*</answer>", target)
     answer = _int32([] if target is None or empty else answer_ids(tokenizer, target))
-    return Example(name, prompts, answer, images=images, empty=empty, shown=shown)
+    return Example(name, prompts, answer, images=images, shown=shown)
 
 
 def record_of(row: Any) -> StateRecord:
-    """A question with the spans of its turns, where it is a row of Parquet."""
-    if isinstance(row, StateRecord):
-        return row
-    from remind.states.parquet import record_of_row
-
-    try:
-        return record_of_row(row)
-    except (KeyError, TypeError, AttributeError):
-        name = str(row.get("question_id")) if isinstance(row, Mapping) else None
-        raise DataError("images pixels needs rows with all columns of a states folder", record=name) from None
+    """A question with the spans of its turns. Raises DataError where a row lacks a column of a states dataset."""
+    return row if isinstance(row, StateRecord) else record_of_row(row)
 
 
 def _text(level: Any) -> str | None:
@@ -167,35 +145,35 @@ def _text(level: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _is_empty(target: str) -> bool:
-    return not target.strip() or re.match(r"\s*<answer>\s*</answer>", target) is not None
-
-
 def _int32(ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
-def examples_of(tokenizer: Any, rows: Iterable[Any], shown: Pictures | None = None) -> list[Example]:
-    """`example_of` of all rows in order. Raises as `example_of`; ImagePathError: images that cannot be shown."""
-    if shown is not None:
+def examples_of(tokenizer: Any, rows: Iterable[Any] | None, shown: Pictures | None = None) -> list[Example]:
+    """`example_of` of all rows in order.
+
+    Raises:
+        DataError: a question that occurs twice; and as `example_of`. ImagePathError: images that cannot be shown.
+    """
+    if shown is not None and rows is not None:
         rows = [record_of(row) for row in rows]
         shown.check((row.question_id, [picture.path for picture in row.pictures]) for row in rows)
-    shown_rows = track(rows, "tokenise", len(rows)) if isinstance(rows, Sized) and len(rows) else rows
-    return [example_of(tokenizer, row, shown, number) for number, row in enumerate(shown_rows)]
+    rows = track(rows, "tokenise", len(rows)) if isinstance(rows, Sized) and len(rows) else rows or ()
+    examples = [example_of(tokenizer, row, shown, number) for number, row in enumerate(rows)]
+    if twice := [name for name, count in Counter(example.id for example in examples).items() if count > 1]:
+        raise DataError("the question occurs twice", record=twice[0])
+    return examples
 
 
 @dataclass
-class Examples(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Examples of one split, and the ids of questions that were left out, by reason.
+class Examples(Dataset[tuple[Example, float]]):
+    """Examples of one split, and how many questions were left out, by reason.
 
     As a dataset its keys are those of `Batches`: a place with the sample's weight in the loss.
     """
 
     items: list[Example] = field(default_factory=list)
-    without_target: list[str] = field(default_factory=list)
-    empty_answer: list[str] = field(default_factory=list)
-    long_context: list[str] = field(default_factory=list)
-    long_answer: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -203,22 +181,9 @@ class Examples(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __getitem__(self, key: tuple[int, float]) -> tuple[Example, float]:
         return self.items[key[0]], key[1]
 
-    def left_out(self) -> dict[str, list[str]]:
-        """Ids by reason, reasons that occur alone."""
-        return {name: ids for name in _REASONS if (ids := getattr(self, name))}
-
-    def reasons(self) -> str:
-        """What was left out, in words."""
-        return ", ".join(f"{len(ids)} {_REASONS[reason]}" for reason, ids in self.left_out().items())
-
-    def counts(self) -> dict[str, int]:
-        return {
-            "examples": len(self.items),
-            "labelled": sum(item.labelled or item.gold is not None for item in self.items),
-            **{name: len(getattr(self, name)) for name in _REASONS},
-            "longest_prompt": max((len(p) for item in self.items for p in item.prompts), default=0),
-            "longest_answer": max((len(item.answer) for item in self.items), default=0),
-        }
+    def labelled(self) -> int:
+        """How many have a gold answer."""
+        return sum(item.labelled or item.gold is not None for item in self.items)
 
     def levels(self) -> frozenset[int]:
         """Levels that all examples have."""
@@ -226,78 +191,62 @@ class Examples(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
     def fingerprint(self) -> str:
         """Hash of every id and token in order."""
-        digest = hashlib.sha256()
-        for item in self.items:
-            digest.update(repr(item.id if item.labelled else (item.id, "decoded")).encode())
-            digest.update(item.content(range(len(item.prompts))))
-            if item.gold is not None:
-                digest.update(b"gold" + item.gold.numpy().tobytes())
-        return digest.hexdigest()
+        contents = (hashlib.sha256(item.content(range(len(item.prompts)))).hexdigest() for item in self.items)
+        return sha256_json([[item.id, item.labelled, own] for item, own in zip(self.items, contents, strict=True)])
 
 
-def select(examples: Iterable[Example], config: ExampleConfig, model_length: int) -> Examples:
+def select(examples: Iterable[Example], config: ExampleConfig, model_length: int, held_out: bool = False) -> Examples:
     """The questions that can be used, in order.
 
     Args:
         model_length: most tokens the model takes.
+        held_out: too long ones are left out in any case, and the student answers none.
 
     Raises:
         DataError: a question is too long and `on_long` is "error".
     """
     limit = min(model_length, config.max_length or model_length)
-    on_policy = config.targets == "on_policy"
+    on_policy = config.targets == "on_policy" and not held_out
     selected = Examples()
-
-    def leave_out(ids: list[str], question: str, what: str, length: int, most: int) -> None:
-        if config.on_long == "error":
-            raise DataError(
-                f"{what} of {length} tokens, at most {most} fit; build shorter states, or set on_long skip",
-                record=question,
-            )
-        ids.append(question)
-
     for example in examples:
         answer = max(map(len, example.answers))
         # what the student will answer may be as long as it is allowed to be, end token included
         own = max(0, config.max_decoded + 1 - answer) if on_policy else 0
-        if not answer and (example.empty or not on_policy or config.unlabelled == "skip"):
-            (selected.empty_answer if example.empty else selected.without_target).append(example.id)
-        elif answer > config.max_answer:
-            leave_out(selected.long_answer, example.id, "answer", answer, config.max_answer)
-        elif example.longest + own > limit:
-            what = "prompt and max_decoded" if own else "prompt and answer"
-            leave_out(selected.long_context, example.id, what, example.longest + own, limit)
+        if not answer and (not on_policy or config.unlabelled == "skip"):
+            selected.left_out["without a gold answer"] += 1
+        elif answer > config.max_answer or example.longest + own > limit:
+            if config.on_long == "error" and not held_out:
+                what = f"prompt and answer of {example.longest + own} tokens, of which the answer {answer + own}"
+                why = f"at most {limit} and {config.max_answer} fit: build shorter states, or set on_long skip"
+                raise DataError(f"{what}; {why}", record=example.id)
+            selected.left_out["too long"] += 1
         else:
             selected.items.append(example if answer else replace(example, labelled=False))
     return selected
 
 
-class Batches(torch.utils.data.Sampler[list[tuple[int, float]]]):
+@dataclass
+class Batches:
     """The microbatches of one process: lists of (place of the example, its weight in the mean over the batch).
 
     The batch of a step is a function of seed and step alone, whatever the number of processes; each takes its share,
     cut into equally many microbatches, because their collective operations must match. Where the last batch of an
     epoch has too few samples, a process repeats one with weight 0.
 
-    Args:
+    Attributes:
         batch_size: of all processes together.
         pieces: microbatches of a process in one batch.
         shuffle: a new order each epoch; otherwise in the order of the examples.
     """
 
-    def __init__(
-        self,
-        n_examples: int,
-        batch_size: int,
-        pieces: int = 1,
-        rank: int = 0,
-        processes: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-    ) -> None:
-        self.n_examples, self.batch_size, self.pieces = n_examples, batch_size, pieces
-        self.rank, self.processes, self.seed, self.shuffle = rank, processes, seed, shuffle
-        self.epoch = 0
+    n_examples: int
+    batch_size: int
+    pieces: int = 1
+    rank: int = 0
+    processes: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -1,18 +1,15 @@
-"""Metrics of a run: metrics.jsonl, one line per step and per measurement of the held-out loss."""
+"""What a run leaves in its folder: metrics.jsonl, one line per step and per measurement, and checkpoints."""
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from remind.alignment.config import Objective
 from remind.core.errors import DataError
+from remind.core.files import read_json
 
 METRICS = "metrics.jsonl"
 
@@ -25,23 +22,14 @@ def summary(objective: Objective, means: Mapping[str, float]) -> dict[str, float
         `ce0`, … and `entropy0`, …; and `share_hard`, `share_dist01`, …: what each adds to the total, as a share of it
         (Figure 14).
     """
-    parts = objective.parts(means)
+    levels = [f"hard{level}" for level in objective.hard_levels if f"hard{level}" in means]
+    hard, others = sum(means[name] for name in levels), {k: value for k, value in means.items() if k not in levels}
+    parts = {"hard": objective.lambda_hard * hard} if levels and objective.lambda_hard > 0 else {}
+    share = (1 - objective.lambda_hard) * objective.tau**2
+    parts |= {f"dist{edge.name}": share * edge.gamma * means[f"dist{edge.name}"] for edge in objective.active}
     total = sum(parts.values())
     shares = {f"share_{name}": part / total if total else 0.0 for name, part in parts.items()}
-    levels = [f"hard{level}" for level in objective.hard_levels if f"hard{level}" in means]
-    others = {name: value for name, value in means.items() if name not in levels}
-    return {"total": total, "hard": sum(means[name] for name in levels), **others, **shares}
-
-
-def peak_memory(device: torch.device) -> float:
-    """GiB this process has needed at most: on a GPU of its memory since the last call, else of main memory."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return peak / 2**30
-    # kilobytes on Linux, bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return {"total": total, "hard": hard, **others, **shares}
 
 
 def record(folder: str | Path, row: Mapping[str, Any]) -> None:
@@ -59,12 +47,30 @@ def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     path = Path(run_folder) / METRICS
     if not path.is_file():
         raise DataError("no such file: not a run folder, or it has not begun", path)
-    lines = path.read_text(encoding="utf-8").splitlines()
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         try:
-            rows.append(json.loads(line))
+            rows += [json.loads(line)] if line.endswith("\n") else []
         except ValueError:
-            if number < len(lines):
-                raise DataError("not JSON", path, f"line {number}") from None
+            raise DataError("not JSON", path, f"line {number}") from None
     return rows
+
+
+def checkpoints(run: str | Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first."""
+    found = [path for path in Path(run).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def kept(folder: Path) -> dict[str, Any] | None:
+    """What `PRATrainer` keeps in a checkpoint (`RunState`); None: not written to its end, or of another trainer."""
+    try:
+        state: dict[str, Any] = read_json(folder / "trainer_state.json")["stateful_callbacks"]["RunState"]["attributes"]
+    except (OSError, DataError, KeyError, TypeError):
+        return None
+    return state
+
+
+def newest(run: str | Path) -> Path | None:
+    """The newest whole checkpoint of a run."""
+    return next((path for path in reversed(checkpoints(run)) if kept(path)), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,10 @@ from torch import Tensor, nn
 
 from remind.alignment.config import LoraConfig
 from remind.alignment.step import body_of, head_of
-from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import Backbone, inner_model
+from remind.models.backbone import Backbone, backbone_of, inner_model, load_backbone
 from remind.models.chat import tokenize
-from remind.models.load import backbone_of, describe, load_backbone
 from remind.states.pyramid import MARKER
-
-#: Weights that share a scale in NF4.
-_BLOCK = 64
 
 
 def opened(
@@ -49,7 +43,7 @@ def opened(
     return backbone
 
 
-def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = None) -> nn.Module:
+def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = None) -> Any:
     """Set which parameters are trained: the language model and its head, or adapters on it.
 
     Dropout is off everywhere, since equal contexts must have equal distributions.
@@ -72,16 +66,17 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+    # blocks that cross rows are read back wrongly on CPUs, and give no gradient, silently
+    small = {name: m for name, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
+    if odd := [name for name, layer in small.items() if layer.in_features % 64]:
+        raise ModelError(f"{odd[0]} in 4 bits: its input is no multiple of 64; name it in llm_int8_skip_modules")
     tower = getattr(body_of(model), "visual", None) if vision else None
     if vision and tower is None:
         raise ModelError(f"train_vision: {type(model).__name__} has no vision tower")
     if lora is not None:
-        with warnings.catch_warnings():
-            # peft still asks by the old name, which is nothing that a user could change
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            from peft import get_peft_model
+        from peft import get_peft_model
 
-            model = get_peft_model(model, _peft_config(model, lora, tower, marker))
+        model = get_peft_model(model, _peft_config(model, lora, tower, marker))
     elif inner_model(model) is model:
         model.requires_grad_(False)
         model.get_decoder().requires_grad_(True)
@@ -92,28 +87,22 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
             tower.requires_grad_(True)
     elif vision or marker is not None:
         raise ConfigError("a model that has adapters already can take neither train_vision nor marker_token")
-    trained: nn.Module = model.train()
-    return trained
+    return model.train()
 
 
 def _peft_config(model: Any, lora: Any, tower: Any, marker: int | None) -> Any:
     names = {id(module): name for name, module in model.named_modules()}
-    if not isinstance(lora, LoraConfig):
-        config = replace(lora)
-    else:
-        # vision towers may use the same names, so the pattern is tied to the language model
-        decoder = re.escape(names[id(model.get_decoder())])
-        for layer in lora.target_modules:
-            if not any(re.fullmatch(rf"{decoder}\.(.*\.)?{re.escape(layer)}", name) for name in names.values()):
-                raise ModelError(f"lora: the language model has no layer {layer!r}")
+    config = replace(lora)
+    if isinstance(lora, LoraConfig):
         from peft import LoraConfig as PeftConfig
 
-        config = PeftConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            target_modules=rf"{decoder}\.(.*\.)?({'|'.join(map(re.escape, lora.target_modules))})",
-            task_type="CAUSAL_LM",
-        )
+        # vision towers may use the same names, so the pattern is tied to the language model
+        blocks = rf"{re.escape(names[id(model.get_decoder())])}\.(.*\.)?"
+        for layer in map(re.escape, lora.target_modules):
+            if not any(re.fullmatch(blocks + layer, name) for name in names.values()):
+                raise ModelError(f"lora: the language model has no layer {layer!r}")
+        layers = f"{blocks}({'|'.join(map(re.escape, lora.target_modules))})"
+        config = PeftConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=layers, task_type="CAUSAL_LM")
     if getattr(config, "lora_dropout", 0):
         raise ConfigError("lora_dropout must be 0: with dropout, equal contexts have unequal distributions")
     if tower is not None:
@@ -131,39 +120,29 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        if not parameter.is_floating_point():
-            digest.update(name.encode())
-            continue
-        flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // 64)][:64].double().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
+        digest.update(name.encode())
+        if parameter.is_floating_point():
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 64)][:64].double().cpu()
+            digest.update(f"{tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()
 
 
-def check_vocabulary(model: Any, largest: int) -> None:
-    """Raise ModelError where the tokenizer gives ids that the embedding or the head has no row for.
+@torch.no_grad()
+def check_head(model: Any, largest: int = 0) -> None:
+    """Raise ModelError unless the model's logits are those of `head_of` at its final hidden states, for all tokens.
+
+    The loss is computed that way; a model that does more to its logits would be trained on others than it generates
+    from.
 
     Args:
         largest: the highest token id of all examples.
     """
-    for what, rows in (("embedding", model.get_input_embeddings().weight), ("head", head_of(model).weight)):
-        if largest >= len(rows):
-            raise ModelError(
-                f"the tokenizer gives token {largest}, but the {what} of {type(model).__name__} has {len(rows)} rows: "
-                "they belong to different models"
-            )
-
-
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Raise ModelError unless the model's logits are those of `head_of` at its final hidden states.
-
-    The loss is computed that way; a model that does more to its logits would be trained on others than it generates
-    from.
-    """
-    was_training = model.training
+    was_training, head, name = model.training, head_of(model), type(model).__name__
+    rows = min(len(model.get_input_embeddings().weight), len(head.weight))
+    if largest >= rows:
+        raise ModelError(f"the tokenizer gives token {largest}, but {name} has {rows}: they belong to different models")
     model.eval()
-    head = head_of(model)
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     expected = model(input_ids=ids, use_cache=False).logits.float()
@@ -171,9 +150,7 @@ def check_head(model: Any) -> None:
     model.train(was_training)
     tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.05
     if not torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-        raise ModelError(
-            f"{type(model).__name__} does more to its logits than scale, cap and bias; it is not supported"
-        )
+        raise ModelError(f"{name} does more to its logits than scale, cap and bias; it is not supported")
 
 
 # the marker as a token of its own (Section 4.3)
@@ -185,6 +162,7 @@ def marker_id(tokenizer: Any) -> int | None:
     return token
 
 
+@torch.no_grad()
 def add_marker(backbone: Backbone) -> int:
     """Give the marker a token of its own, unless it has one; its rows are the mean over the tokens of its text.
 
@@ -210,40 +188,6 @@ def add_marker(backbone: Backbone) -> int:
     rows: list[Tensor] = [model.get_input_embeddings().weight]
     if head_of(model).weight is not rows[0]:
         rows.append(head_of(model).weight)
-    with torch.no_grad():
-        for weight in rows:
-            weight[token] = weight[pieces].double().mean(0).to(weight.dtype)
+    for weight in rows:
+        weight[token] = weight[pieces].double().mean(0).to(weight.dtype)
     return token
-
-
-# a base model in 4 bits (NF4), as QLoRA trains adapters on it
-
-
-def nf4(name: str, dtype: str) -> Any:
-    """The quantization config of transformers that puts the language model's blocks in NF4.
-
-    Embeddings, head, norms and vision tower stay as they are, and so do layers whose input is not a multiple of 64
-    wide: they have blocks that cross rows, which bitsandbytes reads back wrongly on CPUs.
-
-    Raises:
-        ModelError: no such model, or no bitsandbytes.
-    """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
-
-    optional("bitsandbytes", "A base in 4 bits")
-    known = describe(name)
-    kind: Any = AutoModelForImageTextToText if known.kind == "vlm" else AutoModelForCausalLM
-    with torch.device("meta"):
-        model = kind.from_config(known.config)
-    decoder = {id(layer) for layer in model.get_decoder().modules()}
-    kept = [
-        name
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and (id(layer) not in decoder or layer.in_features % _BLOCK)
-    ]
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-        llm_int8_skip_modules=kept,
-    )

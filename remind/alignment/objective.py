@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from remind.alignment.config import N_LEVELS, Edge, Objective
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 
 
 class PRALoss(NamedTuple):
@@ -46,10 +46,6 @@ class Head(NamedTuple):
     scale: float = 1.0
     cap: float | None = None
 
-    @property
-    def trained(self) -> bool:
-        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, d] to [N, V], in the precision of `wide` heads."""
         return self.finish(self.product(hidden))
@@ -69,67 +65,41 @@ class Head(NamedTuple):
         return self._replace(weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
 
 
-class Target(NamedTuple):
-    """A teacher's distribution at τ, not to be learnt from through: all tokens, or a few and the rest in one bucket.
-
-    Attributes:
-        log_probs: [L, V] (`indices` None); or [L, k + 1], of the tokens `indices` [L, k] and, last, of all others.
-    """
-
-    log_probs: Tensor
-    indices: Tensor | None = None
+#: A teacher's distribution at τ: log-probabilities [L, V] and None; or those of a few tokens and, last, of all others
+#: together, [L, k + 1], and the tokens, [L, k].
+Target = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
-class HiddenTeacher:
-    """Final hidden states that predict the answer, with the head they belong to. Exact.
+class FixedTeachers:
+    """Teachers that do not learn, by level: exact ones, or the k likeliest tokens with the rest in one bucket.
+
+    The student of a top-k teacher is bucketed in the same way, so that the divergence is one of k + 1 outcomes: never
+    more than that of all tokens.
 
     Attributes:
-        hidden: [N, d], in the order of `MicroBatch.targets`.
-        head: None: the student's own, which must then be frozen.
+        levels: for exact teachers final hidden states that predict the answer, [N, d], in the order of
+            `MicroBatch.targets`; else tokens [N, k] of any integer type, and their natural log-probabilities at the τ
+            of the objective, with that of all other tokens last, [N, k + 1].
+        head: that of the hidden states; None: the student's own, which must then be frozen.
     """
 
-    hidden: Tensor
+    levels: Mapping[int, Tensor | tuple[Tensor, Tensor]] = field(default_factory=dict)
     head: Head | None = None
 
-    def __len__(self) -> int:
-        return len(self.hidden)
-
-    def target(self, part: slice, head: Head, tau: float) -> tuple[Target, Tensor]:
-        """Target and logits [len, V] of some positions; `head`: in the precision of the computation."""
-        logits = head.logits(self.hidden[part])
-        return Target(F.log_softmax(logits / tau, dim=-1)), logits
-
-
-@dataclass(frozen=True)
-class TopKTeacher:
-    """The k likeliest tokens with their log-probabilities at τ, and the rest in one bucket.
-
-    The student is bucketed in the same way, so that the divergence is one of k + 1 outcomes: never more than that of
-    all tokens.
-
-    Attributes:
-        indices: [N, k], any integer type.
-        log_probs: [N, k + 1], natural logarithms at the τ of the objective; the last is that of all other tokens.
-    """
-
-    indices: Tensor
-    log_probs: Tensor
-
-    def __post_init__(self) -> None:
-        n, k = self.indices.shape
-        if self.log_probs.shape != (n, k + 1):
-            raise DataError(f"a top-{k} teacher of {n} positions has log_probs {tuple(self.log_probs.shape)}")
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def target(self, part: slice, head: Head, tau: float) -> tuple[Target, None]:
-        """Target of some positions in the precision of `head`; there are no logits."""
-        return Target(self.log_probs[part].to(head.weight.dtype), self.indices[part].long()), None
-
-
-FixedTeacher = HiddenTeacher | TopKTeacher
+    def at(
+        self, part: slice, levels: Collection[int], head: Head, tau: float
+    ) -> tuple[dict[int, Target], dict[int, Tensor]]:
+        """Targets of some positions by level, and of exact teachers the logits; `head`: in the precision wanted."""
+        targets, logits = dict[int, Target](), dict[int, Tensor]()
+        for level in levels:
+            teacher = self.levels[level]
+            if isinstance(teacher, Tensor):
+                logits[level] = head.logits(teacher[part])
+                targets[level] = (F.log_softmax(logits[level] / tau, dim=-1), None)
+            else:
+                targets[level] = (teacher[1][part].to(head.weight.dtype), teacher[0][part].long())
+        return targets, logits
 
 
 def bucketed(scaled: Tensor, log_p: Tensor, indices: Tensor | None) -> Tensor:
@@ -212,38 +182,34 @@ def position_terms(
     fixed = fixed or {}
     dtype = accumulation_dtype(next(iter(logits.values())).dtype)
     wide = {level: z.to(dtype) for level, z in logits.items()}
-    available = wide.keys() | fixed.keys()
-    edges = [e for e in objective.edges if e.student in students and e.student in wide and e.teacher in available]
+    learning, available = wide.keys() & set(students), wide.keys() | fixed.keys()
+    edges = [edge for edge in objective.edges if edge.student in learning and edge.teacher in available]
     needed = {edge.student for edge in edges} | {edge.teacher for edge in edges} - fixed.keys()
-    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in sorted(needed)}
-    pairs = {}
-    for edge in edges:
-        if edge.teacher in fixed:
-            target = fixed[edge.teacher]
-            student = bucketed(wide[edge.student] / objective.tau, soft[edge.student], target.indices)
-            pairs[edge] = (student, target.log_probs.detach())
-        else:
-            teacher = soft[edge.teacher].detach() if objective.target_grad == "detach" else soft[edge.teacher]
-            pairs[edge] = (soft[edge.student], teacher)
-
+    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in needed}
     values: dict[str, Tensor] = {}
     total = torch.zeros(targets.shape, dtype=dtype, device=targets.device)
-    for level in (level for level in objective.hard_levels if level in students and level in wide):
+    for level in (level for level in objective.hard_levels if level in learning):
         loss = F.cross_entropy(wide[level], targets, reduction="none")
         values[f"hard{level}"] = loss = loss if labelled is None else torch.where(labelled, loss, 0)
         if objective.lambda_hard > 0:
             total = total + objective.lambda_hard * loss
     for edge in edges:
-        distance = _distance(*pairs[edge], edge.alpha)
-        values[f"dist{edge.name}"] = distance
+        student = soft[edge.student]
+        if edge.teacher in fixed:
+            teacher, indices = fixed[edge.teacher]
+            student = bucketed(wide[edge.student] / objective.tau, student, indices)
+        else:
+            teacher = soft[edge.teacher]
+        if edge.teacher in fixed or objective.target_grad == "detach":
+            teacher = teacher.detach()
+        values[f"dist{edge.name}"] = distance = _distance(student, teacher, edge.alpha)
         if edge in objective.active:
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
+        if monitor:
+            values[f"jsd{edge.name}"] = _jsd(student.detach(), teacher.detach())
     if monitor:
-        with torch.no_grad():
-            for level in sorted(set(students) & set(wide)):
-                values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level], targets)
-            for edge in edges:
-                values[f"jsd{edge.name}"] = _jsd(*pairs[edge])
+        for level in sorted(learning):
+            values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level].detach(), targets)
     return total, values
 
 
@@ -254,7 +220,7 @@ def chunked_terms(
     position_weights: Tensor,
     objective: Objective,
     students: Collection[int] = range(N_LEVELS),
-    fixed: Mapping[int, FixedTeacher] | None = None,
+    fixed: FixedTeachers | None = None,
     labelled: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum over positions of `position_terms`, from hidden states and the head.
@@ -267,138 +233,93 @@ def chunked_terms(
         targets: [N] token ids.
         position_weights: [N], weight of each position in the sum.
         students: as for `position_terms`.
-        fixed: level to the teacher that replaces it in edges; such teachers get no gradient.
+        fixed: teachers that replace levels in edges; they get no gradient.
         labelled: as for `position_terms`.
 
     Returns:
         The sum, with gradients for hidden states, weight and bias; and, detached, the [N] values of `position_terms`,
         with `teacher_ce1`, `teacher_entropy1`, … (temperature 1, nats) of each fixed teacher that has logits.
-
-    Raises:
-        DataError, ConfigError: fixed teachers of other positions, or one that needs the head that is trained.
     """
+    fixed = fixed or FixedTeachers()
     learning = set(students) & hidden.keys()
     wanted = {edge.teacher for edge in objective.edges if edge.student in learning}
-    used = {level: teacher for level, teacher in (fixed or {}).items() if level in wanted}
     # a level that no term reads costs no logits
-    levels = tuple(sorted((learning | wanted - used.keys()) & hidden.keys()))
-    _check_fixed(used, len(targets), head)
+    levels = tuple(sorted((learning | wanted - fixed.levels.keys()) & hidden.keys()))
     values: dict[str, Tensor] = {}
     gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
-    settings = (objective, levels, tuple(students), used, gold, values, head.scale, head.cap)
+    settings = (
+        objective,
+        levels,
+        tuple(students),
+        fixed,
+        wanted & fixed.levels.keys(),
+        targets,
+        position_weights,
+        gold,
+        values,
+    )
     inputs = (hidden[level] for level in levels)
-    loss = _ChunkedTerms.apply(head.weight, head.bias, targets, position_weights, settings, *inputs)
-    return loss, values
+    return _ChunkedTerms.apply(head.weight, head.bias, (*settings, head.scale, head.cap), *inputs), values
 
 
 class _ChunkedTerms(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        position_weights: Tensor,
-        settings: tuple[Any, ...],
-        *hidden: Tensor,
-    ) -> Tensor:
-        objective, levels, students, fixed, gold, values, scale, cap = settings
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], *hidden: Tensor) -> Tensor:
+        objective, levels, students, fixed, taught, targets, position_weights, gold, values, scale, cap = settings
         parts: dict[str, list[Tensor]] = {}
         with torch.autocast(weight.device.type, enabled=False):
             dtype = accumulation_dtype(hidden[0].dtype)
             head = Head(weight, bias, scale, cap).wide(dtype)
-            teachers = _Teachers(fixed, head, objective.tau)
+            teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
             for start in range(0, len(targets), objective.chunk):
                 chunk = slice(start, start + objective.chunk)
+                frozen, theirs = fixed.at(chunk, taught, teachers_head, objective.tau)
                 logits = {level: head.logits(h[chunk]) for level, h in zip(levels, hidden, strict=True)}
-                frozen, monitored = teachers.at(chunk, targets)
                 total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
-                for name, value in {"total": total, **terms, **monitored}.items():
+                for level, z in theirs.items():
+                    terms[f"teacher_ce{level}"], terms[f"teacher_entropy{level}"] = cross_entropies(z, targets[chunk])
+                for name, value in {"total": total, **terms}.items():
                     parts.setdefault(name, []).append(value)
             values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
             loss = (values.pop("total") * position_weights.to(dtype)).sum()
-        ctx.save_for_backward(weight, bias, targets, position_weights, *hidden)
-        ctx.settings = (objective, levels, students, fixed, gold, scale, cap)
+        ctx.save_for_backward(weight, bias, *hidden)
+        ctx.settings = settings
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        weight, bias, targets, position_weights, *hidden = ctx.saved_tensors
-        objective, levels, students, fixed, gold, scale, cap = ctx.settings
-        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[5:]
+        weight, bias, *hidden = ctx.saved_tensors
+        objective, levels, students, fixed, taught, targets, position_weights, gold, _, scale, cap = ctx.settings
+        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[3:]
         dtype = accumulation_dtype(hidden[0].dtype)
         head = Head(weight, bias, scale, cap).wide(dtype)
+        teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
         grad_head = torch.zeros_like(head.weight) if trains_head else None
         grad_bias = torch.zeros_like(head.bias) if trains_bias and head.bias is not None else None
         grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
-        teachers = _Teachers(fixed, head, objective.tau)
         with torch.autocast(weight.device.type, enabled=False):
             for start in range(0, len(targets), objective.chunk):
                 chunk = slice(start, start + objective.chunk)
-                frozen, _ = teachers.at(chunk)
+                frozen, _ = fixed.at(chunk, taught, teachers_head, objective.tau)
                 wide = [h[chunk].to(dtype) for h in hidden]
-                products = [
-                    head.product(h).requires_grad_(trains_head or trains_bias or need)
-                    for h, need in zip(wide, trains, strict=True)
-                ]
+                products = [head.product(h).requires_grad_() for h in wide]
                 with torch.enable_grad():
                     logits = {level: head.finish(product) for level, product in zip(levels, products, strict=True)}
                     total, _ = position_terms(logits, targets[chunk], objective, students, False, frozen, gold[chunk])
-                    loss = (total * position_weights[chunk].to(dtype)).sum()
-                for index, grad_product in enumerate(_gradients(loss, products)):
-                    if grad_product is None:
-                        continue
-                    grad_product = grad_product * grad
+                    loss = (total * position_weights[chunk].to(dtype)).sum() * grad
+                # None: of a teacher that gets no gradient
+                for index, product in enumerate(torch.autograd.grad(loss, products, allow_unused=True)):
                     out = grad_hidden[index]
-                    if out is not None:
-                        out[chunk] = (grad_product @ head.weight).to(out.dtype)
-                    if grad_head is not None:
-                        grad_head.addmm_(grad_product.T, wide[index])
-                    if grad_bias is not None:
-                        grad_bias += grad_product.sum(0)
+                    if product is not None and out is not None:
+                        out[chunk] = (product @ head.weight).to(out.dtype)
+                    if product is not None and grad_head is not None:
+                        grad_head.addmm_(product.T, wide[index])
+                    if product is not None and grad_bias is not None:
+                        grad_bias += product.sum(0)
         heads = (None if g is None else g.to(weight.dtype) for g in (grad_head, grad_bias))
-        return (*heads, None, None, None, *grad_hidden)
-
-
-class _Teachers:
-    """Fixed teachers during one pass over the chunks; their heads are widened once, also where levels share one."""
-
-    def __init__(self, fixed: Mapping[int, FixedTeacher], head: Head, tau: float) -> None:
-        self.fixed, self.tau = fixed, tau
-        own = {level: getattr(teacher, "head", None) for level, teacher in fixed.items()}
-        wide = {id(one): one.wide(head.weight.dtype) for one in own.values() if one is not None}
-        self.heads = {level: wide.get(id(one), head) for level, one in own.items()}
-
-    def at(self, chunk: slice, targets: Tensor | None = None) -> tuple[dict[int, Target], dict[str, Tensor]]:
-        """Targets by level; and, if the tokens are given, cross-entropy and entropy of teachers with logits."""
-        frozen: dict[int, Target] = {}
-        monitored: dict[str, Tensor] = {}
-        for level, teacher in self.fixed.items():
-            frozen[level], logits = teacher.target(chunk, self.heads[level], self.tau)
-            if targets is not None and logits is not None:
-                ce, entropy = cross_entropies(logits, targets[chunk])
-                monitored |= {f"teacher_ce{level}": ce, f"teacher_entropy{level}": entropy}
-        return frozen, monitored
-
-
-def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Head) -> None:
-    """Raise DataError for teachers of another batch, ConfigError for one that needs a head that is trained."""
-    for level, teacher in fixed.items():
-        if len(teacher) != positions:
-            raise DataError(f"the teacher of level {level} has {len(teacher)} positions, the batch {positions}")
-        if isinstance(teacher, HiddenTeacher) and teacher.head is None and head.trained:
-            raise ConfigError(f"the teacher of level {level} needs a copy of the head as it was: the head is trained")
-
-
-def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradient of the loss for each leaf; None for leaves that need none or do not matter."""
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    if not wanted or not loss.requires_grad:
-        return [None] * len(leaves)
-    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-    return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
+        return (*heads, None, *grad_hidden)
 
 
 def pra_loss(
@@ -434,9 +355,8 @@ def pra_loss(
 
 def _check(logits: Sequence[Tensor], targets: Tensor) -> None:
     shape = logits[0].shape
-    if any(z.ndim != 2 or z.shape != shape for z in logits):
-        raise DataError(f"logits must be three [L, V] of one shape, not {[tuple(z.shape) for z in logits]}")
-    if targets.shape != shape[:1] or shape[0] == 0:
-        raise DataError(f"targets {tuple(targets.shape)} do not fit logits {tuple(shape)}; L must be 1 or more")
+    if any(z.ndim != 2 or z.shape != shape for z in logits) or targets.shape != shape[:1] or not len(targets):
+        shapes = [tuple(part.shape) for part in (*logits, targets)]
+        raise DataError(f"logits must be three [L, V] of one shape and targets [L], L 1 or more, not {shapes}")
     if targets.dtype.is_floating_point or int(targets.min()) < 0 or int(targets.max()) >= shape[1]:
         raise DataError(f"targets must be token ids from 0 to {shape[1] - 1}")

@@ -7,25 +7,26 @@ levels are run forward first.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
-from remind.alignment.objective import FixedTeacher, Head, chunked_terms
-from remind.alignment.prefix import rest_of, shared_attention
-from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import inner_model
+from remind.alignment.objective import FixedTeachers, Head, chunked_terms
+from remind.core.errors import ModelError
+from remind.core.memory import MemoryPlan
+from remind.models.attention import Attention, exchanged_attention
+from remind.models.backbone import inner_model, position_ids
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """B samples, N answer positions in all.
 
     Attributes:
@@ -56,22 +57,12 @@ class MicroBatch:
     common: Tensor
     examples: tuple[Example, ...]
     graded: MicroBatch | None = None
-    pixels: Mapping[str, Tensor] = field(default_factory=dict)
+    pixels: Mapping[str, Tensor] = {}
 
     @property
     def own(self) -> list[Example]:
         """Those that count: others stand in where a process has none."""
         return [example for example, weight in zip(self.examples, self.weights.tolist(), strict=True) if weight > 0]
-
-    def to(self, device: torch.device | str) -> MicroBatch:
-        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(
-            self,
-            input_ids=tuple(ids.to(device) for ids in self.input_ids),
-            pixels={name: value.to(device) for name, value in self.pixels.items()},
-            graded=None if self.graded is None else self.graded.to(device),
-            **moved,
-        )
 
 
 def collate(samples: Sequence[tuple[Example, float]], always_graded: bool = False) -> MicroBatch:
@@ -116,14 +107,6 @@ def common_prefix(one: Tensor, other: Tensor) -> int:
     return int(differ[0]) if len(differ) else most
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a pass leaves besides its loss, all detached: final hidden states by level [N, d], values by name [B]."""
-
-    hidden: dict[int, Tensor]
-    values: dict[str, Tensor]
-
-
 def body_of(model: Any) -> Any:
     """The Hugging Face model without its output head; ends in the final norm. Sees through a PEFT wrapper."""
     model = inner_model(model)
@@ -134,11 +117,8 @@ def body_of(model: Any) -> Any:
 
 
 def head_of(model: Any) -> Head:
-    """The output head, with what the model does to its logits besides."""
-    return _head_of(inner_model(model))
-
-
-def _head_of(model: Any) -> Head:
+    """The output head, with what the model does to its logits besides. Sees through a PEFT wrapper."""
+    model = inner_model(model)
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     # PEFT wraps a tied head of which it trains single rows; `weight` of the wrapper has them in it
     plain = head.original_module if hasattr(head, "token_adapter") else head
@@ -146,6 +126,19 @@ def _head_of(model: Any) -> Head:
         raise ModelError(f"the output head of {type(model).__name__} is not a plain matrix: {type(head).__name__}")
     scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
     return Head(head.weight, plain.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+# Prefix sharing. x2 is x1 with a summary between its dialogue and its question, and a causal model computes the tokens
+# before the summary alike in both. While x1 goes forward (with its graph, checkpointed or not), each attention layer's
+# keys and values of those tokens are cached, detached; then only the rest of x2 goes forward, without gradient, and
+# attends to them. That is x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only
+# teaches and teachers are detached. Keys and values are freed layer by layer, before the backward pass begins.
+
+#: Kinds of layers whose tokens know of earlier ones by attention alone; windows are refused where they attend.
+_ALIKE = frozenset({"full_attention", "sliding_attention", "moe", "mlp"})
+
+
+# the model as the step runs it
 
 
 class AlignmentModel(nn.Module):
@@ -166,66 +159,85 @@ class AlignmentModel(nn.Module):
 
     def encode(self, batch: MicroBatch, level: int) -> Tensor:
         """Final hidden states of the answer positions under a level, [N, d]."""
-        ids = batch.input_ids[level]
-        hidden = self._run(ids, self._positions(batch, level), batch.pixels)
+        hidden = self._run(batch.input_ids[level], self._positions(batch, level), batch.pixels)
         return hidden[batch.rows, batch.starts[level][batch.rows] + batch.offsets]
 
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph."""
-        positions = self._positions(batch, 2)
-        with shared_attention(self._parts[1], batch.common) as prefix:
-            one = self.encode(batch, 1)
-            with torch.no_grad():
-                lengths = batch.starts[2] + batch.lengths
-                ids, positions = rest_of(batch.input_ids[2], lengths, batch.common, positions)
-                prefix.expect(ids.shape[1])
-                rest = self._run(ids, positions, {})
-        return one, rest[batch.rows, (batch.starts[2] - batch.common)[batch.rows] + batch.offsets]
+        """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph.
 
-    def _run(self, ids: Tensor, positions: Tensor, pixels: Mapping[str, Tensor]) -> Tensor:
+        Raises:
+            ModelError: an attention that cannot be shared.
+        """
+        decoder, positions, common = self._parts[1], self._positions(batch, 2), batch.common
+        kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
+        if kinds or getattr(decoder, "_is_stateful", False) or positions is None:
+            raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
+        longest = int(common.max())
+        # by layer: keys and values of the common tokens, [B, heads, longest, head_dim]; padding is not read
+        cached: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        mask: Tensor | None = None
+
+        def attend(
+            inner: Attention,
+            module: nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            *its_mask: Any,
+            **kwargs: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            if mask is None:
+                cached[module] = (key[:, :, :longest].detach(), value[:, :, :longest].detach())
+                return inner(module, query, key, value, *its_mask, **kwargs)
+            before = cached.pop(module)
+            key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+            # flash kernels take no mask, and this one is small
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+        with exchanged_attention(decoder, attend, "set prefix_sharing false"):
+            one = self.encode(batch, 1)
+            if not cached:
+                raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
+            with torch.no_grad():
+                # what follows each sample's prefix, padded on the right
+                size, n = int((batch.starts[2] + batch.lengths - common).max()), len(common)
+                places = common[:, None] + torch.arange(size, device=common.device)
+                places = places.clamp(max=batch.input_ids[2].shape[1] - 1)
+                positions = positions.gather(-1, places.expand(*positions.shape[:-1], size))
+                # [B, 1, S, longest + S]: which of the cached and of its own tokens each of the S tokens attends to
+                before = torch.arange(longest, device=common.device) < common[:, None]
+                own = torch.ones(size, size, dtype=torch.bool, device=common.device).tril()
+                mask = torch.cat([before[:, None, None].expand(n, 1, size, -1), own.expand(n, 1, size, size)], dim=-1)
+                rest = self._run(batch.input_ids[2].gather(1, places), positions, {})
+        return one, rest[batch.rows, (batch.starts[2] - common)[batch.rows] + batch.offsets]
+
+    def _run(self, ids: Tensor, positions: Tensor | None, pixels: Mapping[str, Tensor]) -> Tensor:
         """[B, T, d] final hidden states."""
-        body = self._parts[0]
-        extra: dict[str, Any] = dict(pixels)
-        if hasattr(body, "get_rope_index") or "position_ids" in inspect.signature(body.forward).parameters:
-            extra["position_ids"] = positions
-        hidden: Tensor = body(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        extra = {} if positions is None else {"position_ids": positions}
+        hidden: Tensor = self._parts[0](input_ids=ids, use_cache=False, **pixels, **extra).last_hidden_state
         return hidden
 
-    def _positions(self, batch: MicroBatch, level: int) -> Tensor:
-        """[B, T], or [3, B, T] for multimodal RoPE.
-
-        They are always given: left to itself a model with multimodal RoPE may add offsets of an earlier image.
-        """
-        ids, body = batch.input_ids[level], self._parts[0]
-        places = torch.arange(ids.shape[1], device=ids.device)
-        if not hasattr(body, "get_rope_index"):
-            return places.expand_as(ids)
-        if not batch.pixels:
-            return places.expand(3, *ids.shape)
-        arguments: dict[str, Any] = {"input_ids": ids, "image_grid_thw": batch.pixels["image_grid_thw"]}
-        if "mm_token_type_ids" in inspect.signature(body.get_rope_index).parameters:
-            arguments["mm_token_type_ids"] = (ids == body.config.image_token_id).int()
-        positions: Tensor = body.get_rope_index(**arguments)[0]
-        return positions
+    def _positions(self, batch: MicroBatch, level: int) -> Tensor | None:
+        """Given wherever a model takes them: with multimodal RoPE it may add offsets of an earlier image by itself."""
+        shown = {"image_grid_thw": batch.pixels.get("image_grid_thw")}
+        return position_ids(self._parts[2], {"input_ids": batch.input_ids[level], **shown})
 
     def _shares(self, batch: MicroBatch) -> bool:
         """Whether all images are in the common prefix of x1 and x2."""
-        if not batch.pixels:
-            return True
         ids = batch.input_ids[2]
         after = torch.arange(ids.shape[1], device=ids.device) >= batch.common[:, None]
-        return not bool((after & (ids == self._parts[0].config.image_token_id)).any())
+        return not batch.pixels or not bool((after & (ids == self._parts[0].config.image_token_id)).any())
 
     def forward(
         self,
         batch: MicroBatch,
         levels: tuple[int, ...],
         teachers: Mapping[int, Tensor] | None = None,
-        fixed: Mapping[int, FixedTeacher] | None = None,
+        fixed: FixedTeachers | None = None,
         shared: bool = False,
         terms: bool = True,
         hard_only: bool = False,
-    ) -> tuple[Tensor, Trace]:
+    ) -> tuple[Tensor, dict[int, Tensor], dict[str, Tensor]]:
         """Run `levels`, and sum over samples weight · (mean over positions of the terms in which they learn).
 
         Args:
@@ -236,44 +248,31 @@ class AlignmentModel(nn.Module):
             hard_only: edges do not count.
 
         Returns:
-            The sum; and the trace. Plain values travel in a `Trace`, which wrappers that cast outputs leave alone.
+            The sum; and detached, final hidden states by level [N, d] and values by name [B].
         """
         hidden = dict(teachers or {})
         objective = self.hard_only if hard_only else self.objective
-        if terms and torch.is_grad_enabled() and not hard_only:
-            self._check_teachers(levels, fixed or {})
         both = shared and {1, 2} <= set(levels) and self._shares(batch)
         if both:
             with torch.set_grad_enabled(torch.is_grad_enabled() and 1 in objective.trained):
                 hidden[1], hidden[2] = self.encode_shared(batch)
         for level in levels:
-            if both and level > 0:
-                continue
-            with torch.set_grad_enabled(torch.is_grad_enabled() and level in objective.trained):
-                hidden[level] = self.encode(batch, level)
-        if not terms:
-            return torch.zeros((), device=batch.targets.device), Trace({k: hidden[k].detach() for k in levels}, {})
-        share = (batch.weights / batch.lengths)[batch.rows]
-        labelled = batch.labelled[batch.rows]
-        loss, positions = chunked_terms(
-            hidden, _head_of(self._parts[2]), batch.targets, share, objective, levels, fixed, labelled
-        )
-        values = {
-            name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
-            for name, value in positions.items()
-        }
-        return loss, Trace({level: h.detach() for level, h in hidden.items()}, values)
-
-    def _check_teachers(self, levels: tuple[int, ...], fixed: Mapping[int, FixedTeacher]) -> None:
-        taught = {edge.teacher for edge in self.objective.edges if edge.student in levels} & self.objective.taught
-        if missing := sorted(taught - fixed.keys()):
-            raise ConfigError(
-                f"teacher_model_kind {self.objective.teacher_model_kind}: no teacher was given for level {missing[0]}"
-            )
+            if not both or level == 0:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and level in objective.trained):
+                    hidden[level] = self.encode(batch, level)
+        loss, values = torch.zeros((), device=batch.targets.device), {}
+        if terms:
+            share, labelled = (batch.weights / batch.lengths)[batch.rows], batch.labelled[batch.rows]
+            head = head_of(self._parts[2])
+            loss, positions = chunked_terms(hidden, head, batch.targets, share, objective, levels, fixed, labelled)
+            values = {
+                name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
+                for name, value in positions.items()
+            }
+        return loss, {level: h.detach() for level, h in hidden.items()}, values
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """Levels that go forward together, whether a backward follows, and whether x1 and x2 share their prefix."""
 
     levels: tuple[int, ...]
@@ -281,23 +280,18 @@ class Pass:
     shared: bool = False
 
 
-def plan(objective: Objective, prefix_sharing: bool = False, together: bool | None = None) -> tuple[Pass, ...]:
+def plan(objective: Objective, prefix_sharing: bool = False) -> tuple[Pass, ...]:
     """The passes of a step: each level after its teachers, each run once unless edges form a cycle.
 
-    Levels that only teach, and do so with other weights (`teacher_model_kind` base or ema), are not run.
+    With target_grad flow all go at once. Levels that only teach, and do so with other weights (`teacher_model_kind`
+    base or ema), are not run.
 
     Args:
         prefix_sharing: compute what x1 and x2 have in common once. Where x2 needs gradients itself (a hard loss, an
             edge in which it learns, target_grad flow), or x1 has to wait for another level, nothing is shared.
-        together: all levels in one pass, as a reference; None: where target_grad is flow.
-
-    Raises:
-        ConfigError: nothing is trained.
     """
-    objective.check()
-    if together or (together is None and objective.target_grad == "flow"):
-        shared = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
-        return (Pass(tuple(sorted(objective.levels)), True, shared),)
+    if objective.target_grad == "flow":
+        return (Pass(tuple(sorted(objective.levels)), True),)
     passes: list[Pass] = []
     waiting, computed = set(objective.levels), set[int]()
     while waiting:
@@ -310,22 +304,14 @@ def plan(objective: Objective, prefix_sharing: bool = False, together: bool | No
             # a cycle: one teacher is read at the present weights first
             level = max(next(iter(missing.values())))
             passes.append(Pass((level,), False))
+        elif level == 1 and prefix_sharing and passes and passes[-1] == Pass((2,), False):
+            passes[-1] = Pass((1, 2), 1 in objective.trained, shared=True)
+            waiting.remove(1)
         else:
             passes.append(Pass((level,), level in objective.trained))
             waiting.remove(level)
         computed.add(level)
-    return tuple(_merged(passes) if prefix_sharing else passes)
-
-
-def _merged(passes: Sequence[Pass]) -> list[Pass]:
-    """With x2 and the x1 that follows it in one pass."""
-    merged: list[Pass] = []
-    for step in passes:
-        if merged and step.levels == (1,) and merged[-1] == Pass((2,), False):
-            merged[-1] = Pass((1, 2), step.backward, shared=True)
-        else:
-            merged.append(step)
-    return merged
+    return tuple(passes)
 
 
 def run(
@@ -334,7 +320,7 @@ def run(
     passes: Sequence[Pass],
     backward: Callable[[Tensor], Any] | None,
     unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    fixed: Mapping[int, FixedTeacher] | None = None,
+    fixed: FixedTeachers | None = None,
     hard_levels: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Carry out the passes; gradients add up in the parameters.
@@ -346,8 +332,8 @@ def run(
         model: an `AlignmentModel`, possibly wrapped.
         backward: called with the loss of each pass that has one; None: no gradients at all (held-out loss).
         unsynced: context in which gradients are not yet exchanged between processes: all but the last backward.
-        fixed: teachers by level that replace the live ones; every level that teaches needs one if `teacher_model_kind`
-            is base or ema and the level does not run.
+        fixed: teachers that replace the live ones; every level that teaches needs one if `teacher_model_kind` is base
+            or ema and the level does not run.
         hard_levels: those whose hard loss counts, for samples with two answers.
 
     Returns:
@@ -360,21 +346,77 @@ def run(
     if batch.graded is not None and backward is not None:
         for level in hard_levels:
             with unsynced():
-                loss, trace = model(batch.graded, (level,), hard_only=True)
+                loss, _, found = model(batch.graded, (level,), hard_only=True)
                 backward(loss)
-            hard |= trace.values
+            hard |= {name: value for name, value in found.items() if name.startswith("hard")}
     for index, step in enumerate(passes):
         learns = backward is not None and step.backward
         with nullcontext() if index == last else unsynced(), torch.set_grad_enabled(learns):
-            loss, trace = model(batch, step.levels, hidden, fixed, step.shared)
+            loss, states, found = model(batch, step.levels, hidden, fixed, step.shared)
             if learns and backward is not None:
                 backward(loss)
         del loss
-        hidden.update(trace.hidden)
+        hidden |= states
         # a level that runs twice because of a cycle gives the same values twice
-        values.update(trace.values)
+        values |= found
     two = [place for place, example in enumerate(batch.examples) if example.gold is not None]
     for name in hard.keys() & values.keys() if two else ():
-        if name.startswith("hard"):
-            values[name][two] = hard[name]
+        values[name][two] = hard[name]
     return values
+
+
+# the memory that a step needs
+
+#: Tensors of [positions, V] in float32 while a chunk of `chunked_terms` is differentiated: logits of two levels, their
+#: log-softmax, probabilities, differences and gradients. Measured.
+_LOGITS = 10
+#: Vectors as wide as the hidden state that a block has at once for a token, and that it keeps for its backward pass.
+#: Measured on blocks with adapters in bfloat16; a rough figure.
+_BLOCK, _SAVED = 46, 38
+#: Bytes of both moments of a weight in 8 bits, with their scales.
+_EIGHT_BITS = 2.03
+_HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or more gradient_accumulation_steps"
+
+
+def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:
+    """Of a step; "logits" and "block" (forward and backward of one, computed again) are not needed at the same time.
+
+    Sequential steps with live teachers are counted; other teachers have weights or caches of their own. Under FSDP
+    weights, gradients and moments are divided among the processes.
+
+    Args:
+        model: prepared for training: its parameters know whether they learn.
+        tokens: of the longest prompt with its answer.
+        answer: tokens of the longest answer.
+    """
+    trained = [part for part in model.parameters() if part.requires_grad]
+    weights, gradients = (sum(p.numel() * p.element_size() for p in some) for some in (model.parameters(), trained))
+    moments = int(_EIGHT_BITS * sum(map(Tensor.numel, trained))) if "8bit" in args.optim else 2 * gradients
+    head, batch = head_of(model).weight, args.per_device_train_batch_size or 1
+    hidden = head.element_size() * tokens * batch * head.shape[1]
+    kept = 1 if args.gradient_checkpointing else _SAVED
+    parts = {
+        "weights": weights,
+        "gradients": gradients,
+        "moments": moments,
+        "activations": hidden * int(model.config.get_text_config().num_hidden_layers) * kept,
+        # in float32, and so are the head where it is narrower, and its gradient where it is trained
+        "logits": 4 * _LOGITS * min(answer * batch, args.chunk) * head.shape[0]
+        + 4 * head.numel() * ((head.element_size() < 4) + head.requires_grad),
+        "block": hidden * _BLOCK,
+    }
+    if args.sharded:
+        parts |= {name: parts[name] // args.world_size for name in ("weights", "gradients", "moments")}
+    return MemoryPlan(parts, _HINT, either=("logits", "block"))
+
+
+def out_of_memory(error: BaseException, examples: Sequence[Example]) -> str | None:
+    """What to say where memory was short, on a device or, by torch's text, on the CPU; None: it is another error."""
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "not enough memory" not in str(error):
+        return None
+    lengths = {e.id: "/".join(str(len(prompt) + len(e.answer)) for prompt in e.prompts) for e in examples}
+    each = ", ".join(f"{name} ({tokens})" for name, tokens in lengths.items())
+    return (
+        f"at questions {each} (tokens under x0/x1/x2 with the answer): raise gradient_accumulation_steps, set "
+        "gradient_checkpointing true, lower chunk, or lower max_length with on_long skip (a new run)"
+    )

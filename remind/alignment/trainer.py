@@ -8,10 +8,10 @@ accelerate's.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -19,37 +19,38 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from pickle import UnpicklingError
+from statistics import fmean
 from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from remind.alignment.answers import StudentAnswers, Writer, decoded
 from remind.alignment.arguments import PRAConfig, rounding_optimizer
 from remind.alignment.callbacks import REMEDY, CollapseGuard
-from remind.alignment.checkpoints import COMPLETE, EMA, OURS, checkpoints, is_whole, newest, read_from
 from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
-from remind.alignment.memory import is_out_of_memory, memory_plan, remedies
-from remind.alignment.metrics import METRICS, peak_memory, read_metrics, record, summary
-from remind.alignment.model import add_marker, check_head, check_vocabulary, fingerprint, opened, trainable
-from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
-from remind.alignment.teachers import BaseTargets, Ema, Teachers
+from remind.alignment.metrics import METRICS, checkpoints, kept, newest, read_metrics, record, summary
+from remind.alignment.model import add_marker, check_head, fingerprint, opened, trainable
+from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
+from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import Termination, sole_writer
+from remind.core.files import write_rows
+from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
-from remind.models.pictures import Pictures
+from remind.core.run_folder import RunFolder
+from remind.models.images import Pictures
 
-#: What transformers adds to a measurement and our rows do not have.
-_OF_TRANSFORMERS = ("epoch", "loss", "runtime", "steps_per_second", "samples_per_second")
+#: Averages of the weights, in a checkpoint.
+EMA = "ema.safetensors"
 #: Arguments besides those of the objective and the examples that a resumed run must keep.
 _KEPT = (
     *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "optim"),
@@ -76,7 +77,7 @@ class PRATrainer(Trainer):
             the language model and its head are trained, and with `train_vision` the vision tower.
         train_dataset, eval_dataset: rows with `x0`, `x1`, `x2` (texts, or mappings with `text`; the levels that the
             objective needs), `target` (None: no gold answer) and `question_id`: a `datasets.Dataset`, a list of
-            dictionaries, or any iterable of such.
+            dictionaries, or any iterable of such; or a states folder, of which train and dev are taken.
         processing_class: tokenizer with a chat template, or processor; of a model given by name its own.
         peft_config: adapters to train, in place of all weights. quantization_config: of transformers, for a model
             given by name.
@@ -89,12 +90,17 @@ class PRATrainer(Trainer):
 
     model: Any
     args: PRAConfig
+    eval_split = "dev"  #: as rows of held-out measurements are marked
+    _wrapped: nn.Module | None = None
+    _teachers: BaseTargets | Ema | None = None
+    _student: StudentAnswers | None = None
+    _stop, _began = 0, 0.0
 
     def __init__(
         self,
         model: Any,
         args: PRAConfig | None = None,
-        train_dataset: Iterable[Any] | None = None,
+        train_dataset: Iterable[Any] | Path | None = None,
         eval_dataset: Iterable[Any] | None = None,
         processing_class: Any = None,
         peft_config: Any = None,
@@ -104,26 +110,28 @@ class PRATrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         args = args or PRAConfig("pra")
-        self.objective, self.examples_config = args.objective, args.examples
-        self._sharded = args.sharded
+        self.objective, self._sharded = args.objective, args.sharded
         self._passes = plan(self.objective, args.prefix_sharing)
         if self._sharded and (quantization_config is not None or args.targets == "on_policy"):
-            what = "a model in 4 bits cannot be sharded" if quantization_config else "a sharded model cannot answer"
-            raise ConfigError(f"{what}; use DDP (configs/accelerate/ddp_2gpu.yaml)")
+            raise ConfigError("a sharded model can neither be in 4 bits nor answer: use DDP (ddp_2gpu.yaml)")
         torch.manual_seed(args.seed)  # of the adapters' first values
         # FSDP shards what is on the CPU; otherwise weights go straight to their device
         device = "cpu" if self._sharded else str(args.device)
         self.backbone = opened(model, processing_class, args.dtype, device, quantization_config)
         marker = add_marker(self.backbone) if args.marker_token else None
-        check_head(self.backbone.model)
         self.base = fingerprint(self.backbone.model)
         pixels = args.images == "pixels"
         self.shown = Pictures(self.backbone, args.image_tokens, args.image_root) if pixels else None
-        train, held_out = self._tokenised(train_dataset), self._tokenised(eval_dataset)
-        trained: Any = trainable(self.backbone.model, peft_config, args.train_vision, marker)
+        if isinstance(train_dataset, str | Path):
+            from remind.states.dataset import load_states  # alignment works without datasets
+
+            states = load_states(train_dataset)
+            train_dataset, eval_dataset = states.get("train"), eval_dataset or states.get("dev")
+        train, held_out = (self._examples(rows) for rows in (train_dataset, eval_dataset))
+        ids = (ids for example in [*train, *held_out] for ids in (*example.prompts, example.answer) if len(ids))
+        check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
+        trained = trainable(self.backbone.model, peft_config, args.train_vision, marker)
         self.backbone = replace(self.backbone, model=trained)
-        if optimizers[0] is None:
-            args.check_precision(trained)
         super().__init__(
             model=trained,
             args=args,
@@ -133,24 +141,20 @@ class PRATrainer(Trainer):
             processing_class=processing_class or self.backbone.processor or self.backbone.tokenizer,
             callbacks=list(callbacks or ()),
             optimizers=optimizers,
-            optimizer_cls_and_kwargs=rounding_optimizer(args),
+            optimizer_cls_and_kwargs=None if optimizers[0] else rounding_optimizer(args, trained),
             **kwargs,
         )
-        self.eval_split = "dev"
+        self._cache = Cache(args.cache or Path(args.output_dir) / "cache")
         self.guard = CollapseGuard(args.guard, args.guard_ce_rise, args.guard_entropy_share)
         self.add_callback(self.guard)
-        self.add_callback(_Flow(self))
-        self.train_dataset: Examples = self._selected(train, self.examples_config)
-        self.eval_dataset: Examples = self._held_out(held_out)
+        self.add_callback(RunState(self))
+        self.train_dataset: Examples = self._selected(train)
+        self.eval_dataset: Examples = self._selected(held_out, held_out=True)
         if not self.eval_dataset.items:
             args.eval_strategy = type(args.eval_strategy)("no")
         if train_dataset is not None:
             self._check_examples()
-        self._wrapped: nn.Module | None = None
-        self._teachers: Teachers | None = None
-        self._student: StudentAnswers | None = None
-        self._stop, self._began = 0, 0.0
-        self._row: dict[str, Any] = {}
+        #: Metrics of the steps since the last line of the log.
         self._rows: list[dict[str, Any]] = []
         self._signals = Termination()
         #: By microbatch of the step under way: its samples that count here, and their values by name.
@@ -160,83 +164,70 @@ class PRATrainer(Trainer):
 
     # data
 
-    def _tokenised(self, rows: Iterable[Any] | None) -> list[Example]:
-        examples = examples_of(self.backbone.tokenizer, () if rows is None else rows, self.shown)
-        if twice := [name for name, count in Counter(example.id for example in examples).items() if count > 1]:
-            raise DataError("the question occurs twice", record=twice[0])
-        return examples
+    def _examples(self, rows: Any) -> list[Example]:
+        return examples_of(self.backbone.tokenizer, rows, self.shown)
 
-    def _selected(self, examples: list[Example], config: ExampleConfig) -> Examples:
-        """Those that can be used, with decoded answers where `targets` and `unlabelled` ask for them."""
-        wanted = [e for e in examples if not e.empty and (config.targets == "decoded" or not len(e.answer))]
-        if config.unlabelled != "skip" and config.targets != "on_policy" and wanted:
+    def _selected(self, examples: list[Example], held_out: bool = False) -> Examples:
+        """Those that can be used, with decoded answers where `targets` and `unlabelled` ask for them.
+
+        Args:
+            held_out: only where none has a gold answer, decoded ones are taken.
+        """
+        args, train = self.args, not held_out
+        if held_out and any(len(e.answer) for e in examples):
+            examples = [e for e in examples if len(e.answer)]
+        wanted = [e for e in examples if not len(e.answer) or (train and args.targets == "decoded")]
+        if wanted and args.unlabelled != "skip" and not (train and args.targets == "on_policy"):
             with self._at_work():
-                found = decoded(self.backbone, wanted, config, self._cache, self.base, self.accelerator)
-            asked = {e.id for e in wanted} & found.keys()
-            examples = [e.answering(found[e.id]) if e.id in asked else e for e in examples]
-        return select(examples, config, self.backbone.max_length)
-
-    def _held_out(self, examples: list[Example]) -> Examples:
-        """Those with a gold answer; only where there are none, with decoded answers. Too long ones are left out."""
-        config = replace(self.examples_config, on_long="skip", targets="gold")
-        labelled = select(examples, replace(config, unlabelled="skip"), self.backbone.max_length)
-        return labelled if labelled.items or config.unlabelled == "skip" else self._selected(examples, config)
+                found = decoded(self.backbone, wanted, args, self._cache, self.base, self.accelerator)
+            examples = [e.answering(found[e.id]) if e.id in found else e for e in examples]
+        return select(examples, args, self.backbone.max_length, held_out)
 
     def _check_examples(self) -> None:
         train, args, leads = self.train_dataset, self.args, self.is_world_process_zero()
+        left_out = ", ".join(f"{count} {reason}" for reason, count in train.left_out.items())
         if not train.items:
-            why = f"every question is left out: {train.reasons()}" if train.left_out() else "there are no questions"
-            raise DataError(f"nothing to train on: {why}")
+            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}")
         if missing := sorted((self.objective.levels | self.objective.taught) - train.levels()):
             raise DataError(f"an edge or hard level needs x{missing[0]}, and the data have no such column")
-        if not self.objective.active and not any(e.labelled or e.gold is not None for e in train.items):
+        if not self.objective.active and not train.labelled():
             raise ConfigError("nothing is trained: no question has a gold answer, and no edge has gamma above 0")
         everything = [*train.items, *self.eval_dataset.items]
         pictured = [bool(example.images) for example in everything]
-        if args.train_vision and not any(example.images for example in train.items):
+        if args.train_vision and not any(pictured[: len(train)]):
             raise ConfigError("train_vision: no training example shows an image as pixels (images pixels)")
-        together = self.accelerator.num_processes > 1 and (args.train_vision or self._sharded)
-        if together and any(pictured) and not all(pictured):
+        # processes that wait for each other in the tower, or in every forward, must all run the same parts
+        together = self._sharded or (args.train_vision and self.accelerator.num_processes > 1)
+        if together and any(pictured) and (not all(pictured) or (self._sharded and args.prefix_sharing)):
             raise ConfigError(
-                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image, and several "
-                "processes with train_vision or FSDP need one in each: use DDP and a frozen tower, or captions"
+                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image; train_vision and "
+                "FSDP need one in each, and FSDP prefix_sharing false: use DDP and a frozen tower, or captions"
             )
-        if self._sharded and any(pictured) and args.prefix_sharing:
-            # whether a batch can share may differ from process to process, and each forward gathers weights
-            raise ConfigError("images pixels: under FSDP set prefix_sharing false")
-        check_vocabulary(self.model, max(example.largest_id for example in everything))
-        if leads and train.left_out():
-            print(f"left out of training: {train.reasons()}", file=sys.stderr)
+        if leads and left_out:
+            print(f"left out of training: {left_out}", file=sys.stderr)
         longest = max(example.longest for example in everything)
         answer = max(len(answer) for example in everything for answer in example.answers)
         memory_plan(self.model, args, longest, answer).check(self.accelerator.device, say=leads)
 
-    @property
-    def _cache(self) -> Cache:
-        return Cache(self.args.cache or Path(self.args.output_dir) / "cache", checked=False)
-
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """The model on the device it is to be run on, and afterwards back where FSDP takes it from."""
-        home = self.backbone.device
-        if home != self.accelerator.device:
+        """The model on the device it is to be run on, also where FSDP takes it from the CPU."""
+        if self._sharded:
             self.model.to(self.accelerator.device)
         yield
-        if home != self.accelerator.device:
-            self.model.to(home)
+        if self._sharded:
+            self.model.to("cpu")
 
     def get_train_dataloader(self) -> DataLoader:
         """Microbatches of this process; which samples a step has depends on seed and step alone."""
         args = self.args
         self._order = self._batches(self.train_dataset, args.batch_size, args.gradient_accumulation_steps)
         # under FSDP processes run as many passes, also where one has no sample with two answers
-        on_policy = args.targets == "on_policy"
-        two = any(e.gold is not None or (on_policy and e.labelled) for e in self.train_dataset.items)
-        self._collate = partial(collate, always_graded=two and self._sharded)
-        if on_policy:
-            writer = Writer(self.backbone, self.examples_config, self.accelerator, args.temperature)
-            self._student = StudentAnswers(writer, self._order, self.train_dataset.items)
-        function = list if on_policy else self._collate
+        two = self._sharded and any(e.gold is not None for e in self.train_dataset.items)
+        function: Any = partial(collate, always_graded=two)
+        if args.targets == "on_policy":
+            own, function = self.train_dataset.items, list
+            self._student = StudentAnswers(self.backbone, args, self.accelerator, self._order, own)
         workers = args.dataloader_num_workers
         return _Loader(self.train_dataset, batch_sampler=self._order, collate_fn=function, num_workers=workers)
 
@@ -247,7 +238,7 @@ class PRATrainer(Trainer):
             eval_dataset: rows as for training; None: those given to the trainer.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        examples = rows if isinstance(rows, Examples) else self._held_out(self._tokenised(rows))
+        examples = rows if isinstance(rows, Examples) else self._selected(self._examples(rows), held_out=True)
         if not len(examples):
             raise DataError("no held-out questions: give the trainer an eval_dataset")
         size = (self.args.per_device_eval_batch_size or 1) * self.accelerator.num_processes
@@ -258,9 +249,7 @@ class PRATrainer(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         return Batches(len(examples), size, pieces, state.process_index, state.num_processes, seed, shuffle)
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], None]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
         """The microbatches of a step. Samples have been counted: each carries its weight in the mean over the batch."""
         return list(islice(epoch_iterator, num_batches)), None
 
@@ -270,24 +259,22 @@ class PRATrainer(Trainer):
         """Forward and backward of one microbatch over the levels of the objective; gradients add up."""
         self._began = self._began or perf_counter()
         model.train()
-        step = f"step {self.state.global_step + 1}"
-        if self._student is not None:
-            ask = partial(self._student.at, self.state.global_step, self.state.max_steps, self.model)
-            answers = self._in_memory([example for example, _ in inputs], step, ask)
-            inputs = self._collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
-        batch = inputs.to(self.accelerator.device)
-        total: Tensor = self._in_memory(batch.examples, step, partial(self._run, model, batch))
+        examples = inputs.examples if self._student is None else [example for example, _ in inputs]
+        where = f"step {self.state.global_step + 1}"
+        total: Tensor = self._in_memory(examples, where, partial(self._run, model, inputs))
         if self.accelerator.sync_gradients:
             self._end_step()
         # transformers averages over processes, ours are shares of one global mean
         return total * self.accelerator.num_processes
 
-    def _run(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+    def _run(self, model: nn.Module, inputs: Any) -> Tensor:
         """The loss, detached; the values of all samples are kept for the end of the step."""
+        if self._student is not None:
+            answers = self._student.at(self.state.global_step, self.state.max_steps)
+            inputs = collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
+        batch: MicroBatch = send_to_device(inputs, self.accelerator.device)
         total = torch.zeros((), device=batch.targets.device)
         own = batch.weights > 0
-        if self.accelerator.num_processes == 1 and not own.any():
-            return total
 
         def backward(loss: Tensor) -> None:
             total.add_(loss.detach())
@@ -303,18 +290,18 @@ class PRATrainer(Trainer):
         return total
 
     def _reduced(self, seen: Sequence[Mapping[str, Tensor]], *counts: float) -> list[Any]:
-        """Counts over all processes, and last the means of values by name if the first count is that of samples."""
+        """Counts over all processes, and last the means of values by name if the first count is that of samples.
+
+        Takes note of a signal that any process was sent; SIGTERM goes before SIGINT.
+        """
         names = sorted({name for values in seen for name in values})
-        sums = [torch.cat([values[name] for values in seen]).sum() for name in names]
-        row = torch.tensor(counts, dtype=torch.float64, device=self.accelerator.device)
-        numbers = self.accelerator.reduce(torch.cat([row, *(value[None] for value in sums)]), "sum").tolist()
+        sums = [torch.cat([values[name] for values in seen]).sum()[None] for name in names]
+        row = torch.tensor([self._signals.requested, *counts], dtype=torch.float64, device=self.accelerator.device)
+        rows = self.accelerator.gather(torch.cat([row, *sums])[None])
+        self._stop = int(rows[:, 0].max())
+        numbers = rows.sum(0).tolist()[1:]
         means = {name: value / (numbers[0] or 1) for name, value in zip(names, numbers[len(counts) :], strict=True)}
         return [*numbers[: len(counts)], means]
-
-    @property
-    def _sent(self) -> int:
-        """The signal that this process was sent, in numbers that add up: SIGTERM counts for more than any SIGINTs."""
-        return {0: 0, signal.SIGINT: 1}.get(self._signals.requested, 1 << 20)
 
     def _end_step(self) -> None:
         """Before the optimiser's step: the metrics of the batch; a loss that is not finite ends the run."""
@@ -325,12 +312,11 @@ class PRATrainer(Trainer):
         tokens = sum(e.tokens_under(levels) + (e.with_gold.tokens_under(hard) if e.with_gold else 0) for e in own)
         answers = sum(len(example.answer) for example in own)
         seen = [values for _, values in self._seen]
-        n, tokens, answers, sent, means = self._reduced(seen, len(own), tokens, answers, self._sent)
-        self._stop = _signal_of(sent)
+        n, tokens, answers, means = self._reduced(seen, len(own), tokens, answers)
         if not all(map(isfinite, means.values())):
             self._fail("the loss is not finite")
         seconds = perf_counter() - self._began
-        self._row = {
+        row = {
             "step": self.state.global_step + 1,
             "kind": "train",
             **summary(self.objective, means),
@@ -340,57 +326,37 @@ class PRATrainer(Trainer):
             "answer_tokens": int(answers),
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
-            "memory_gib": peak_memory(self.accelerator.device),
+            "memory_gib": _peak_memory(self.accelerator.device),
         }
+        self._rows.append(row)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         norm = super()._get_grad_norm(model, grad_norm)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not isfinite(value):
             self._fail("the gradient is not finite")
-        self._row["grad_norm"] = value
+        self._rows[-1]["grad_norm"] = value
         return value
 
     def _fail(self, what: str) -> NoReturn:
-        """Save the state before the step, and name the questions whose values are not finite, or the whole batch."""
-        bad: list[str] = []
-        for examples, values in self._seen:
-            finite = torch.stack([value.isfinite() for value in values.values()]).all(0).tolist()
-            bad += [example.id for example, fine in zip(examples, finite, strict=True) if not fine]
-        ids = gather_object(bad) or gather_object([example.id for examples, _ in self._seen for example in examples])
-        self.model.zero_grad()
-        step = self.state.global_step + 1
-        raise ModelError(
-            f"{what} in step {step}, questions {', '.join(ids)}; the state before it is saved in {self._save_now()}"
-        )
+        ids = gather_object([example.id for examples, _ in self._seen for example in examples])
+        where, saved = f"step {self.state.global_step + 1}", newest(self.args.output_dir)
+        raise ModelError(f"{what} in {where}, questions {', '.join(ids)}; the newest checkpoint is {saved}")
 
     def _in_memory(self, examples: Sequence[Example], where: str, work: Callable[[], Any]) -> Any:
         """Do the work on some examples. Raises ModelError, which names them, where memory is short."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if (what := out_of_memory(error, examples)) is None:
                 raise
-        # outside of the handler: the error there holds the frames, and they hold what fills the memory
-        self.model.zero_grad()
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.empty_cache()
-        # with other processes waiting in the middle of the step nothing can be gathered from them
-        alone = self.accelerator.num_processes == 1 and self._wrapped is not None
-        folder = self._save_now() if alone else newest(self.args.output_dir)
-        raise ModelError(f"out of memory in {where}, {remedies(examples)}; the newest checkpoint is {folder}")
+            saved = newest(self.args.output_dir)
+            raise ModelError(f"out of memory in {where}, {what}; the newest checkpoint is {saved}") from None
 
     # evaluation
 
     @torch.no_grad()
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, description: str, **kwargs: Any) -> EvalLoopOutput:  # type: ignore[override]
         """Held-out loss under the levels that the questions have, teachers live.
 
         Returns:
@@ -399,33 +365,30 @@ class PRATrainer(Trainer):
         examples: Any = dataloader.dataset
         module = self._wrapped or AlignmentModel(self.model, self.objective).to(self.accelerator.device)
         passes = (Pass(tuple(sorted(examples.levels())), False),)
-        was_training = module.training
+        was_training, began = module.training, perf_counter()
         module.eval()
         seen: list[dict[str, Tensor]] = []
         count = 0
         for batch in dataloader:
-            batch = batch.to(self.accelerator.device)
-            where = f"the held-out loss after step {self.state.global_step}"
-            values = self._in_memory(batch.examples, where, partial(run, module, batch, passes, None))
+            batch = send_to_device(batch, self.accelerator.device)
+            values = self._in_memory(batch.examples, "the held-out loss", partial(run, module, batch, passes, None))
             seen.append({name: value[batch.weights > 0] for name, value in values.items()})
             count += len(batch.own)
-            if self.is_in_train and (sent := self._reduced([], self._sent)[0]):
-                self._stop = _signal_of(sent)
-                raise _Stopped
         module.train(was_training)
         n, means = self._reduced(seen, count)
         figures = summary(self.objective, means)
-        metrics = {
-            f"{metric_key_prefix}_{name}": value for name, value in {**figures, "loss": figures["total"]}.items()
-        }
+        if self.is_in_train and self.is_world_process_zero():
+            row = {"step": self.state.global_step, "kind": "eval", "split": self.eval_split, **figures}
+            record(self.args.output_dir, {**row, "samples": int(n), "seconds": perf_counter() - began})
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        metrics = {f"{prefix}_{name}": value for name, value in {**figures, "loss": figures["total"]}.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=int(n))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The terms of the steps since the last line are averaged beside transformers' numbers."""
         if "loss" in logs and self._rows:
-            names = [name for name, value in self._rows[-1].items() if isinstance(value, float) and name != "lr"]
-            for name in names:
-                logs.setdefault(name, sum(row[name] for row in self._rows) / len(self._rows))
+            names = [name for name, value in self._rows[-1].items() if isinstance(value, float)]
+            logs = {name: fmean(row[name] for row in self._rows) for name in names} | logs
             self._rows = []
         super().log(logs, start_time)
 
@@ -447,18 +410,19 @@ class PRATrainer(Trainer):
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
         signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with sole_writer(out) if leads else nullcontext(), signals as self._signals:
+        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
             start = self._start(out, resume_from_checkpoint)
             self._teach()
             self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
             try:
                 result = super().train(str(start) if start else None, **kwargs)
-            except _Stopped:
-                self._save_now()
+            except (SafetensorError, UnpicklingError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ModelError(f"{start}: a file of it cannot be read ({reason}); remove it, and resume") from None
         if self.guard.collapse is not None:
             raise ModelError(f"{self.guard.collapse}; saved in {newest(out)}; {REMEDY}, or guard warn to continue")
         if self._stop and self.state.global_step < self.state.max_steps:
-            if leads:
+            if self.is_world_process_zero():
                 step = f"step {self.state.global_step} of {self.state.max_steps}"
                 print(f"stopped by {signal.Signals(self._stop).name} at {step}; resume to continue", file=sys.stderr)
             raise SystemExit(128 + self._stop)
@@ -466,27 +430,24 @@ class PRATrainer(Trainer):
 
     def _start(self, out: Path, resume: str | bool | None) -> Path | None:
         """The checkpoint to go on from; those that are not whole are removed."""
-        leads = self.is_world_process_zero()
-        broken = [folder for folder in checkpoints(out) if not is_whole(folder)]
-        if broken and not (out / METRICS).is_file():
-            # those of another trainer have no mark either, but their runs have no metrics of ours
-            raise ConfigError(f"{broken[0]} is not a checkpoint of PRATrainer; choose another output_dir")
+        leads, found = self.is_world_process_zero(), checkpoints(out)
+        broken = [folder for folder in found if not kept(folder)]
+        # those of another trainer have no mark either, but their runs have no metrics of ours
+        if (found and not resume) or (broken and not (out / METRICS).is_file()):
+            raise ConfigError(f"{out} already holds a run; choose another output_dir, or resume it if it is ours")
         self.accelerator.wait_for_everyone()
-        for folder in broken if leads else ():
-            print(f"warning: {folder} was not written to its end, and is removed", file=sys.stderr)
-            shutil.rmtree(folder)
         if leads:
+            for folder in broken:
+                print(f"warning: {folder} was not written to its end, and is removed", file=sys.stderr)
+                shutil.rmtree(folder)
             (out / METRICS).touch()
         self.accelerator.wait_for_everyone()
-        if not resume and checkpoints(out):
-            raise ConfigError(f"{out} already holds a run; choose another output_dir, or resume it")
         start = newest(out) if resume is True else Path(resume) if resume else None
         step, self._kept = -1, self._settings()
         if start is not None:
-            if not is_whole(start):
+            if (saved := kept(start)) is None:
                 raise ConfigError(f"{start}: not a checkpoint of PRATrainer, or not written to its end")
-            saved = read_json(start / OURS)["settings"]
-            if changed := sorted(name for name, value in self._kept.items() if saved.get(name) != value):
+            if changed := sorted(name for name, value in self._kept.items() if saved["settings"].get(name) != value):
                 raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); start a new run")
             step = int(start.name.rpartition("-")[2])
         if leads:
@@ -494,68 +455,52 @@ class PRATrainer(Trainer):
             write_rows(out / METRICS, [row for row in read_metrics(out) if row["step"] <= step])
         return start
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> Any:
         """What a resumed run must keep, as JSON values."""
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
         kept = {name: values[name] for name in (*_KEPT, *ours)}
+        adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         kept |= {
             "sharded": self._sharded,
             "base model": self.base,
             "training examples": self.train_dataset.fingerprint(),
+            "adapters": [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")],
         }
-        adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
-        parts = [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")]
-        kept["adapters"] = [sorted(part) if isinstance(part, set) else part for part in parts]
-        settings: dict[str, Any] = json.loads(json.dumps(kept))
-        return settings
+        return json.loads(json.dumps(kept, default=sorted))
 
     def _teach(self) -> None:
         """Targets of the model as it is before training, while it is."""
+        self._teachers = None
         if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":
             module = AlignmentModel(self.model.eval(), self.objective)
             with self._at_work():
                 self._teachers = BaseTargets(module, self.train_dataset.items, self.base, self._cache, self.accelerator)
 
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
-    ) -> tuple[nn.Module, DataLoader]:
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model = self.model
         # accelerate is to wrap the step, of which the model is a part
         self.model = self.model_wrapped = AlignmentModel(model, self.objective)
-        try:
-            wrapped, loader = super()._prepare_for_training(max_steps, train_dataloader, None)
-        finally:
-            self.model = model
+        wrapped, loader = super()._prepare_for_training(max_steps, train_dataloader, None)
+        self.model = model
         self.callback_handler.model = model
         self._wrapped = wrapped
-        kind, on_policy = self.objective.teacher_model_kind, self.args.targets == "on_policy"
-        if kind == "ema" or (kind == "base" and on_policy and self.objective.taught):
+        if self.objective.taught and self._teachers is None:
             # targets at answers that are not known yet cannot be cached: an average that never moves gives them
-            decay = 1.0 if kind == "base" else self.objective.ema_decay
+            decay = 1.0 if self.objective.teacher_model_kind == "base" else self.objective.ema_decay
             self._teachers = Ema(model, decay, sorted(self.objective.taught), self.args.prefix_sharing)
         if resume_from_checkpoint is not None:
             if self._sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
             folder = Path(resume_from_checkpoint)
-            with read_from(folder):
-                self._load_optimizer_and_scheduler(resume_from_checkpoint)
-                self._load_scaler(resume_from_checkpoint)
-            saved = read_json(folder / OURS)
-            self.guard.restore(saved["guard"])
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
             if isinstance(self._teachers, Ema):
                 self._teachers.restore(folder / EMA)
+            saved = kept(folder) or {}
+            self.guard.first, self.guard.lowest = saved["guard"]
             if self._student is not None:
-                self._student.restore(saved["answers"])
+                self._student.answers = saved["answers"]
         return wrapped, loader
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with read_from(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with read_from(Path(checkpoint or "")):
-            super()._load_rng_state(checkpoint)
 
     def _configure_fsdp(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -574,41 +519,20 @@ class PRATrainer(Trainer):
 
     # files
 
-    def _save_now(self) -> Path:
-        """The checkpoint of the present step, written unless it is there."""
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if not is_whole(folder):
-            self._save_checkpoint(self.model, None)
-        return folder
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        out, args = Path(self.args.output_dir), self.args
-        folder = out / f"checkpoint-{self.state.global_step}"
-        # older ones stay until this one is whole
-        limit, args.save_total_limit = args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
         except (SafetensorError, RuntimeError, OSError) as error:
-            if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                raise
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             reason = " ".join(str(error).split())[:200]
-            raise ModelError(
-                f"{folder}: cannot be written ({reason}); make room there: the checkpoints before it are as they were"
-            ) from None
-        finally:
-            args.save_total_limit = limit
+            raise ModelError(f"{folder} cannot be written ({reason}); checkpoints before it are as they were") from None
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
         if isinstance(self._teachers, Ema):
-            self._teachers.save(folder / EMA, args.should_save)
+            self._teachers.save(Path(output_dir) / EMA, self.args.should_save)
+        # what comes next, trainer_state.json, says that all is there
         self.accelerator.wait_for_everyone()
-        if args.should_save:
-            answers = {} if self._student is None else self._student.state(self.state.global_step)
-            ours = {"settings": self._kept, "guard": self.guard.state(), "answers": answers}
-            write_json(folder / OURS, {"base_fingerprint": self.base, **ours})
-            (folder / COMPLETE).touch()
-            best = self.state.best_model_checkpoint
-            aside = best is not None and limit is not None and Path(best) not in checkpoints(out)[-limit:]
-            keep = None if limit is None else limit + aside
-            rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best, use_mtime=False)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         with without_loading_bars():
@@ -624,13 +548,14 @@ class PRATrainer(Trainer):
         return 0
 
 
-def _signal_of(sent: float) -> int:
-    """The signal that some process was sent, by the sum of `_sent`; 0: none."""
-    return (signal.SIGTERM if sent >= 1 << 20 else signal.SIGINT) if sent else 0
-
-
-class _Stopped(Exception):
-    """A signal came during a measurement."""
+def _peak_memory(device: torch.device) -> float:
+    """GiB this process has needed at most: on a GPU of its memory since the last call, else of main memory."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
+    # kilobytes on Linux, bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 class _Loader(DataLoader):  # type: ignore[type-arg]
@@ -641,11 +566,21 @@ class _Loader(DataLoader):  # type: ignore[type-arg]
         order.set_epoch(epoch)
 
 
-class _Flow(TrainerCallback):
-    """What happens between steps: rows of metrics, averages of weights, signals, and the best checkpoint."""
+class RunState(TrainerCallback, ExportableState):
+    """What happens between steps: rows of metrics, averages of weights, signals, and the best checkpoint.
+
+    And what trainer_state.json keeps of a run besides transformers' own.
+    """
 
     def __init__(self, trainer: PRATrainer) -> None:
         self.trainer = trainer
+
+    def state(self) -> dict[str, Any]:
+        trainer, coming = self.trainer, self.trainer._student.answers if self.trainer._student else {}
+        answers = {step: own for step, own in coming.items() if int(step) >= trainer.state.global_step}
+        guard = [trainer.guard.first, trainer.guard.lowest]
+        kept = {"settings": trainer._kept, "base_fingerprint": trainer.base, "guard": guard, "answers": answers}
+        return {"args": {}, "attributes": kept}
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if isinstance(self.trainer._teachers, Ema):
@@ -654,8 +589,7 @@ class _Flow(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
         if state.is_world_process_zero:
-            record(args.output_dir, trainer._row)
-        trainer._rows.append(trainer._row)
+            record(args.output_dir, trainer._rows[-1])
         trainer._seen, trainer._began = [], 0.0
         if state.global_step >= state.max_steps and args.eval_strategy != "no":
             control.should_evaluate = True
@@ -664,12 +598,6 @@ class _Flow(TrainerCallback):
             control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = {name.removeprefix("eval_"): value for name, value in kwargs["metrics"].items()}
-        name = args.metric_for_best_model
-        saves = args.save_strategy != "no" and state.global_step > 0
-        if name and saves and metrics[name] < (state.best_metric or float("inf")):
+        name, saves = args.metric_for_best_model, args.save_strategy != "no" and state.global_step > 0
+        if name and saves and kwargs["metrics"][f"eval_{name}"] < (state.best_metric or float("inf")):
             control.should_save = True
-        if state.is_world_process_zero and self.trainer.is_in_train:
-            row = {"step": state.global_step, "kind": "eval", "split": self.trainer.eval_split, **metrics}
-            row |= {"samples": len(self.trainer.eval_dataset), "seconds": metrics["runtime"]}
-            record(args.output_dir, {name: value for name, value in row.items() if name not in _OF_TRANSFORMERS})

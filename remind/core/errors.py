@@ -27,6 +27,14 @@ def brief(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
+def told(error: BaseException) -> str:
+    """An error as a command says it: of the system with the file, which Python puts behind a number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    name = error.filename2 or error.filename  # the second is what a file was copied or moved to
+    return f"{name}: {error.strerror}" if name else error.strerror
+
+
 class RemindError(Exception):
     """Base of every error the toolkit raises on purpose; scripts print it as one line and exit with status 2."""
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import DataError, RemindError
@@ -22,28 +20,6 @@ from sae.regular import check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: Constants of Linux: paths are relative to the working directory; two names are exchanged.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
-
-@contextmanager
-def _storing(target: Path) -> Iterator[None]:
-    """Make an OSError that names the file of whatever a library raises where a disk is full."""
-    try:
-        yield
-    except RemindError:
-        raise
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), str(target)) from None
-    except Exception as error:
-        # safetensors and tokenizers give the number in their message alone
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from None
 
 
 @contextmanager
@@ -54,99 +30,73 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
         OSError: a full disk or no permission, whichever library writes there.
     """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        with _storing(target):
-            yield temporary
+    temporary = _beside(target)
+    temporary.touch()
+    mode = temporary.stat().st_mode
+    with _in_place_of(target, temporary):
+        yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        # mkstemp creates private files
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)  # safetensors writes private files
         temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(target: str | Path) -> Iterator[Path]:
     """Like `atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    temporary, old = _beside(target), _beside(target, "old")
+    temporary.mkdir()
+    with _in_place_of(target, temporary):
+        yield temporary
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        _remove(old)
+
+
+@contextmanager
+def _in_place_of(target: Path, temporary: Path) -> Iterator[None]:
+    """Remove what is temporary; whatever a library raises where a disk is full becomes an OSError with the name."""
     try:
-        with _storing(target):
-            yield temporary
-        temporary.chmod(0o777 & ~_umask())
-        put_folder(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def put_folder(folder: Path, target: Path) -> None:
-    """Rename a folder to `target` in the same parent folder, replacing an existing one.
-
-    On Linux the two names are exchanged in one step, so that a killed process leaves one of them in place. Elsewhere
-    there is a moment without either.
-
-    Raises:
-        OSError: no permission to write; the existing one stays or is put back.
-    """
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    if _swap(folder, target):
-        folder.rename(old / "old")
-    else:
-        target.rename(old / "old")
-        try:
-            folder.rename(target)
-        except OSError:
-            (old / "old").rename(target)
-            old.rmdir()
+        yield
+    except RemindError:
+        raise
+    except Exception as error:
+        # safetensors and tokenizers give the number in their message alone
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else getattr(error, "errno", None)
+        if getattr(error, "filename", None) or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
-    shutil.rmtree(old)
+        raise OSError(number, os.strerror(number), str(target)) from None
+    finally:
+        _remove(temporary)
 
 
-def _swap(one: Path, other: Path) -> bool:
-    """Exchange two names in one step. False if the system cannot."""
-    rename = _renameat2()
-    if rename is None:
-        return False
-    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+def _beside(target: Path, ending: str = "tmp") -> Path:
+    """A new hidden name in the folder of a path, which is made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name}.{token_hex(4)}.{ending}")
 
 
-@cache
-def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def none_empty(folder: str | Path) -> Iterator[None]:
+    """Where the block makes a folder, or its parents, and leaves them empty, for example by an error, they go again."""
+    folder = Path(folder)
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
-        return ctypes.CDLL(None).renameat2  # type: ignore[no-any-return]
-    except (AttributeError, OSError, TypeError):
-        return None
-
-
-def missing_folders(path: str | Path) -> list[Path]:
-    """A folder and its parents that do not exist, the innermost first."""
-    path = Path(path)
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders in order, up to one that is not empty or cannot be removed."""
-    for folder in folders:
-        if folder.exists():
-            try:
-                folder.rmdir()
-            except OSError:
-                return
+        yield
+    finally:
+        for one in new:
+            with suppress(OSError):
+                one.rmdir()
 
 
 def sweep(folder: str | Path, name: str = "?*") -> None:
@@ -155,12 +105,9 @@ def sweep(folder: str | Path, name: str = "?*") -> None:
     Args:
         name: pattern of the names that they were to have.
     """
-    # the names that `atomic_path`, `atomic_folder` and `put_folder` give
-    for leftover in (*Path(folder).glob(f".{name}.????????.tmp"), *Path(folder).glob(f".{name}.????????.old")):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+    for ending in ("tmp", "old"):  # `_beside`
+        for leftover in Path(folder).glob(f".{name}.????????.{ending}"):
+            _remove(leftover)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -194,22 +141,16 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `object_pairs_hook`. Raises DuplicateKeyError."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise DuplicateKeyError(
-                    f"the key {key[:80]!r} occurs twice in one object; which value counts is unclear"
-                )
-            seen.add(key)
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise DuplicateKeyError(f"the key {twice[:80]!r} occurs twice in one object; which value counts is unclear")
     return result
 
 
-def read_bytes(path: str | Path, most: int | None = None) -> bytes:
-    """The content of a regular file. Raises DataError, also for one of more than `most` bytes before it is read."""
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a regular file. Raises DataError."""
     check_regular(path, DataError)
     try:
-        if most is not None and (size := Path(path).stat().st_size) > most:
-            raise DataError(f"has {size:,} bytes; at most {most:,} are read", path)
         return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path) from None
@@ -224,15 +165,11 @@ def read_json(path: str | Path) -> Any:
     """
     try:
         return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
-    except RecursionError:
-        raise DataError("nested too deeply", path) from None
-    except DuplicateKeyError as error:
-        raise DataError(str(error), path) from None
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", path, f"line {error.lineno}") from None
-    except ValueError as error:  # a number with too many digits
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
+    except (ValueError, RecursionError) as error:  # a key twice, a number of too many digits, lists in lists in lists
         raise DataError(f"not JSON: {error}", path) from None
 
 
@@ -252,21 +189,6 @@ def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
                 names = (name if number == 1 else f"{name} ({number})" for number in count(1))
                 hashes[next(name for name in names if name not in hashes)] = sha256_file(file)
     return hashes
-
-
-def tensors_hash(tensors: Mapping[str, Any]) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes; other values are hashed as text."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name]
-        if isinstance(value, torch.Tensor):
-            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        else:
-            digest.update(f"{name} {value}\n".encode())
-    return digest.hexdigest()
 
 
 def sha256_json(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -191,6 +191,7 @@ class Corpus:
         dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
         references: number of evidence references in the files, including the dangling ones.
         referenced: the same by question id, for questions with references.
+        blank: number of turns in the files without words and images, such as tool calls; left out of the dialogues.
 
     Raises:
         DataError: a dialogue or question id twice, or a question whose dialogue is missing.
@@ -201,6 +202,7 @@ class Corpus:
     dangling: tuple[Dangling, ...] = ()
     references: int = 0
     referenced: Mapping[str, int] = field(repr=False, compare=False, default_factory=dict)
+    blank: int = 0
     _by_id: dict[str, Dialogue] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -248,57 +250,24 @@ class Corpus:
             dangling=tuple(d for part in parts for d in part.dangling),
             references=sum(part.references for part in parts),
             referenced={name: count for part in parts for name, count in part.referenced.items()},
+            blank=sum(part.blank for part in parts),
         )
 
 
-def joined(parts: Sequence[Corpus], name: str) -> Corpus:
-    """The dialogues of several corpora joined into one, in order, with their questions.
-
-    Ids of sessions and turns get the id of their dialogue as a prefix, `s01e02:S1:T3`; images are renumbered.
-
-    Raises:
-        DataError: two ids become the same one.
-    """
-    sessions: list[Session] = []
-    questions: list[Question] = []
-    shown_before = 0
-    for part in parts:
-        for dialogue, asked in part.by_dialogue():
-            for session in dialogue.sessions:
-                turns = [
-                    replace(
-                        turn,
-                        id=f"{dialogue.id}:{turn.id}",
-                        images=tuple(replace(image, index=image.index + shown_before) for image in turn.images),
-                    )
-                    for turn in session.turns
-                ]
-                sessions.append(replace(session, id=f"{dialogue.id}:{session.id}", turns=tuple(turns)))
-            questions += [
-                replace(
-                    question,
-                    dialogue_id=name,
-                    evidence=tuple(f"{dialogue.id}:{turn_id}" for turn_id in question.evidence),
-                    images=tuple(index + shown_before for index in question.images),
-                )
-                for question in asked
-            ]
-            shown_before += len(dialogue.images)
-    whole = Corpus.merge(parts)
-    return replace(whole, dialogues=(Dialogue(name, tuple(sessions)),), questions=tuple(questions))
-
-
-def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path]) -> None:
-    """Add the ids of a file to `first`: ("dialogue" or "question", id) to the first file with it.
+def note_ids(
+    corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path], record: str | None = None
+) -> None:
+    """Add the ids of a file, or of a record in it, to `first`: ("dialogue" or "question", id) to where it stands first.
 
     Raises:
-        DataError: an id that is there already; names both files.
+        DataError: an id that is there already; names both places.
     """
+    place = path if record is None else f"{path} [{record}]"
     ids = [("dialogue", dialogue.id) for dialogue in corpus.dialogues]
     for key in ids + [("question", question.id) for question in corpus.questions]:
         if key in first:
-            raise DataError(f"{key[0]} id {shown(key[1])} occurs twice, first in {first[key]}", path)
-        first[key] = path
+            raise DataError(f"{key[0]} id {shown(key[1])} occurs twice, first in {first[key]}", path, record)
+        first[key] = place
 
 
 def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:

@@ -21,7 +21,7 @@ from remind.states import prompts as templates
 if TYPE_CHECKING:
     from remind.llm.request import ChatModel
     from remind.models.backbone import Backbone
-    from remind.models.pictures import Pictures
+    from remind.models.images import Pictures
 
 #: Called with index and output as each becomes known.
 OnOutput = Callable[[int, Generation], None]

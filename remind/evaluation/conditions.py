@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,10 +13,10 @@ from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.models.chat import Content
-from remind.models.pictures import Place, content_of, places_of
-from remind.reflect import summarise_all
+from remind.models.images import Place, content_of, places_of
+from remind.reflect import summarise
 from remind.states.auxiliary import blind, told
-from remind.states.parquet import StateRecord, check_split, read_part, state_parts
+from remind.states.dataset import States, check_split, iterate_states
 from remind.states.pyramid import (
     LETTERS,
     LEVELS,
@@ -29,14 +30,12 @@ from remind.states.pyramid import (
     segments_of,
 )
 from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
-from remind.states.records import Picture, pictures_of
+from remind.states.records import ABSENT, Picture, StateRecord, pictures_of
 from remind.text.answers import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
     from remind.states.auxiliary import AuxiliaryLLM
-
-_NO_TEXT = Rendered("", (0, 0), (), (), ())
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class Prompter:
             AttentionalState(replace(state.factual, told=question), _runs(state.factual))
             for state, question in zip(marked, known, strict=True)
         ]
-        summaries = [state.summary for state in summarise_all(self.llm, unguided)]
+        summaries = [state.summary for state in summarise(self.llm, unguided)]
         altered = [render(ReflectiveState(state, summary)) for state, summary in zip(marked, summaries, strict=True)]
         return [
             self._prompt(record, rendered, rendered.text, "altered")
@@ -252,11 +251,12 @@ class Questions(NamedTuple):
 
 
 def load_questions(
-    states: str | Path, split: str, names: Sequence[str], prompter: Prompter | None = None, limit: int | None = None
+    states: States, split: str, names: Sequence[str], prompter: Prompter | None = None, limit: int | None = None
 ) -> Questions:
     """The questions of a split, and what each condition shows of them.
 
     Args:
+        states: folder, or dataset.
         names: conditions; none: no prompts are made.
         prompter: makes the prompts; None: one that knows the states alone.
         limit: at most this many questions, spread evenly over the split.
@@ -267,47 +267,29 @@ def load_questions(
             id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
     """
     prompter = prompter or Prompter()
-    chosen = None if limit is None else spread(states, split, limit)
+    counts = check_split(states)
+    total = counts[split]
+    if not total:
+        where = states if isinstance(states, str | Path) else None
+        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
+    chosen = spread(total, limit)
     asking = [name for name in names if CONDITIONS[name].asks]
-    others = any(name not in LEVELS for name in asking)
-    spans = others or prompter.pixels
-    levels = LEVELS if others else tuple(name for name in LEVELS if name in asking)
     records: list[StateRecord] = []
     prompts: dict[str, list[Prompt]] = {name: [] for name in names}
-    splits: set[str] = set()
-    training: list[StateRecord] = []
-    seen: set[str] = set()
-
-    def without_levels() -> Iterator[StateRecord]:
-        for path in state_parts(states):
-            part: list[StateRecord] = []
-            for record in read_part(path, levels, spans):
-                splits.add(record.split)
-                bare = replace(record, x0=_NO_TEXT, x1=_NO_TEXT, x2=_NO_TEXT)
-                if record.split == "train":
-                    training.append(bare)
-                if record.split == split:
-                    if record.question_id in seen:
-                        raise DataError("this question id occurs twice in the split", states, record.question_id)
-                    if chosen is None or len(seen) in chosen:
-                        records.append(bare)
-                        part.append(record)
-                    seen.add(record.question_id)
-                yield bare
-            for name in asking:
-                prompts[name] += prompter.prompts(name, part) if part else []
-
-    check_split(without_levels(), states)
-    if not records:
-        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(splits)) or 'none'})", states)
-    frequent = most_frequent(training)
-    for name in names:
-        if name not in asking:
-            prompts[name] = [control(name, record, frequent) for record in records]
+    taken = (record for number, record in enumerate(iterate_states(states, split)) if number in chosen)
+    # dialogue by dialogue, so that no more than one has its texts in memory
+    for _, group in groupby(taken, key=lambda record: record.dialogue_id):
+        part = list(group)
+        for name in asking:
+            prompts[name] += prompter.prompts(name, part)
+        records += [replace(record, x0=ABSENT, x1=ABSENT, x2=ABSENT) for record in part]
+    controls = [name for name in names if name not in asking]
+    frequent = most_frequent(iterate_states(states, "train")) if controls and counts["train"] else {}
+    for name in controls:
+        prompts[name] = [control(name, record, frequent) for record in records]
     return Questions(records, prompts)
 
 
-def spread(states: str | Path, split: str, limit: int) -> set[int] | None:
-    """Numbers of `limit` questions of a split, evenly apart; None: there are no more than that."""
-    total = sum(record.split == split for path in state_parts(states) for record in read_part(path, levels=()))
-    return {number * total // limit for number in range(limit)} if limit < total else None
+def spread(total: int, limit: int | None) -> Container[int]:
+    """Numbers of `limit` questions of `total`, evenly apart; all where there is no limit, or there are no more."""
+    return range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}

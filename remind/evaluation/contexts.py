@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remind.data.dialogue import Dialogue, Question
-from remind.perception.costs import Costs, prompt_costs
+from remind.perception.index import Costs, prompt_costs
 from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:

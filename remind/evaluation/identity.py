@@ -10,27 +10,29 @@ from typing import Any
 
 from remind.core.errors import DataError
 from remind.core.files import input_hashes, sha256_file, sha256_json
-from remind.data.readers.source import Place
 from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.states import prompts
-from remind.states.parquet import MANIFEST, manifest_hashes
+from remind.states.dataset import States
 
 
-def states_hash(states: str | Path) -> str:
-    """Hash over every part and the manifest of a states folder."""
+def states_hash(states: States) -> str:
+    """Hash over every part and the manifest of a states folder; of a dataset its fingerprints."""
+    if not isinstance(states, str | Path):
+        parts = states if isinstance(states, Mapping) else {"": states}
+        return sha256_json({str(name): part._fingerprint for name, part in parts.items()})
     folder = Path(states)
-    files = [*sorted(folder.glob("part-*.parquet")), folder / "manifest.json"]
+    files = [*sorted(folder.glob("*.parquet")), folder / "manifest.json"]
     return sha256_json({file.name: sha256_file(file) for file in files})
 
 
-def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], states: str | Path) -> dict[str, str]:
+def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], states: str) -> dict[str, str]:
     """SHA-256 of the dialogue files by name, which must be among those the states were built from.
 
     Raises:
-        DataError: a file that is not, or a manifest that gives no hashes.
+        DataError: a file that is not.
     """
     hashes = input_hashes(paths)
-    built_from = manifest_hashes(Place(Path(states) / MANIFEST), manifest, "inputs")
+    built_from: Mapping[str, str] = manifest.get("inputs", {})
     for name, digest in hashes.items():
         # files of one name in several folders are told apart by what they hold
         if digest not in built_from.values():

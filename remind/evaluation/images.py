@@ -8,7 +8,7 @@ from remind.core.errors import ConfigError
 from remind.evaluation.config import EvaluateConfig
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone
-from remind.models.pictures import Pictures
+from remind.models.images import Pictures
 from remind.train_pra.export import images_in_training
 
 

@@ -20,7 +20,7 @@ from remind.evaluation.predictions import appending, bad_row, read_rows
 if TYPE_CHECKING:
     from remind.models.generate import Generation
     from remind.states.auxiliary import AuxiliaryLLM
-    from remind.states.parquet import StateRecord
+    from remind.states.records import StateRecord
 
 #: Cases put to a judge at once; their verdicts are kept before the next ones are asked for.
 _AT_ONCE = 64

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from remind.core import run_folder
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, unique_keys, write_json
-from remind.core.processes import sole_writer
 
 if TYPE_CHECKING:
     from remind.evaluation.conditions import Prompt
@@ -114,7 +114,7 @@ def held(folder: Path, overwrite: bool) -> Iterator[None]:
         ConfigError: another process is at work there, or the folder holds something else.
     """
     _check_foreign(folder, overwrite)  # where nothing is written, not even a lock
-    with sole_writer(folder):
+    with run_folder.RunFolder(folder).held():
         yield
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from remind.core.distributed import Team, join
+from remind.build.identity import versions
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.core.processes import device_of
@@ -34,16 +34,18 @@ from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
 from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
+from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.client import Chats
 from remind.llm.offline import OfflineLLM
-from remind.models.load import load_backbone
-from remind.pipeline.identity import versions
+from remind.models.backbone import load_backbone
 from remind.states import prompts
-from remind.states.parquet import read_manifest
+from remind.states.dataset import States, read_manifest
 
 if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
     from remind.states.auxiliary import AuxiliaryLLM
@@ -124,6 +126,7 @@ def evaluate(
     llm: AuxiliaryLLM | None = None,
     chat: ChatModel | None = None,
     answerer: Answerer | None = None,
+    states: DatasetDict | Dataset | None = None,
 ) -> dict[str, Any]:
     """See `EvaluateConfig`. Answers and verdicts that `cfg.out` holds from an earlier run are not asked for again.
 
@@ -134,6 +137,7 @@ def evaluate(
         llm: writes the summaries of the altered order, in place of what `cfg.llm.summary` names.
         chat: answers, in place of `cfg.llm.answer`, where `cfg.answers` is server.
         answerer: answers, in place of both.
+        states: a states dataset, filtered or mapped as one likes, in place of the folder.
 
     Returns:
         What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_dimension_and_format`,
@@ -158,12 +162,13 @@ def evaluate(
     dry = models.chats.dry
     if models.team.shard.count > 1 and not models.dealt:
         raise ConfigError("only questions to a local model (answers local) can be distributed; start one process")
-    manifest = read_manifest(cfg.states)
+    manifest = read_manifest(cfg.states) if states is None else {}
+    data: States = cfg.states if states is None else states
     if dry is None:
-        return _evaluate(cfg, models, manifest)
+        return _evaluate(cfg, models, manifest, data)
     # a dry run notes what would be asked; nothing that it writes stays
     with tempfile.TemporaryDirectory(prefix="remind-dry-") as folder:
-        _evaluate(replace(cfg, out=str(Path(folder) / "out")), models, manifest)
+        _evaluate(replace(cfg, out=str(Path(folder) / "out")), models, manifest, data)
     print(dry.report())
     return {"dry_run": dry.summary()}
 
@@ -176,9 +181,9 @@ def _follow(models: Models) -> None:
         team.gather(lambda task=task: answer_part(task, models.answerer, team))
 
 
-def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any], states: States) -> dict[str, Any]:
     known: dict[str, Any] = {}
-    questions = _questions(cfg, models, manifest, known)
+    questions = _questions(cfg, models, manifest, known, states)
     # what is missing is known before anything is written
     keys = models.team.gather(lambda: models.answerer.key)
     if set(keys) != {keys[0]}:
@@ -187,7 +192,7 @@ def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) 
     if cfg.images == "pixels":
         known["pictures"] = models.answerer.check_pictures(questions.shown())
     _ = models.judge, models.encoder
-    with _claimed(cfg, known) as runs:
+    with _claimed(cfg, known, states_hash(states)) as runs:
         return _run(cfg, models, manifest, questions, runs)
 
 
@@ -238,7 +243,9 @@ def _run(
     return report
 
 
-def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any], known: dict[str, Any]) -> Questions:
+def _questions(
+    cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any], known: dict[str, Any], states: States
+) -> Questions:
     """The questions and their prompts; notes in `known` which dialogue files and summaries the prompts are made of.
 
     Raises:
@@ -247,7 +254,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
     """
     from_corpus = [name for name in cfg.names if CONDITIONS[name].corpus]
     if not from_corpus:
-        return load_questions(cfg.states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
+        return load_questions(states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
     if not cfg.corpus:
         raise ConfigError(f"{from_corpus[0]} needs the dialogues: set corpus to the files the states were built from")
     known["corpus"] = corpus_hashes([*cfg.corpus, *mapping_files(cfg.corpus_format)], manifest, cfg.states)
@@ -259,14 +266,14 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         known["llm"] = llm.name
     kind, pixels = manifest.get("kind", "gold"), cfg.images == "pixels"
     prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, kind, pixels)
-    return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
+    return load_questions(states, cfg.split, cfg.names, prompter, cfg.limit)
 
 
 @contextmanager
-def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any]) -> Iterator[dict[str, RunFolder]]:
+def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any], states: str) -> Iterator[dict[str, RunFolder]]:
     """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
     evaluation writes there."""
-    out, states = Path(cfg.out), states_hash(cfg.states)
+    out = Path(cfg.out)
     several = len(cfg.names) > 1
     with ExitStack() as stack:
 

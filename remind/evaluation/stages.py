@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.distributed import Team
 from remind.core.errors import ModelError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
@@ -18,8 +17,9 @@ from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
 from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, part_name, prompt_hash
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
+from remind.evaluation.team import Team
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

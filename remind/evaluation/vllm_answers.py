@@ -6,17 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from remind.build.identity import model_hash
 from remind.core import optional
-from remind.core.cache import Cache
 from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.config import VLLMConfig
-from remind.models.backbone import max_length
+from remind.models.backbone import describe, max_length
 from remind.models.chat import Content, prompt_ids
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
-from remind.models.gguf import CACHE
-from remind.models.load import describe
-from remind.pipeline.identity import model_hash
 
 T = TypeVar("T")
 
@@ -61,7 +58,7 @@ class VLLMAnswers(Answerer):
         self.sampling = engine.SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=self.stops)
         version = getattr(engine, "__version__", "")
         # by now the files of a hub id are here
-        super().__init__(model_hash(name, Cache(CACHE)), name, f"vllm {version}".strip(), self.limit)
+        super().__init__(model_hash(name), name, f"vllm {version}".strip(), self.limit)
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         pending = [n for n, skip in enumerate(done) if not skip]

@@ -1,6 +1,7 @@
 """Salience-guided memory grounding (Section 4.3): from the factual state x0 to the attentional state x1.
 
-Read `ground` for the whole step, `resonance` for Eq. 3 and 4, `salience` for Eq. 5, `selection` for the blocks.
+Read `ground` for the whole step, `resonance` for Eq. 3 to 5 and the selection of blocks, `codes` for Eq. 2 and where
+tokens stand, `fusion` for what goes beyond the paper.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from remind.core import lazy_names
 from remind.grounding.config import FusionConfig, GroundingConfig
 
 if TYPE_CHECKING:
-    from remind.grounding.ground import Grounder
-    from remind.grounding.resonance import gaussian_smooth, guidance, token_resonance
-    from remind.grounding.salience import turn_salience
-    from remind.grounding.selection import select_blocks
-    from remind.grounding.trace import GroundingTrace
+    from remind.grounding.ground import Grounder, GroundingTrace
+    from remind.grounding.resonance import gaussian_smooth, guidance, select_blocks, token_resonance, turn_salience
 
 __all__ = [
     "FusionConfig",
@@ -29,15 +27,7 @@ __all__ = [
     "turn_salience",
 ]
 
+_EQUATIONS = ("gaussian_smooth", "guidance", "select_blocks", "token_resonance", "turn_salience")
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "Grounder": "ground",
-        "GroundingTrace": "trace",
-        "gaussian_smooth": "resonance",
-        "guidance": "resonance",
-        "select_blocks": "selection",
-        "token_resonance": "resonance",
-        "turn_salience": "salience",
-    },
+    __name__, {"Grounder": "ground", "GroundingTrace": "ground", **dict.fromkeys(_EQUATIONS, "resonance")}
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.files import write_json
-from remind.grounding.load import check_saes, load_saes
+from remind.grounding.ground import check_saes, load_saes
 from remind.train_sae.config import CheckSAEConfig, TrainSAEConfig
 from remind.train_sae.corpus import data_paths, read_dialogues
 
@@ -28,7 +28,7 @@ def check_sae(cfg: CheckSAEConfig) -> dict[str, Any]:
         DataError, FormatError: data that cannot be read.
         ModelError: SAEs or a backbone that cannot be read, or of other widths and layers than each other.
     """
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.train_sae.run import Run
     from sae.parallel import Processes
     from sae.trainer import Trained

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -28,29 +27,13 @@ SCORES = ("summed", "each", "dense", "bm25")
 FACTS = ("speaker", "date", "asks", "answers", "length")
 #: Names of the weights, in the order of `fusion.design`'s last dimension.
 WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")) + FACTS
+#: How token scores become one (Agg of Eq. 5); a number: of the largest ones that are averaged.
+AGGREGATE = re.compile(r"mean|max|top([1-9][0-9]*)")
 #: What the sparse codes and their places give by themselves.
 _FROM_CODES = ("summed", "each", "length")
 NOT_IN_WINDOWS = (
     "grounding.images pixels needs grounding.context_codes joint, and a causal model: windows show captions"
 )
-
-
-def parse_aggregate(agg: str) -> int | None:
-    """How many of the largest values the aggregate averages; None: all. Raises ConfigError if there is no such one."""
-    if agg == "mean":
-        return None
-    if agg == "max":
-        return 1
-    if isinstance(agg, str) and (match := re.fullmatch(r"top([1-9][0-9]*)", agg)):
-        return int(match[1])
-    raise ConfigError(f"no aggregate {agg!r}; there are mean, max and top<m>, such as top5")
-
-
-def kernel_radius(sigma: float) -> int:
-    """Where a Gaussian is cut: ceil(3σ). Raises ConfigError if sigma is negative or not finite."""
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise ConfigError(f"sigma must be 0 or more, got {sigma}")
-    return math.ceil(3 * sigma)
 
 
 @dataclass
@@ -187,7 +170,8 @@ class GroundingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        parse_aggregate(self.agg)
+        if AGGREGATE.fullmatch(self.agg) is None:
+            raise ConfigError(f"no aggregate {self.agg!r}; there are mean, max and top<m>, such as top5")
         if self.images == "pixels" and self.context_codes == "windowed":
             raise ConfigError(NOT_IN_WINDOWS)
 

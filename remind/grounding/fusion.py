@@ -1,19 +1,41 @@
-"""One salience per turn from resonance and retrieval together.
+"""One salience per turn from resonance and retrieval together (`fuse`), and resonance word by word (`match_each`).
 
-Not in the paper, whose salience is resonance alone (Eq. 5). Every score is standardised over the turns at hand and
-weighted, once as it stands and once averaged over the turns around; a few plain facts of a turn are added.
+Neither is in the paper, whose salience is resonance alone (Eq. 5). `fuse` standardises every score over the turns at
+hand and weighs it twice, as it stands and averaged over the turns around; a few plain facts of a turn are added.
+
+Eq. 4 adds all strategy tokens up into one guidance vector, in which a common word weighs as much as a telling one that
+half the turns lack. `match_each` instead looks for each question token's best partner in the turn, and counts by how
+far that partner stands out among the turns.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue
+from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
+from remind.perception.index import BM25
+from remind.states.pyramid import one_line, turn_text
+from remind.text.strategy import target_speakers
+from remind.text.words import stems, word_list, words
+from sae import SparseCodes
+
+if TYPE_CHECKING:
+    from remind.models.encoder import SentenceEncoder
+
+#: Entries of [tokens of the dialogue, tokens of questions] in memory at a time.
+_BLOCK = 1 << 24
 
 
 def gaussian_shares(sigma: float) -> list[float]:
@@ -64,6 +86,20 @@ def fill_lowest(scores: Tensor, inside: Tensor) -> Tensor:
     return torch.where(known, scores, torch.where(lowest.isfinite(), lowest, 0.0))
 
 
+def smooth_turns(salience: Tensor, run: Sequence[int], weight: float) -> Tensor:
+    """Let each turn's neighbours in its run share its salience: `(s_{k-1} w + s_k + s_{k+1} w) / (sum of weights)`.
+
+    Not in the paper. Turns without tokens (-inf) neither give nor receive.
+
+    Args:
+        salience: [n_turns]. run: run number of each turn. weight: of one neighbour, the turn itself weighing 1.
+    """
+    known = salience != -torch.inf
+    numbers = torch.where(known, torch.as_tensor(run, device=salience.device), -1)
+    smoothed = around(torch.where(known, salience, 0.0)[:, None], numbers[:, None], [weight])[:, 0]
+    return torch.where(known, smoothed, salience)
+
+
 def design(signals: Mapping[str, Tensor], run: Tensor, sigma: float) -> Tensor:
     """What the weights multiply, in the order of `WEIGHTS`; float32 [n, Q, len(WEIGHTS)].
 
@@ -94,3 +130,227 @@ def fuse(signals: Mapping[str, Tensor], run: Tensor, config: FusionConfig) -> Te
         if getattr(config, name) and name.removesuffix("_context") not in signals:
             raise ConfigError(f"fuse: there is a weight for {name}, but no such signal")
     return design(signals, run, config.sigma) @ torch.tensor([getattr(config, name) for name in WEIGHTS])
+
+
+def name_words(dialogue: Dialogue) -> frozenset[str]:
+    """Words of the speakers' names. Every line begins with one, so they do not distinguish turns."""
+    parts = {part for speaker in dialogue.speakers for part in words(speaker)}
+    return frozenset(parts | {part + "s" for part in parts})
+
+
+def skipped_words(dialogue: Dialogue) -> frozenset[str]:
+    """Function words, words that only make a question, and speakers' names."""
+    return word_list("stopwords") | word_list("question") | name_words(dialogue)
+
+
+def content_tokens(text: str, offsets: Sequence[tuple[int, int]], skip: frozenset[str]) -> list[bool]:
+    """Whether each token belongs to a word that is not skipped; all tokens where every word is.
+
+    Args:
+        offsets: character spans in `text`.
+    """
+    kept = [match.span() for match in re.finditer(r"\w+", text) if match.group().lower() not in skip]
+    inside = [any(first < end and start < stop for first, stop in kept) for start, end in offsets]
+    return inside if any(inside) else [True] * len(inside)
+
+
+def question_codes(
+    encoder: SparseEncoder, dialogue: Dialogue, questions: Sequence[str]
+) -> tuple[dict[int, SparseCodes], Tensor]:
+    """Codes of the content tokens of each question; speakers' names, function and question words have none.
+
+    Returns:
+        Layer to [tokens, k]; number of the question of each token, int64 [tokens], ascending.
+    """
+    skip = skipped_words(dialogue)
+    ids, kept, owners = [], [], []
+    for number, question in enumerate(map(one_line, questions)):
+        tokens = encoder.backbone.tokenize(question)
+        length = min(len(tokens.ids), encoder.max_tokens)
+        ids.append(tokens.ids[:length])
+        kept += content_tokens(question, tokens.offsets[:length], skip)
+        owners += [number] * length
+    codes = encoder.encode([one for one in ids if one])
+    inside = torch.tensor(kept, dtype=torch.bool)
+    return {layer: found[inside] for layer, found in codes.items()}, torch.tensor(owners, dtype=torch.int64)[inside]
+
+
+def unit_features(codes: SparseCodes, idf: Tensor) -> SparseCodes:
+    """Activations as √(idf · h̃), so that a product of two is idf · √(h̃ h̃'), and rows of length 1 (or 0)."""
+    active = codes.values > 0
+    weights = idf.clamp(min=0)[torch.where(active, codes.indices, 0)]
+    values = torch.where(active, codes.values.float() * weights, 0.0).sqrt()
+    length = values.square().sum(-1, keepdim=True).sqrt()
+    return SparseCodes(values / length.clamp(min=1e-12), codes.indices)
+
+
+def best_partners(codes: SparseCodes, turn: Tensor, n_turns: int, query: SparseCodes, idf: Tensor) -> Tensor:
+    """Largest similarity (0 to 1) of each query token to any token of each turn; float32 [n_turns, query tokens].
+
+    Args:
+        codes: [T, k]. turn: int64 [T], ascending, turn of each token; -1: of none.
+        query: [·, k]. idf: [d_sae].
+    """
+    inside = turn >= 0
+    rows, tokens = unit_features(codes[inside], idf), unit_features(query, idf)
+    lengths = torch.bincount(turn[inside], minlength=n_turns)
+    best = torch.zeros(n_turns, len(tokens.values))
+    if not len(tokens.values) or not int(lengths.sum()):
+        return best
+    table = torch.zeros(len(idf), len(tokens.values))
+    table.scatter_add_(0, tokens.indices.T, tokens.values.T)
+    step = max(1, _BLOCK // len(tokens.values))
+    ends = lengths.cumsum(0)
+    first = 0
+    while first < n_turns:
+        # whole turns, as many as fit a block, at least one
+        start = int(ends[first] - lengths[first])
+        last = max(first + 1, int(torch.searchsorted(ends, start + step, right=True)))
+        part = rows[start : int(ends[last - 1])]
+        products = F.embedding_bag(part.indices, table, per_sample_weights=part.values, mode="sum")
+        best[first:last] = torch.segment_reduce(products, "max", lengths=lengths[first:last], unsafe=True, initial=0.0)
+        first = last
+    return best
+
+
+def match_each(partners: Tensor, owner: Tensor, inside: Tensor) -> Tensor:
+    """Salience by words: Σ over a question's tokens of (best partner − its mean over the turns at hand)²; [n, Q].
+
+    Only what a turn has above the mean counts.
+
+    Args:
+        partners: [n, tokens] from `best_partners`.
+        owner: int64 [tokens], question of each token.
+        inside: bool [n, Q] or [n, 1]: the turns at hand; others get 0.
+    """
+    questions = inside.shape[1] if inside.shape[1] > 1 else int(owner.max()) + 1 if len(owner) else 1
+    whole = inside.expand(-1, questions)
+    held = whole[:, owner].float()
+    mean = (partners * held).sum(0) / held.sum(0).clamp(min=1)
+    excess = (partners - mean).clamp(min=0).square() * held
+    return torch.zeros(len(partners), questions).index_add_(1, owner, excess)
+
+
+class TurnIndex:
+    """A dialogue as retrieval reads it, made once for all its questions.
+
+    Args:
+        dialogue: n turns.
+        encoder: gives the vectors of turns and questions.
+    """
+
+    def __init__(self, dialogue: Dialogue, encoder: SentenceEncoder) -> None:
+        self.dialogue, self.encoder = dialogue, encoder
+        self.skipped = skipped_words(dialogue)
+        texts = [turn_text(turn) for turn in dialogue.turns]
+        sessions = [number for number, session in enumerate(dialogue.sessions) for _ in session.turns]
+        self.vectors = encoder.encode(texts)
+        self.stems = BM25([stems(text, self.skipped) for text in texts])
+        self.asks = torch.tensor([float("?" in turn.text) for turn in dialogue.turns])
+        follows = torch.tensor([n > 0 and sessions[n] == sessions[n - 1] for n in range(len(texts))])
+        self.answers = torch.where(follows, self.asks.roll(1), 0.0)
+        self.dates = turn_dates(dialogue)
+
+    def signals(self, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Scores of every turn for each question, float32 [n, len(questions)].
+
+        dense: cosine of the turn (its line and captions) and the question less speakers' names. bm25: over stems,
+        without names, function and question words.
+        speaker: 1 where the turn's speaker is named. date: see `closeness`. asks: 1 for a turn with a question mark,
+        answers: for the one after it.
+        """
+        if not questions:
+            raise ConfigError("no questions to score turns for")
+        names = name_words(self.dialogue)
+        texts, columns = [], []
+        for question in questions:
+            kept = [word for word in question.split() if re.sub(r"(?:['’]s)?\W*$", "", word.lower()) not in names]
+            texts.append(" ".join(kept) or question)
+            named = target_speakers(self.dialogue, question)
+            column = {
+                "bm25": torch.as_tensor(self.stems.scores(stems(question, self.skipped)), dtype=torch.float32),
+                "speaker": torch.tensor([float(turn.speaker in named) for turn in self.dialogue.turns]),
+                "date": closeness(self.dates, named_dates(question)),
+            }
+            columns.append(column | {"asks": self.asks, "answers": self.answers})
+        dense = self.vectors @ self.encoder.encode(texts).T
+        return {"dense": dense} | {name: torch.stack([one[name] for one in columns], 1) for name in columns[0]}
+
+
+_MONTHS = "january february march april may june july august september october november december"
+_NUMBER = {name: number for number, month in enumerate(_MONTHS.split(), 1) for name in (month, month[:3])}
+_MONTH = rf"(?P<month>{'|'.join(sorted(_NUMBER, key=len, reverse=True))})"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_YEAR = r"(?P<year>\d{4})"
+_ISO = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
+_FORMS = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        rf"\b{_YEAR}[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})\b",
+        r"\b(?P<day>\d{1,2})[./](?P<month>\d{1,2})[./](?P<year>\d{4}|\d{2})\b",
+        rf"\b{_DAY}(?: of)? {_MONTH}\b(?:,? {_YEAR})?",
+        rf"\b{_MONTH} {_DAY}(?!\d)(?:,? {_YEAR})?",
+        rf"\b{_MONTH},? {_YEAR}\b",
+        # alone, march and may are words before they are months
+        rf"\b(?:in|during|since|until|of) {_MONTH}\b",
+    )
+)
+#: Days from a named day at which a turn still counts by half: what is told the day after, and time zones.
+NEAR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDate:
+    """A date as far as the question says: `year` and `day` may be missing."""
+
+    month: int
+    year: int | None = None
+    day: int | None = None
+
+
+def named_dates(text: str) -> tuple[NamedDate, ...]:
+    """Dates the text names, in the order of the forms above; days come before months in numbers (31.12.2023)."""
+    found: list[NamedDate] = []
+    rest = text
+    for form in _FORMS:
+        for match in form.finditer(rest):
+            parts = match.groupdict()
+            month = _NUMBER.get(parts["month"].lower()) or int(parts["month"]) if parts["month"] else 0
+            year = int(parts["year"]) if parts.get("year") else None
+            day = int(parts["day"]) if parts.get("day") else None
+            if 1 <= month <= 12 and (day is None or 1 <= day <= 31):
+                found.append(NamedDate(month, year + 2000 if year is not None and year < 100 else year, day))
+        rest = form.sub(" ; ", rest)
+    return tuple(dict.fromkeys(found))
+
+
+def turn_dates(dialogue: Dialogue) -> tuple[date | None, ...]:
+    """The day of every turn: its own, else its session's; None where neither is ISO 8601."""
+    days = []
+    for session in dialogue.sessions:
+        for turn in session.turns:
+            match = _ISO.match(turn.time or "") or _ISO.match(session.time or "")
+            try:
+                days.append(date(*map(int, match.groups())) if match else None)
+            except ValueError:
+                days.append(None)
+    return tuple(days)
+
+
+def closeness(days: Sequence[date | None], asked: Sequence[NamedDate]) -> Tensor:
+    """For each day 1 if it is an asked one or falls in an asked month, 0.5 within `NEAR` days of it, else 0; [n]."""
+    return torch.tensor([max((_close(day, wanted) for wanted in asked), default=0.0) if day else 0.0 for day in days])
+
+
+def _close(day: date, wanted: NamedDate) -> float:
+    if wanted.day is None:
+        return float(day.month == wanted.month and wanted.year in (None, day.year))
+    years = (wanted.year,) if wanted.year is not None else (day.year - 1, day.year, day.year + 1)
+    away = []
+    for year in years:
+        try:
+            away.append(abs((date(year, wanted.month, wanted.day) - day).days))
+        except ValueError:
+            continue
+    nearest = min(away, default=NEAR + 1)
+    return 1.0 if nearest == 0 else 0.5 if nearest <= NEAR else 0.0

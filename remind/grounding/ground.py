@@ -3,37 +3,87 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError
-from remind.grounding.codes import StateCodes, joint_codes
+from remind.core.errors import ConfigError, ModelError
+from remind.grounding.codes import Coder, Part, SparseEncoder, StateCodes, WindowedCodes, joint_codes
 from remind.grounding.config import NOT_IN_WINDOWS, GroundingConfig
-from remind.grounding.encode import Coder, SparseEncoder
-from remind.grounding.fusion import fuse, standardise_turns
-from remind.grounding.load import check_saes, chosen_layers
-from remind.grounding.matching import best_partners, match_each, question_codes
-from remind.grounding.places import Part
-from remind.grounding.resonance import combine_layers, guidance, smooth_runs, token_resonance
-from remind.grounding.salience import smooth_turns, turn_salience
-from remind.grounding.selection import select_blocks
-from remind.grounding.signals import TurnIndex
-from remind.grounding.store import RecentDialogues
-from remind.grounding.trace import GroundingTrace
-from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone
-from remind.models.pictures import Pictures
+from remind.grounding.resonance import (
+    combine_layers,
+    guidance,
+    select_blocks,
+    smooth_runs,
+    token_resonance,
+    turn_salience,
+)
+from remind.models.backbone import Backbone, BackboneSize
 from remind.states.pyramid import AttentionalState, FactualState
-from sae import SparseCodes
+from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
 
-_KINDS = ("summed", "each")
+
+@dataclass(frozen=True)
+class GroundingTrace:
+    """Intermediate results for the T dialogue tokens of one state.
+
+    Attributes:
+        state: the outcome; its `salience` is s_turn.
+        codes: sparse codes and the tokens' places.
+        guidance: v_guide by layer, [d_sae].
+        resonance: r_t by layer, [T].
+        combined: r_t over layers, [T]; `resonance` itself where there is one layer.
+        smoothed: s_t, [T].
+        budget: tokens the blocks could hold; None where a threshold was used.
+    """
+
+    state: AttentionalState
+    codes: StateCodes
+    guidance: dict[int, Tensor]
+    resonance: dict[int, Tensor]
+    combined: Tensor
+    smoothed: Tensor
+    budget: int | None
+
+    def guiding_features(self, layer: int, n: int = 10) -> list[tuple[int, float]]:
+        """The strategy's heaviest features as (feature, weight in v_guide), falling; none of weight 0.
+
+        Raises:
+            ModelError: a layer without an SAE.
+        """
+        if layer not in self.guidance:
+            raise ModelError(f"layer {layer} has no SAE here; there are {', '.join(map(str, self.guidance))}")
+        return _largest(self.guidance[layer], n)
+
+    def top_features(self, layer: int, turn: int, n: int | None = 10) -> list[tuple[int, float]]:
+        """What a turn's local alignment is made of: (feature, Σ over its tokens of v[j] h̃_t[j]), falling; none of 0.
+
+        Args:
+            turn: index into the retrieved turns.
+            n: at most so many; None: all.
+
+        Raises:
+            ModelError: a layer without an SAE.
+        """
+        if layer not in self.guidance:
+            raise ModelError(f"layer {layer} has no SAE here; there are {', '.join(map(str, self.guidance))}")
+        v, codes = self.guidance[layer], self.codes.layers[layer].dialogue[self.codes.turn == turn]
+        shares = codes.values.float() * v[codes.indices]
+        return _largest(torch.zeros_like(v).index_add_(0, codes.indices.flatten(), shares.flatten()), n)
+
+
+def _largest(weights: Tensor, n: int | None) -> list[tuple[int, float]]:
+    values, features = weights.sort(descending=True, stable=True)
+    pairs = zip(features[:n].tolist(), values[:n].tolist(), strict=True)
+    return [(feature, value) for feature, value in pairs if value > 0]
 
 
 class Grounder:
@@ -56,32 +106,34 @@ class Grounder:
         self,
         backbone: Backbone,
         saes: Mapping[int, Coder],
-        idf: dict[int, Tensor] | None,
+        idf: Mapping[int, Tensor] | None,
         config: GroundingConfig,
         sentences: SentenceEncoder | None = None,
     ) -> None:
         self.config = config
-        saes = chosen_layers(saes, config)
+        saes = check_saes(backbone, saes, idf, config)
         self.idf = {layer: value for layer, value in (idf or {}).items() if layer in saes}
-        check_saes(backbone, saes, self.idf, config)
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
         complete = set(saes) <= set(self.idf)
         self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
-        if config.images == "pixels" and not self.joint:
-            raise ConfigError(NOT_IN_WINDOWS)
-        self.pictures: Pictures | None = None
-        if config.images == "pixels":
-            self.pictures = Pictures(backbone, config.image_tokens, config.image_root, "grounding.")
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
         self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.cached_dialogues, config.codes_folder)
-        if config.fuse is not None and config.fuse.reads_text and sentences is None:
-            raise ConfigError(
-                "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
-            )
-        self.signals: RecentDialogues[TurnIndex] | None = None
-        if sentences is not None:
+        self.pictures = None
+        if config.images == "pixels":
+            from remind.models.images import Pictures
+
+            if not self.joint:
+                raise ConfigError(NOT_IN_WINDOWS)
+            self.pictures = Pictures(backbone, config.image_tokens, config.image_root, "grounding.")
+        if config.fuse is not None and config.fuse.reads_text:
+            from remind.grounding.fusion import TurnIndex
+
+            if sentences is None:
+                raise ConfigError(
+                    "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
+                )
             limit = max(1, config.cached_dialogues)
-            self.signals = RecentDialogues(lambda dialogue: TurnIndex(dialogue, sentences), limit)
+            self._turn_index = lru_cache(limit)(lambda dialogue: TurnIndex(dialogue, sentences))
 
     def ground(self, state: FactualState) -> AttentionalState:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
@@ -98,7 +150,13 @@ class Grounder:
     def codes(self, state: FactualState) -> StateCodes:
         """The sparse codes of a state; they depend on no setting of guidance, resonance or selection."""
         codes = joint_codes(self.encoder, state, self.pictures) if self.joint else self.windowed.state_codes(state)
-        return self._with_question(codes, state) if self.config.anchor_codes == "question" else codes
+        if self.config.anchor_codes == "strategy":
+            return codes
+        from remind.grounding.fusion import question_codes
+
+        anchors, _ = question_codes(self.encoder, state.dialogue, [state.question.text])
+        layers = {layer: replace(own, anchors=anchors[layer]) for layer, own in codes.layers.items()}
+        return replace(codes, layers=layers)
 
     def trace(self, state: FactualState, codes: StateCodes | None = None) -> GroundingTrace:
         """Everything on the way from x0 to x1, for inspection.
@@ -108,39 +166,32 @@ class Grounder:
         """
         config = self.config
         codes = self.codes(state) if codes is None else codes
-        guides = {layer: self._guidance(codes, layer) for layer in codes.layers}
-        runs = torch.tensor(state.runs, dtype=torch.int64)
-        resonance = {}
+        guides, resonance, idf = {}, {}, {}
         for layer, own in codes.layers.items():
-            beta, speakers = self._beta(own.dialogue), codes.speakers(layer)
+            idf[layer] = self.idf[layer].cpu().float() if self.corpus_idf else own.idf
+            if config.idf == "none":
+                idf[layer] = torch.ones_like(own.idf)
+            guides[layer] = guidance(own.reasoning, own.anchors, idf[layer], config.alpha, anchor_idf=config.anchor_idf)
+            active, beta = own.dialogue.values[own.dialogue.active()], config.beta
+            if config.beta_unit is not None and len(active):
+                beta = config.beta * config.beta_unit * float(active.mean())
+            speakers = codes.speakers(layer)
             resonance[layer] = token_resonance(own.dialogue, guides[layer], codes.turn, speakers, beta, run=state.runs)
         combined = combine_layers(list(resonance.values()))
-        smoothed = smooth_runs(combined, runs[codes.turn], config.sigma)
-        counted = torch.where((codes.part == Part.TEXT) | (codes.part == Part.CAPTION), codes.turn, -1)
-        kinds = {config.match} if config.fuse is None else {kind for kind in _KINDS if config.fuse.weighs(kind)}
-        saliences: dict[str, Tensor] = {}
-        if "each" in kinds:
-            saliences["each"] = self._by_words(codes, counted)
-        if "summed" in kinds or not kinds:
-            captions = codes.part == Part.CAPTION
-            saliences["summed"] = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
-        if config.fuse is None:
-            salience = smooth_turns(saliences[config.match], state.runs, config.smooth_turns)
+        smoothed = smooth_runs(combined, torch.tensor(state.runs, dtype=torch.int64)[codes.turn], config.sigma)
+        captions = codes.part == Part.CAPTION
+        counted = torch.where((codes.part == Part.TEXT) | captions, codes.turn, -1)
+        summed = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
+        if config.fuse is None and config.match == "summed" and config.smooth_turns == 0:
+            salience = summed
         else:
-            salience = self._fused(state, saliences, runs, codes.turn_tokens)
+            salience = self._salience_beyond(state, codes, counted, summed, idf)
         budget = None
         if config.threshold is None:
             budget = min(config.budget_tokens, math.floor(config.budget_share * int(codes.turn_tokens.sum())))
         blocks: list[tuple[int, int]] = []
         if any(bool(v.any()) for v in guides.values()):
-            blocks = select_blocks(
-                salience,
-                codes.turn_tokens,
-                budget=budget,
-                threshold=config.threshold,
-                window=config.window,
-                run=state.runs,
-            )
+            blocks = select_blocks(salience, codes.turn_tokens, budget, config.threshold, config.window, state.runs)
             if not blocks and budget is not None and len(salience):
                 best = int(salience.argmax())
                 if salience[best] > -torch.inf and codes.turn_tokens[best] <= budget:
@@ -155,59 +206,120 @@ class Grounder:
             budget=budget,
         )
 
-    def _with_question(self, codes: StateCodes, state: FactualState) -> StateCodes:
-        """The question's content tokens as anchors."""
-        anchors, _ = question_codes(self.encoder, state.dialogue, [state.question.text])
-        layers = {layer: replace(own, anchors=anchors[layer]) for layer, own in codes.layers.items()}
-        return replace(codes, layers=layers)
+    def _salience_beyond(
+        self, state: FactualState, codes: StateCodes, counted: Tensor, summed: Tensor, idf: Mapping[int, Tensor]
+    ) -> Tensor:
+        """Salience [n_turns] by what goes beyond the paper: `match_each`, `smooth_turns`, `fuse`.
 
-    def _by_words(self, codes: StateCodes, turn: Tensor) -> Tensor:
-        """`match_each` of the anchors, [n_turns]; several layers standardised and averaged. Turns without tokens: -inf.
+        A turn without tokens stays -inf.
 
         Args:
-            turn: int64 [T], turn of each token that counts; -1: does not count.
+            counted: int64 [T], turn of each token that counts; -1: does not count.
+            summed: Eq. 5 [n_turns].
         """
-        n = len(codes.turn_tokens)
-        inside = torch.bincount(turn[turn >= 0], minlength=n) > 0
-        by_layer = []
-        for layer, own in codes.layers.items():
-            partners = best_partners(own.dialogue, turn, n, own.anchors, self._idf(codes, layer))
-            owner = torch.zeros(partners.shape[1], dtype=torch.int64)
-            by_layer.append(match_each(partners, owner, inside[:, None]))
-        joined = by_layer[0]
-        if len(by_layer) > 1:
-            joined = torch.as_tensor(sum(standardise_turns(s, inside[:, None]) for s in by_layer) / len(by_layer))
-        return torch.where(inside, joined[:, 0], -torch.inf)
+        from remind.grounding.fusion import best_partners, fuse, match_each, smooth_turns, standardise_turns
 
-    def _fused(
-        self, state: FactualState, resonances: Mapping[str, Tensor], runs: Tensor, turn_tokens: Tensor
-    ) -> Tensor:
-        """`fuse` of resonances [n_turns] and what retrieval knows of the turns; a turn without tokens stays -inf."""
-        config = self.config.fuse
-        assert config is not None
-        signals = {name: values[:, None] for name, values in resonances.items()}
-        signals["length"] = turn_tokens.float().log1p()[:, None]
-        if config.reads_text:
-            assert self.signals is not None
+        config, n = self.config, len(state.turns)
+        saliences = {"summed": summed}
+        by_words = config.match == "each" if config.fuse is None else config.fuse.weighs("each")
+        if by_words:
+            inside = torch.bincount(counted[counted >= 0], minlength=n) > 0
+            by_layer = []
+            for layer, own in codes.layers.items():
+                partners = best_partners(own.dialogue, counted, n, own.anchors, idf[layer])
+                owner = torch.zeros(partners.shape[1], dtype=torch.int64)
+                by_layer.append(match_each(partners, owner, inside[:, None]))
+            joined = by_layer[0]
+            if len(by_layer) > 1:
+                joined = torch.as_tensor(sum(standardise_turns(s, inside[:, None]) for s in by_layer) / len(by_layer))
+            saliences["each"] = torch.where(inside, joined[:, 0], -torch.inf)
+        if config.fuse is None:
+            salience = saliences[config.match]
+            return smooth_turns(salience, state.runs, config.smooth_turns) if config.smooth_turns else salience
+        signals = {name: values[:, None] for name, values in saliences.items()}
+        signals["length"] = codes.turn_tokens.float().log1p()[:, None]
+        if config.fuse.reads_text:
             retrieved = torch.tensor(state.positions, dtype=torch.int64)
-            scores = self.signals.get(state.dialogue).signals([state.question.text])
+            scores = self._turn_index(state.dialogue).signals([state.question.text])
             signals |= {name: values[retrieved] for name, values in scores.items()}
-        fused = fuse(signals, runs[:, None], config)[:, 0]
-        silent = next(iter(resonances.values())) == -torch.inf
-        return torch.where(silent, -torch.inf, fused)
+        fused = fuse(signals, torch.tensor(state.runs, dtype=torch.int64)[:, None], config.fuse)[:, 0]
+        return torch.where(summed == -torch.inf, -torch.inf, fused)
 
-    def _idf(self, codes: StateCodes, layer: int) -> Tensor:
-        if self.config.idf == "none":
-            return torch.ones_like(codes.layers[layer].idf)
-        return self.idf[layer].cpu().float() if self.corpus_idf else codes.layers[layer].idf
 
-    def _beta(self, codes: SparseCodes) -> float:
-        """β in the units of the codes."""
-        active = codes.values[codes.active()]
-        if self.config.beta_unit is None or not len(active):
-            return self.config.beta
-        return self.config.beta * self.config.beta_unit * float(active.mean())
+def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache: str, device: str, dtype: str) -> Path:
+    """The folder given, or that of small SAEs trained now (once: cached by model, data and settings).
 
-    def _guidance(self, codes: StateCodes, layer: int) -> Tensor:
-        own, idf = codes.layers[layer], self._idf(codes, layer)
-        return guidance(own.reasoning, own.anchors, idf, self.config.alpha, anchor_idf=self.config.anchor_idf)
+    Args:
+        data: dialogues to train on; empty: the bundled small talk.
+        cache: folder for what is trained.
+
+    Raises:
+        DataError, FormatError: data that cannot be read. ModelError: a backbone that cannot be used.
+    """
+    if given is not None:
+        return Path(given)
+    from remind.data.sample import corpus_path
+    from remind.train_sae import quick_sae
+
+    return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
+
+
+def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSAE], dict[int, Tensor]]:
+    """SAEs by layer, and the idf of those that were saved with one.
+
+    Raises:
+        ModelError: no folder of SAEs, or a damaged one.
+    """
+    try:
+        saes = load_layers(Path(folder), device)
+        found = {layer: load_idf(layer_folder(Path(folder), layer)) for layer in saes}
+    except SAEError as error:
+        raise ModelError(str(error)) from None
+    return saes, {layer: value for layer, value in found.items() if value is not None}
+
+
+def check_saes(
+    backbone: Backbone | BackboneSize,
+    saes: Mapping[int, Coder],
+    idf: Mapping[int, Tensor] | None = None,
+    config: GroundingConfig | None = None,
+    folder: str | Path | None = None,
+) -> Mapping[int, Coder]:
+    """See that a backbone, of which no more than its size need be known, and SAEs fit together.
+
+    Args:
+        idf: by layer, of grounding.
+        config: of grounding; None: the SAEs are for something else, and all layers are looked at.
+        folder: where the SAEs lie, for messages.
+
+    Returns:
+        The SAEs of the layers that the config chooses.
+
+    Raises:
+        ModelError: as `Grounder`.
+    """
+    where = "" if folder is None else f"{folder}: "
+    if not saes:
+        raise ModelError(f"{where}grounding needs at least one SAE; train some with `remind train-sae`")
+    idf = idf or {}
+    if config is not None and config.layers == "last":
+        saes = {max(saes): saes[max(saes)]}
+    for layer, coder in saes.items():
+        if not 0 <= layer <= backbone.n_layers:
+            raise ModelError(
+                f"{where}there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
+                "train SAEs on this backbone"
+            )
+        if coder.d_in != backbone.hidden_size:
+            raise ModelError(
+                f"{where}the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of "
+                f"{backbone.name} are {backbone.hidden_size} wide; train SAEs on this backbone"
+            )
+        if layer in idf and idf[layer].shape != (coder.d_sae,):
+            raise ModelError(
+                f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
+                "features"
+            )
+    if config is not None and config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
+        raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")
+    return saes

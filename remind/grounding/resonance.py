@@ -1,7 +1,8 @@
-"""The strategy as weights over SAE features (Eq. 3), and how strongly each token resonates with it (Eq. 4)."""
+"""The method's equations: guidance (Eq. 3), resonance (Eq. 4), salience of turns (Eq. 5), selection of blocks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,22 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remind.core.errors import ConfigError
-from remind.grounding.config import kernel_radius
+from remind.grounding.config import AGGREGATE
 from sae import SparseCodes
-
-
-def working_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """The widest of `dtypes`, at least float32: sums over thousands of tokens overrun half precision."""
-    widest = torch.float32
-    for dtype in dtypes:
-        widest = torch.promote_types(widest, dtype)
-    return widest
-
-
-def flat(codes: SparseCodes) -> tuple[Tensor, Tensor]:
-    """Values and indices as [T, k], whatever the leading dimensions."""
-    k = codes.indices.shape[-1]
-    return codes.values.reshape(-1, k), codes.indices.reshape(-1, k)
 
 
 def active_features(codes: SparseCodes, d_sae: int) -> Tensor:
@@ -33,9 +20,8 @@ def active_features(codes: SparseCodes, d_sae: int) -> Tensor:
     Raises:
         ConfigError: an index that is no feature of an SAE with `d_sae` features.
     """
-    values, indices = flat(codes)
-    chosen = indices[values > 0]
-    if chosen.numel() and not (int(chosen.min()) >= 0 and int(chosen.max()) < d_sae):
+    chosen = codes.indices[codes.active()]
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < d_sae:
         raise ConfigError(f"codes name feature {int(chosen.max())}, but there are weights for {d_sae} features")
     return chosen
 
@@ -61,62 +47,21 @@ def guidance(
     """
     if idf.dim() != 1 or not idf.is_floating_point():
         raise ConfigError(f"idf must be a vector of floats, got shape {tuple(idf.shape)} of {idf.dtype}")
-    d_sae = idf.shape[0]
-    dtype = working_dtype(idf.dtype)
+    weights = idf.to(torch.promote_types(idf.dtype, torch.float32))
     reason_counts, anchor_counts = (
-        torch.bincount(active_features(codes, d_sae), minlength=d_sae).to(idf.device, dtype)
-        for codes in (reason, anchors)
+        torch.bincount(active_features(codes, len(idf)), minlength=len(idf)).to(weights) for codes in (reason, anchors)
     )
-    weights = idf.to(dtype)
     anchored = alpha * anchor_counts
     return torch.maximum(weights * reason_counts, anchored * weights if anchor_idf else anchored).to(idf.dtype)
 
 
 def local_alignment(codes: SparseCodes, v: Tensor) -> Tensor:
-    """First term of Eq. 4: `Σ_{j∈F_t} v[j] h̃_t[j]` for every token; [T]."""
-    active_features(codes, v.shape[0])
-    values, indices = flat(codes)
-    dtype = working_dtype(values.dtype, v.dtype)
-    active = values > 0
+    """First term of Eq. 4: `Σ_{j∈F_t} v[j] h̃_t[j]` for every token, [T], in float32 or the wider of the dtypes."""
+    active_features(codes, len(v))
+    dtype = torch.promote_types(torch.promote_types(codes.values.dtype, v.dtype), torch.float32)
     # an inactive entry may carry any index, and inf * 0 would be nan
-    weights = v.to(values.device, dtype)[torch.where(active, indices, 0)]
-    return torch.where(active, values.to(dtype) * weights, 0.0).sum(-1)
-
-
-def speaker_weights(speaker_codes: Sequence[SparseCodes], v: Tensor) -> Tensor:
-    """b_k = sum of v over F(P_k), the union of the features active on turn k's speaker-marker tokens; [n_turns]."""
-    dtype, d_sae = working_dtype(v.dtype), v.shape[0]
-    totals = v.new_zeros(len(speaker_codes), dtype=dtype)
-    if not len(speaker_codes):
-        return totals
-    values = torch.cat([codes.values.reshape(-1) for codes in speaker_codes])
-    indices = torch.cat([codes.indices.reshape(-1) for codes in speaker_codes])
-    features = active_features(SparseCodes(values[:, None], indices[:, None]), d_sae)
-    sizes = torch.tensor([codes.indices.numel() for codes in speaker_codes], device=values.device)
-    owner = torch.repeat_interleave(sizes)[values > 0]
-    pairs = torch.unique(owner * d_sae + features).to(v.device)
-    return totals.index_add_(0, pairs // d_sae, v[pairs % d_sae].to(dtype))
-
-
-def speaker_broadcast(b: Tensor, run: Sequence[int] | None = None) -> Tensor:
-    """Second term of Eq. 4 without β, per turn: `b_k + b_{k+1}`; [n_turns].
-
-    Turn k's marker counts for T_k and T_{k-1}, so a turn gets its own marker's weight and that of the reply after it.
-
-    Args:
-        b: [n_turns].
-        run: run number of each turn. The reply counts only if it is in the same run; None: all in one.
-
-    Raises:
-        ConfigError: run and b differ in length.
-    """
-    if run is not None and len(run) != len(b):
-        raise ConfigError(f"{len(run)} run numbers for {len(b)} turns")
-    reply = F.pad(b[1:], (0, 1)) if len(b) else b
-    if run is not None and len(b):
-        numbers = torch.as_tensor(run, device=b.device)
-        reply = torch.where(F.pad(numbers[1:] == numbers[:-1], (0, 1)), reply, 0.0)
-    return b + reply
+    weights = v.to(codes.values.device, dtype)[torch.where(codes.active(), codes.indices, 0)]
+    return torch.where(codes.active(), codes.values.to(dtype) * weights, 0.0).sum(-1)
 
 
 def token_resonance(
@@ -129,6 +74,9 @@ def token_resonance(
     run: Sequence[int] | None = None,
 ) -> Tensor:
     """r_t of Eq. 4: local alignment plus β times the speaker-conditioned broadcast.
+
+    Turn k's marker counts for T_k and T_{k-1}, so a token gets b_k + b_{k+1}: the weight of its own turn's marker and
+    of the reply's, b_k being the sum of v over F(P_k).
 
     Args:
         codes: [T, k].
@@ -147,24 +95,26 @@ def token_resonance(
     """
     if v.dim() != 1:
         raise ConfigError(f"guidance must be a vector, got shape {tuple(v.shape)}")
-    local = local_alignment(codes, v)
-    turns = torch.as_tensor(turn_index, dtype=torch.int64, device=local.device)
-    if turns.shape != local.shape:
-        raise ConfigError(f"{turns.numel()} turn indices for {local.numel()} tokens")
-    check_turns(turns, len(speaker_codes))
-    received = speaker_broadcast(speaker_weights(speaker_codes, v), run).to(local.device, local.dtype)
-    resonance = local
-    if len(received):
-        resonance = local + beta * torch.where(turns >= 0, received[turns.clamp(min=0)], 0.0)
+    resonance, d_sae, n_turns = local_alignment(codes, v), len(v), len(speaker_codes)
+    turns = torch.as_tensor(turn_index, dtype=torch.int64, device=resonance.device)
+    if turns.shape != resonance.shape or (run is not None and len(run) != n_turns):
+        runs = "any" if run is None else len(run)
+        raise ConfigError(f"{turns.numel()} turn indices and {runs} runs for {len(resonance)} tokens, {n_turns} turns")
+    if turns.numel() and not -1 <= int(turns.min()) <= int(turns.max()) < n_turns:
+        raise ConfigError(f"turn indices from {int(turns.min())} to {int(turns.max())}, but {n_turns} turns")
+    if n_turns:
+        features = [active_features(one, d_sae) for one in speaker_codes]
+        owner = torch.repeat_interleave(torch.tensor([len(found) for found in features])).to(features[0].device)
+        pairs = torch.unique(owner * d_sae + torch.cat(features)).to(v.device)
+        b = v.new_zeros(n_turns, dtype=torch.promote_types(v.dtype, torch.float32))
+        b.index_add_(0, pairs // d_sae, v[pairs % d_sae].to(b.dtype))
+        reply = F.pad(b[1:], (0, 1))
+        if run is not None:
+            numbers = torch.as_tensor(run, device=b.device)
+            reply = torch.where(F.pad(numbers[1:] == numbers[:-1], (0, 1)), reply, 0.0)
+        received = (b + reply).to(resonance)
+        resonance = resonance + beta * torch.where(turns >= 0, received[turns.clamp(min=0)], 0.0)
     return resonance.to(torch.promote_types(codes.values.dtype, v.dtype))
-
-
-def check_turns(turns: Tensor, n_turns: int) -> None:
-    """Raise ConfigError unless every index is -1 or one of `n_turns` turns."""
-    if turns.numel() and not (int(turns.min()) >= -1 and int(turns.max()) < n_turns):
-        raise ConfigError(
-            f"turn indices reach from {int(turns.min())} to {int(turns.max())}, but there are {n_turns} turns"
-        )
 
 
 def gaussian_smooth(r: Tensor, sigma: float) -> Tensor:
@@ -177,12 +127,14 @@ def gaussian_smooth(r: Tensor, sigma: float) -> Tensor:
     Raises:
         ConfigError: sigma is negative or not finite, or r is not a vector of floats.
     """
-    radius = kernel_radius(sigma)
+    if not 0 <= sigma < math.inf:
+        raise ConfigError(f"sigma must be 0 or more, got {sigma}")
     if r.dim() != 1 or not r.is_floating_point():
         raise ConfigError(f"resonance must be a vector of floats, got shape {tuple(r.shape)} of {r.dtype}")
+    radius = math.ceil(3 * sigma)
     if radius == 0 or not r.numel():
         return r
-    dtype = working_dtype(r.dtype)
+    dtype = torch.promote_types(r.dtype, torch.float32)
     steps = torch.arange(-radius, radius + 1, dtype=torch.float64)
     kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
     kernel = (kernel / kernel.sum()).to(r.device, dtype)
@@ -195,30 +147,152 @@ def smooth_runs(r: Tensor, run: Tensor, sigma: float) -> Tensor:
     Args:
         r: [T]. run: int64 [T], ascending: the run of each token.
     """
-    radius = kernel_radius(sigma)
-    if radius == 0 or not r.numel():
+    if sigma == 0 or not r.numel():
         return r
     # zeros as wide as the kernel's arm between two runs are the zeros beyond their ends
-    gaps = F.pad((run[1:] != run[:-1]).long(), (1, 0)).cumsum(0) * radius
+    gaps = F.pad((run[1:] != run[:-1]).long(), (1, 0)).cumsum(0) * math.ceil(3 * sigma)
     places = torch.arange(len(r), device=r.device) + gaps
     spread = r.new_zeros(int(places[-1]) + 1)
     spread[places] = r
     return gaussian_smooth(spread, sigma)[places]
 
 
-def standardise(r: Tensor) -> Tensor:
-    """Zero mean and unit standard deviation (of the population); zeros where all values are equal."""
-    if not r.numel():
-        return r
-    centred = r - r.mean()
-    deviation = centred.square().mean().sqrt()
-    # equal values leave a rounding residue instead of zero
-    flat_line = deviation <= 1e-6 * r.abs().max()
-    return torch.where(flat_line, torch.zeros_like(r), centred / deviation)
-
-
 def combine_layers(resonances: Sequence[Tensor]) -> Tensor:
-    """One resonance from several layers: each standardised over the tokens, then their mean; a single one as it is."""
-    if len(resonances) == 1:
+    """One resonance from several layers: each standardised over the tokens, then their mean; a single one as it is.
+
+    Standardised to zero mean and unit standard deviation (of the population); zeros where all values are equal.
+    """
+    if len(resonances) == 1 or not len(resonances[0]):
         return resonances[0]
-    return torch.stack([standardise(r) for r in resonances]).mean(0)
+    standardised = []
+    for r in resonances:
+        centred = r - r.mean()
+        deviation = centred.square().mean().sqrt()
+        # equal values leave a rounding residue instead of zero
+        level = deviation <= 1e-6 * r.abs().max()
+        standardised.append(torch.where(level, torch.zeros_like(r), centred / deviation))
+    return torch.stack(standardised).mean(0)
+
+
+def turn_salience(
+    s: Tensor,
+    turn_index: Tensor | Sequence[int],
+    is_caption: Tensor | Sequence[bool],
+    n_turns: int,
+    lam: float = 0.3,
+    agg: str = "mean",
+) -> Tensor:
+    """s_turn of Eq. 5: `(1 - λ) Agg(text tokens) + λ Agg(caption tokens)`.
+
+    Args:
+        s: smoothed resonance [T].
+        turn_index: [T], turn of each token; -1: of none.
+        is_caption: [T], whether the token belongs to T_k^cap rather than T_k^text.
+        n_turns: how many turns there are.
+        lam: λ in [0, 1].
+        agg: "mean", "max" or "top<m>" (mean of the m largest, of all if there are fewer).
+
+    Returns:
+        [n_turns] in the dtype of s. Where a turn has only one of the two parts, that part counts whole; a turn without
+        tokens is -inf.
+
+    Raises:
+        ConfigError: lengths that differ, a turn index or λ out of range, an unknown aggregate.
+    """
+    if s.dim() != 1 or not s.is_floating_point():
+        raise ConfigError(f"resonance must be a vector of floats, got shape {tuple(s.shape)} of {s.dtype}")
+    known = AGGREGATE.fullmatch(agg)
+    if not 0 <= lam <= 1 or known is None:
+        raise ConfigError(f"lam must be between 0 and 1 and agg mean, max or top<m>, got {lam} and {agg!r}")
+    turns = torch.as_tensor(turn_index, dtype=torch.int64, device=s.device)
+    captions = torch.as_tensor(is_caption, dtype=torch.bool, device=s.device)
+    if turns.shape != s.shape or captions.shape != s.shape:
+        raise ConfigError(f"{turns.numel()} turn indices and {captions.numel()} flags for {s.numel()} tokens")
+    if turns.numel() and not -1 <= int(turns.min()) <= int(turns.max()) < n_turns:
+        raise ConfigError(f"turn indices from {int(turns.min())} to {int(turns.max())}, but {n_turns} turns")
+    inside = turns >= 0
+    # text of turn k is group 2k, its captions 2k + 1
+    values, group = s[inside], (2 * turns + captions)[inside]
+    counts = torch.bincount(group, minlength=2 * n_turns)
+    if agg != "mean":
+        largest = int(known[1] or 1)
+        order = values.argsort(descending=True)
+        order = order[group[order].argsort(stable=True)]
+        first = counts.cumsum(0) - counts
+        rank = torch.arange(len(order), device=values.device) - first[group[order]]
+        kept = order[rank < largest]
+        values, group = values[kept], group[kept]
+        counts = counts.clamp(max=largest)
+    dtype = torch.promote_types(s.dtype, torch.float32)
+    sums = values.new_zeros(2 * n_turns, dtype=dtype).index_add_(0, group, values.to(dtype))
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf).to(s.dtype)
+    text, caption = means.view(n_turns, 2).unbind(-1)
+    both = (1 - lam) * text + lam * caption
+    return torch.where(caption == -torch.inf, text, torch.where(text == -torch.inf, caption, both))
+
+
+def select_blocks(
+    salience: Tensor | Sequence[float],
+    turn_tokens: Tensor | Sequence[int],
+    budget: float | None = None,
+    threshold: float | None = None,
+    window: int = 1,
+    run: Sequence[int] | None = None,
+) -> list[tuple[int, int]]:
+    """Blocks B_i of Section 4.3: salient turns with their windows, neighbours merged.
+
+    With a budget, turns are taken by falling salience (ties: the earlier first). Each adds itself and its window; only
+    turns not yet taken cost tokens, and the first addition that would pass the budget ends the selection. With a
+    threshold δ, every turn with salience above it is taken, plus its window. A turn of salience -inf is never taken on
+    its own account, but may be in the window of another.
+
+    Args:
+        salience: s_turn [n_turns].
+        turn_tokens: length of each turn in tokens [n_turns].
+        budget: tokens the blocks may hold in all.
+        threshold: δ.
+        window: w, turns on either side of a taken one.
+        run: run number of each turn; windows and blocks stay within one. None: all turns follow one another.
+
+    Returns:
+        Inclusive turn ranges, ascending and disjoint; no two of one run touch.
+
+    Raises:
+        ConfigError: not exactly one of budget and threshold, a negative budget, window or length, NaN, lengths that
+            differ.
+    """
+    scores = salience.tolist() if isinstance(salience, Tensor) else [float(value) for value in salience]
+    lengths = [int(value) for value in turn_tokens]
+    runs = [0] * len(scores) if run is None else list(run)
+    if len(lengths) != len(scores) or len(runs) != len(scores):
+        raise ConfigError(f"{len(scores)} saliences, {len(lengths)} turn lengths and {len(runs)} run numbers")
+    if (budget is None) == (threshold is None):
+        raise ConfigError("give exactly one of budget and threshold")
+    if any(value is not None and value != value for value in (budget, threshold, *scores)):
+        raise ConfigError("salience, budget or threshold is NaN")
+    if window < 0 or min(lengths, default=0) < 0 or (budget is not None and budget < 0):
+        raise ConfigError("budget, window and turn lengths must be 0 or more")
+
+    least = -math.inf if threshold is None else threshold
+    taken: set[int] = set()
+    used = 0
+    for turn in sorted(range(len(scores)), key=lambda turn: -scores[turn]):
+        if not scores[turn] > least:
+            break
+        first = last = turn
+        while first > max(0, turn - window) and runs[first - 1] == runs[turn]:
+            first -= 1
+        while last < min(len(scores) - 1, turn + window) and runs[last + 1] == runs[turn]:
+            last += 1
+        new = [other for other in range(first, last + 1) if other not in taken]
+        used += sum(lengths[other] for other in new)
+        if budget is not None and used > budget:
+            break
+        taken.update(new)
+    blocks: list[tuple[int, int]] = []
+    for turn in sorted(taken):
+        if blocks and blocks[-1][1] == turn - 1 and runs[turn - 1] == runs[turn]:
+            blocks[-1] = (blocks[-1][0], turn)
+        else:
+            blocks.append((turn, turn))
+    return blocks

@@ -33,8 +33,8 @@ class LocalChat(CachedChat):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         super().__init__(endpoint, cache, ledger)
+        from remind.models.backbone import load_backbone
         from remind.models.generate import check_generates
-        from remind.models.load import load_backbone
 
         self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
         check_generates(self.backbone)
@@ -92,7 +92,7 @@ def as_prompt(messages: Sequence[Message]) -> str:
 
 def _files_hash(name: str) -> str:
     """Names, sizes and times of the files of a model's folder, hashed; the name itself where there is no folder."""
-    from remind.models.load import model_folder
+    from remind.models.backbone import model_folder
 
     folder = model_folder(name)
     if folder is None:

@@ -82,7 +82,7 @@ class AMemBank(Bank, of=AMemSystem):
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         seen: set[int] = set()
-        for number, score in self.ranker.rank(self._search_text(query, trace), "dense", k):
+        for number, score in self.ranker.rank(self._search_text(query, trace), "dense"):
             for found in (number, *self.store.note(number)["links"]):
                 if found not in seen:
                     seen.add(found)
@@ -114,7 +114,7 @@ class AMemBank(Bank, of=AMemSystem):
     def _nearest(self, turn: Turn) -> list[int]:
         """The notes nearest to the turn's words (Eq. 4-5)."""
         vector = self.encoder.encode_apart([turn_text(turn)])[0]
-        found = self.store.nearest(vector, self.system.neighbours)
+        found = self.store.nearest(vector)
         return [number for number, _ in islice(found, self.system.neighbours)]
 
     def _evolve(

@@ -44,6 +44,7 @@ class Memory:
         time: of the first of them, as in `Turn`.
         score: it was ranked by; higher is better, the scale depends on the system.
         tokens: of the text, in the vocabulary of the run's encoder.
+        position: of its first source among the turns of the dialogue; None if the system does not know.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Memory:
     time: str | None
     score: float
     tokens: int
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

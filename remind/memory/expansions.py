@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.data.readers.evidence import EvidenceIndex
-from remind.data.readers.locomo import sessions, turn_of
-from remind.data.readers.source import Place, Source
+from remind.data.readers.builder import Place, records
+from remind.data.readers.locomo import EvidenceIndex, sessions
 from remind.llm.asking import Unusable, plain
 from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
@@ -103,13 +102,13 @@ def read_annotations(path: str | Path) -> dict[str, Annotations]:
         DataError: a file that cannot be read, or a field that is not as in LoCoMo.
     """
     held: dict[str, Annotations] = {}
-    for place, value in Source(Path(path)).records:
+    for place, value in records(path):
         sample = place.mapping(value, "a sample")
         sample_id = place.name(sample.get("sample_id"), "sample_id")
         here = Place(place.path).at(sample_id)
         one = held[sample_id] = Annotations()
-        for listed in sessions(here, here.mapping(sample.get("conversation"), "conversation")):
-            one.turns[listed.id] = tuple(turn_of(listed.place, turn)[1] for turn in listed.turns)
+        for session_id, _, turns in sessions(here, here.mapping(sample.get("conversation"), "conversation")):
+            one.turns[session_id] = tuple(turn_id for _, turn_id, _ in turns)
         index = EvidenceIndex([name for names in one.turns.values() for name in names])
         for session_id, text in _by_session(here, sample, "session_summary"):
             one.summaries[session_id] = here.text(text, "session_summary")
@@ -181,4 +180,4 @@ def _fact(place: Place, index: EvidenceIndex, row: Any) -> tuple[str, tuple[str,
     parts = place.sequence(row, "a fact")
     if len(parts) != 2:
         raise place.error(f"a fact should be its text and its turns, not {len(parts)} values")
-    return place.text(parts[0], "a fact"), index.resolve(parts[1]).turn_ids
+    return place.text(parts[0], "a fact"), index.resolve(place, parts[1]).turn_ids

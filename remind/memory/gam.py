@@ -114,7 +114,7 @@ class GAMBank(Bank, of=GAMSystem):
     def _ranked(self, queries: Sequence[str], method: Method) -> Iterator[int]:
         number_of = {memory: page for page, memory in self._pages().items()}
         for query in queries:
-            for memory, score in islice(self.ranker.rank(query, method, self.system.top), self.system.top):
+            for memory, score in islice(self.ranker.rank(query, method), self.system.top):
                 # BM25 ranks pages without any of the words, too
                 if memory in number_of and (method == "dense" or score > 0):
                     yield number_of[memory]

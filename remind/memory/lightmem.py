@@ -22,7 +22,7 @@ from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
-from remind.perception.segment import segment
+from remind.perception.index import segment
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt, PositiveShare, Share
 
@@ -109,7 +109,7 @@ class LightMemBank(Bank, of=LightMemSystem):
         self._open.clear()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        return self.ranker.rank(query.text, "dense", k)
+        return self.ranker.rank(query.text, "dense")
 
     @cached_property
     def _compressor(self) -> Compressor | None:

@@ -71,14 +71,14 @@ class LoggedBank(Bank):
         """The memories of these kinds that are nearest to any of the vectors [d], at most so many, best first."""
         own, best = set(self.store.numbers(*kinds)), dict[int, float]()
         for vector in vectors if own else ():
-            found = ((number, cosine) for number, cosine in self.store.nearest(vector, 4 * count) if number in own)
+            found = ((number, cosine) for number, cosine in self.store.nearest(vector) if number in own)
             for number, cosine in islice(found, min(count, len(own))):
                 best[number] = max(cosine, best.get(number, cosine))
         return sorted(best, key=lambda number: (-best[number], number))[:count]
 
     def like(self, vector: Tensor, least: float, kind: str) -> list[int]:
         """The memory of this kind that is nearest to the vector [d], if its cosine is at least so much."""
-        for number, cosine in self.store.nearest(vector, 1):
+        for number, cosine in self.store.nearest(vector):
             if cosine < least:
                 break
             if self.store.kind(number) == kind:

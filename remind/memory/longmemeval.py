@@ -138,17 +138,17 @@ class LongMemEvalBank(Bank):
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         span = None if self.system.time == "none" else self._range(query, trace)
         if span is None:
-            return self._ranked(query.text, k, k)
+            return self._ranked(query.text, k)
         near = timedelta(days=TOLERANCE)
         inside = {
             number for number, told in self._events() if told.start - near <= span.end and span.start <= told.end + near
         }
         # all are ranked, and the sort is stable: nothing is removed, and either part keeps its order
-        return sorted(self._ranked(query.text, k, None), key=lambda ranked: ranked[0] not in inside)
+        return sorted(self._ranked(query.text, k), key=lambda ranked: ranked[0] not in inside)
 
-    def _ranked(self, text: str, k: int | None, first: int | None) -> Iterable[tuple[int, float]]:
+    def _ranked(self, text: str, k: int | None) -> Iterable[tuple[int, float]]:
         if not self.system.official_quirks or k is None:
-            return self.ranker.rank(text, self.system.method, first)
+            return self.ranker.rank(text, self.system.method)
         scores = self.ranker.scores(text, self.system.method)
         found: dict[int, float] = {}
         for place in (-scores).argsort(kind="stable")[:k]:

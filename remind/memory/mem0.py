@@ -104,7 +104,7 @@ class Mem0Bank(Bank, of=Mem0System):
                     yield problem
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
-        for number, score in self.ranker.rank(query.text, "dense", k):
+        for number, score in self.ranker.rank(query.text, "dense"):
             view = self.store.note(number)
             if view is None:
                 yield number, score
@@ -140,7 +140,7 @@ class Mem0Bank(Bank, of=Mem0System):
 
     def _similar(self, vector: Tensor, view: str | None) -> Iterator[int]:
         """The nearest memories of the view."""
-        found = (number for number, _ in self.store.nearest(vector, 4 * self.system.similar))
+        found = (number for number, _ in self.store.nearest(vector))
         return islice((number for number in found if self.store.note(number) == view), self.system.similar)
 
     def _apply(

@@ -69,7 +69,7 @@ class Mem1Bank(Bank, of=Mem1System):
                 break
             trace["searches"].append(said["search"])
             if left:
-                ranked = self.ranker.rank(said["search"], "dense", self.system.top)
+                ranked = self.ranker.rank(said["search"], "dense")
                 numbers = [number for number, _ in islice(ranked, self.system.top)]
                 seen.update(numbers)
                 found = "\n".join(dated(self.store.memory(number)) for number in numbers)

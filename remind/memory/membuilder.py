@@ -144,7 +144,7 @@ class MemBuilderBank(LoggedBank):
         for block in self._block():
             if block.text:
                 yield int(block.id[1:]), 1.0
-        yield from self.ranker.rank(query.text, "dense", k)
+        yield from self.ranker.rank(query.text, "dense")
 
     def _block(self) -> list[Entry]:
         return self.entries(self.store.numbers("core"))

@@ -20,10 +20,8 @@ from remind.memory.base import Bank, Query
 from remind.memory.store import Draft, Store
 from remind.memory.systems import System
 from remind.perception import Perception, PerceptionConfig
-from remind.perception.hybrid import turn_scores
 from remind.perception.index import DialogueIndex, content_key
-from remind.perception.ranking import falling
-from remind.perception.retrieve import relevance
+from remind.perception.retrieve import by_falling, relevance, turn_scores
 from remind.states.auxiliary import Stage, told
 from remind.states.prompts import prompt_id
 from remind.states.pyramid import AttentionalState, turn_text
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
     from remind.grounding.ground import Grounder
     from remind.models.backbone import Backbone
     from sae import TopKSAE
-
-#: Segments or turns ranked at first where nobody says how many will be read.
-_FIRST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +95,8 @@ class GroundedSystem(RemindSystem):
         Raises:
             ModelError: no such backbone, or no folder of SAEs.
         """
-        from remind.grounding.load import load_saes
-        from remind.models.load import load_backbone
+        from remind.grounding.ground import load_saes
+        from remind.models.backbone import load_backbone
 
         saes, idf = load_saes(self.sae)
         return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
@@ -109,16 +104,16 @@ class GroundedSystem(RemindSystem):
     @cached_property
     def bounded(self) -> PerceptionConfig:
         """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
-        from remind.models.load import size_of
-        from remind.pipeline.build import with_cap
-        from remind.pipeline.config import BuildStatesConfig
+        from remind.build.config import BuildStatesConfig
+        from remind.build.states import with_cap
+        from remind.models.backbone import size_of
 
         build = BuildStatesConfig("", "", perception=self.perception, grounding=self.grounding)
         return with_cap(build, size_of(self.backbone)).perception
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where the folder holds no SAEs."""
-        from remind.pipeline.identity import sae_hashes
+        from remind.build.identity import sae_hashes
 
         if not (hashes := sae_hashes(Path(self.sae))):
             raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
@@ -155,8 +150,6 @@ class RemindBank(Bank, of=RemindSystem):
         if not self.store.count():
             return
         index = self._index()
-        if self.settings.retrieve.method == "hybrid":
-            _ = index.bm25
         if "cues" in self.system.stages and self.settings.kind == "gold":
             index.cues(None)
 
@@ -181,31 +174,28 @@ class RemindBank(Bank, of=RemindSystem):
         question = self._told(query)
         trace["dimension"] = question.dimension
         numbers = self.store.numbers()
-        return ((numbers[position], score) for position, score in self._ranked(question, k))
+        return ((numbers[position], score) for position, score in self._ranked(question))
 
-    def _ranked(self, question: Question, first: int | None) -> Iterator[tuple[int, float]]:
-        """Positions of all turns with their scores, best first (ties: earlier first).
-
-        Args:
-            first: about how many will be read.
-        """
+    def _ranked(self, question: Question) -> Iterator[tuple[int, float]]:
+        """Positions of all turns with their scores, best first (ties: earlier first)."""
         index, config = self._index(), self.settings.retrieve
         vector = self.encoder.encode([question.text])[0]
         if config.method == "hybrid":
-            scores = turn_scores(index, question.text, vector, config)
-            yield from ((p, float(scores[p])) for p in chain.from_iterable(falling(scores, first or _FIRST)))
+            scores = turn_scores(index, question.text, vector)
+            yield from ((position, float(scores[position])) for position in by_falling(scores))
             return
-        scores = index.cues(question.dimension).scan.exact(vector)
-        for number in chain.from_iterable(falling(scores, first or _FIRST)):
+        scores = relevance(vector, index.cues(question.dimension).vectors)
+        for number in by_falling(scores):
             start, end = index.segments[number].start, index.segments[number].end
-            closeness = relevance(vector, index.vectors[start : end + 1], index.norms[start : end + 1])
-            order = closeness.argsort(descending=True, stable=True).tolist()
+            order = by_falling(relevance(vector, index.vectors[start : end + 1]))
             yield from ((start + place, float(scores[number])) for place in order)
+
+    def _bare(self, query: Query) -> Question:
+        return Question(query.id, self.dialogue_id, query.text, query.format, query.options, time=query.time)
 
     def _told(self, query: Query) -> Question:
         """The query as perception takes it."""
-        bare = Question(query.id, self.dialogue_id, query.text, query.format, query.options, time=query.time)
-        return told(self.llm, [bare], self.settings.kind)[0]
+        return told(self.llm, [self._bare(query)], self.settings.kind)[0]
 
     _built: tuple[Store, int, Dialogue, Perception] | None = None
 
@@ -261,13 +251,13 @@ class GroundedBank(RemindBank, of=GroundedSystem):
             return ()
         question = self._told(query)
         dialogue, perception = self._perception()
-        (factual,) = perception.perceive_all(dialogue, [question], told=[question])
+        (factual,) = perception.perceive(dialogue, [self._bare(query)])
         salience = marked(self.grounder.ground(factual))
         turns = dialogue.turns
         trace["dimension"], trace["strategy"] = question.dimension, asdict(factual.strategy)
         # a turn without tokens has none, and JSON no infinity
         trace["marked"] = {turns[p].id: None if value == float("-inf") else value for p, value in salience.items()}
-        others = (position for position, _ in self._ranked(question, k) if position not in salience)
+        others = (position for position, _ in self._ranked(question) if position not in salience)
         numbers = self.store.numbers()
         return ((numbers[p], float(len(numbers) - place)) for place, p in enumerate(chain(salience, others)))
 

@@ -61,7 +61,7 @@ class PlainBank(Bank, of=PlainSystem):
             return ()
         if method == "recent":
             return recent(self.store)
-        return self.ranker.rank(query.text, method, k)
+        return self.ranker.rank(query.text, method)
 
 
 def cut(session: Session, unit: Unit) -> Iterator[tuple[Turn, ...]]:

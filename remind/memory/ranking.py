@@ -10,15 +10,12 @@ from torch import Tensor
 
 from remind.memory.store import Store
 from remind.models.encoder import SentenceEncoder
-from remind.perception.bm25 import BM25
-from remind.perception.hybrid import standardise
-from remind.perception.ranking import falling
+from remind.perception.index import BM25
+from remind.perception.retrieve import by_falling, standardise
 from remind.text.words import stems
 
 #: dense: cosine. bm25: stemmed words. hybrid: the sum of both as z-scores over all keys.
 Method = Literal["dense", "bm25", "hybrid"]
-#: Memories ranked at first where nobody says how many will be read.
-_FIRST = 64
 
 
 class Ranker:
@@ -34,16 +31,12 @@ class Ranker:
         self._version = -1
         self._vectors: Tensor | None = None
 
-    def rank(self, text: str, method: Method, first: int | None = None) -> Iterator[tuple[int, float]]:
-        """All memories with keys as (number, score), best first; of equal ones the one with the earlier key.
-
-        Args:
-            first: about how many will be read.
-        """
+    def rank(self, text: str, method: Method) -> Iterator[tuple[int, float]]:
+        """All memories with keys as (number, score), best first; of equal ones the one with the earlier key."""
         if method == "dense":
             # one at a time: vectors differ in the last bits with the batch they were encoded in
-            return self.store.nearest(self.encoder.encode([text])[0], first or _FIRST)
-        return self.best(self.scores(text, method), first)
+            return self.store.nearest(self.encoder.encode([text])[0])
+        return self.best(self.scores(text, method))
 
     def scores(self, text: str, method: Method) -> np.ndarray:
         """Score of every key, in the order of `Store.keys` [n]."""
@@ -61,14 +54,13 @@ class Ranker:
             self._vectors = self.store.vectors(self._rows)
         return (self._vectors @ self.encoder.encode([text])[0]).double().numpy()
 
-    def best(self, scores: np.ndarray, first: int | None = None) -> Iterator[tuple[int, float]]:
+    def best(self, scores: np.ndarray) -> Iterator[tuple[int, float]]:
         """Memories by falling score of their best key, given the scores of all keys [n]."""
         seen: set[int] = set()
-        for places in falling(scores, first or _FIRST):
-            for place in places:
-                if (owner := int(self.owners[place])) not in seen:
-                    seen.add(owner)
-                    yield owner, float(scores[place])
+        for place in by_falling(scores):
+            if (owner := int(self.owners[place])) not in seen:
+                seen.add(owner)
+                yield owner, float(scores[place])
 
     @property
     def owners(self) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -32,6 +33,7 @@ _NOTE_ROOM = 500
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 #: Not behind a word or a bracket, where it is an index; groups in a row are one. Longer numbers are years.
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
+_DATED = re.compile(r"\d{4}-\d\d")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"^\W*answer\W*:\W*(.*\S)", re.IGNORECASE | re.MULTILINE)
 _EMPTY = re.compile(r"\W*empty\W*", re.IGNORECASE)
@@ -197,7 +199,10 @@ class ChatReader:
         return list(notes), notes, replies
 
     def shown(self, memories: Sequence[Memory]) -> list[int]:
-        """Places of the memories that fit the context, in the order of time; those without a time come last."""
+        """Places of the memories that fit the context, in the order of the dialogue.
+
+        Those whose turns are not known come last, in the order of their dates.
+        """
         # room for the prompt's own words
         left = None if self.context is None else self.context - ROOM[self.mode] - 1000
         places = []
@@ -207,7 +212,15 @@ class ChatReader:
                 if left < 0:
                     break
             places.append(place)
-        return sorted(places, key=lambda place: (memories[place].time is None, memories[place].time or ""))
+
+        def order(place: int) -> tuple[int, str]:
+            memory = memories[place]
+            if memory.position is not None:
+                return memory.position, ""
+            # a time in words has no order
+            return sys.maxsize, memory.time if memory.time and _DATED.match(memory.time) else "~"
+
+        return sorted(places, key=order)
 
     def request(
         self, query: Query, memories: Sequence[Memory], shown: Sequence[int], notes: dict[int, str] | None = None

@@ -23,7 +23,7 @@ from remind.memory.reranker import NAME, Choice, Episode, RerankerConfig, reward
 from remind.memory.store import Draft
 from remind.memory.topics import Merge, Topic, asked, by_segment, decided, joined, replayed
 from remind.memory.weights import Weights
-from remind.perception.hybrid import standardise
+from remind.perception.retrieve import standardise
 from remind.states import prompts
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt, Share, check_ranges
@@ -173,7 +173,7 @@ class RmmBank(Bank):
 
     def _update(self, topic: Topic, reasons: list[str]) -> None:
         """Add the topic, or merge it into the memories it is about."""
-        near = self.store.nearest(self.encoder.encode_apart([topic.summary])[0], 4 * self.system.update_k)
+        near = self.store.nearest(self.encoder.encode_apart([topic.summary])[0])
         own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
         found = list(islice(own, self.system.update_k))
         actions: list[Merge | None] = [None]
@@ -226,7 +226,7 @@ class RmmBank(Bank):
         settings = self.system.reranker
         count = self.store.count() if settings.candidates == "bank" else settings.top_k
         hybrid = settings.candidates == "hybrid"
-        found = iter(self.ranker.rank(query.text, "hybrid" if hybrid else "dense", max(count, k or 0)))
+        found = iter(self.ranker.rank(query.text, "hybrid" if hybrid else "dense"))
         if not (first := list(islice(found, count))):
             return
         numbers = [number for number, _ in first]

@@ -55,7 +55,7 @@ def _memories(dialogue: Dialogue, turns: Sequence[Turn], encoder: SentenceEncode
     tokens = encoder.count_many([turn_text(turn) for turn in turns])
     times = [turn.time or dialogue.session_of[turn.id].time for turn in turns]
     return [
-        Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count)
+        Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count, dialogue.positions[turn.id])
         for turn, when, count in zip(turns, times, tokens, strict=True)
     ]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import read_json, sha256_json, sweep, write_json
-from remind.core.processes import sole_writer
 from remind.core.progress import ProgressBar
+from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question, note_ids, spread
 from remind.data.readers import format_of, stream
 from remind.evaluation.judge import load_judge
@@ -35,7 +35,7 @@ from remind.memory.rows import control, row_of
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import question_splits
+from remind.states.dataset import question_splits
 from remind.states.pyramid import turn_text
 
 MANIFEST = "manifest.json"
@@ -88,7 +88,7 @@ def run_memory(cfg: RunMemoryConfig) -> Path:
         with TemporaryDirectory() as folder:
             _measure(replace(cfg, out=folder))
         return Path(cfg.llm.dry_run)
-    with sole_writer(Path(cfg.out)):
+    with RunFolder(cfg.out).held():
         for place in [*Path(cfg.out).glob("**/")]:
             sweep(place)
         _measure(cfg)

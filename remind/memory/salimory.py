@@ -185,7 +185,7 @@ class SaliMoryBank(LoggedBank):
             if "failed" not in trace:
                 yield from profile
                 return
-        for number, score in self.ranker.rank(query.text, "dense", k):
+        for number, score in self.ranker.rank(query.text, "dense"):
             if number not in stale:
                 yield number, score
 

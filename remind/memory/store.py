@@ -1,7 +1,6 @@
-"""A bank on disk: one SQLite file, and vectors in shards of safetensors with 8-bit codes.
+"""A bank on disk: one SQLite file.
 
-A session is one transaction. A shard of vectors is written and synced before the transaction that names it ends. Files
-that no transaction names are removed when the bank is opened. Nothing is pickled.
+A session is one transaction. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from remind.core.errors import DataError, shown
 from remind.core.files import sweep
 from remind.data.dialogue import Image, Session, Turn
-from remind.memory.vectors import TABLES, Vectors
+from remind.memory.vectors import TABLE, Vectors
 from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 _APPLICATION = 0x524D4D42
 #: Memories that stay in memory until the bank changes.
 _HELD = 10_000
-_FORMAT = 1
+_FORMAT = 2
 _SOURCES = "FROM turns JOIN sources ON turn = number WHERE memory = ? ORDER BY number"
 _DATED = "time GLOB '[0-9][0-9][0-9][0-9]-*'"
-_TABLES = f"""{TABLES}
+_TABLES = f"""{TABLE}
 CREATE TABLE about (value TEXT NOT NULL);
 CREATE TABLE sessions (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL, time TEXT, degraded TEXT NOT NULL
@@ -113,11 +112,12 @@ class Store:
             raise DataError(f"cannot be used as a memory bank: {error}", self._path) from None
         try:
             self._prepare(identity)
-            self._vectors = Vectors(folder, self._db)
-            self._vectors.sweep()
+            self._vectors = Vectors(self._db, folder)
             sweep(folder)
             self.version, self._count = 0, self._one("SELECT count(*) FROM memories")
             self._read: tuple[int, dict[int, Memory]] = (-1, {})
+            #: Memories by the rows of their keys.
+            self._owners: tuple[int, dict[int, int]] = (-1, {})
         except BaseException as error:
             self._db.close()
             if isinstance(error, sqlite3.Error):
@@ -146,7 +146,7 @@ class Store:
                 raise DataError(message, self.folder)
 
     def close(self) -> None:
-        """Close the database; tensors of shards stay mapped as long as somebody holds them."""
+        """Close the database."""
         self._db.close()
 
     # writing
@@ -301,8 +301,9 @@ class Store:
         text, kind, when, tokens = row
         if text is None:
             text = self._words(number)
-        sources = tuple(name for (name,) in self._db.execute(f"SELECT id {_SOURCES}", (number,)))
-        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens)
+        found = self._db.execute(f"SELECT id, number {_SOURCES}", (number,)).fetchall()
+        sources = tuple(name for name, _ in found)
+        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens, found[0][1] if found else None)
         return self._read[1].setdefault(number, made)
 
     def kind(self, number: int) -> str:
@@ -337,21 +338,16 @@ class Store:
         """Vectors of these rows [n, d]."""
         return self._vectors.take(rows)
 
-    def nearest(self, vector: Tensor, first: int) -> Iterator[tuple[int, float]]:
-        """Memories by falling cosine of their best key with the vector [d] (ties: earlier key first), each once.
-
-        Args:
-            first: about how many will be read.
-        """
+    def nearest(self, vector: Tensor) -> Iterator[tuple[int, float]]:
+        """Memories by falling cosine of their best key with the vector [d] (ties: earlier key first), each once."""
+        if self._owners[0] != self.version:
+            self._owners = self.version, dict(self._db.execute("SELECT row, memory FROM keys"))
         seen: set[int] = set()
-        for stretch in self._vectors.nearest(vector, first):
-            chosen = "SELECT row, memory FROM keys WHERE row IN (SELECT value FROM json_each(?))"
-            owners = dict(self._db.execute(chosen, (json.dumps([row for row, _ in stretch]),)))
-            for row, cosine in stretch:
-                # keys of removed memories are gone, their vectors are not
-                if (owner := owners.get(row)) is not None and owner not in seen:
-                    seen.add(owner)
-                    yield owner, cosine
+        for row, cosine in self._vectors.nearest(vector):
+            # keys of removed memories are gone, their vectors are not
+            if (owner := self._owners[1].get(row)) is not None and owner not in seen:
+                seen.add(owner)
+                yield owner, cosine
 
     def dump(self) -> Iterator[str]:
         """All that the bank holds, a line per row, the same for banks with the same content however they came about."""

@@ -8,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
 from remind.core.errors import ConfigError, shown
-from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.memory.base import Bank, MemorySystem, Services
@@ -296,6 +297,9 @@ def _filled(kind: Any, options: Mapping[str, Any], where: str, fixed: Mapping[st
         groups = [hint for hint in (hints[option], *get_args(hints[option])) if is_dataclass(hint)]
         inner = isinstance(value, Mapping) and groups
         values[option] = _filled(groups[0], value, f"{where}.{option}", {}) if inner else value
-    system = kind(**values)
-    check_ranges(system, ConfigError)
-    return system
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (where, *first["loc"])))
+        raise ConfigError(f"{place}: {first['msg']}, not {shown(first['input'])}") from None

@@ -21,7 +21,7 @@ from remind.memory.expansions import Annotations, gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig
-from remind.perception.segment import segment
+from remind.perception.index import segment
 from remind.states.pyramid import one_line, turn_text
 
 #: Tokens of a reply; the paper names none.

@@ -16,17 +16,16 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-import yaml
 from transformers import PrinterCallback, TrainerCallback
 
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.model import trainable
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import atomic_folder, put_folder, write_json, write_text
-from remind.core.processes import TERMINATED, Termination, sole_writer
+from remind.core.files import atomic_folder, write_text
+from remind.core.processes import TERMINATED, Termination
 from remind.core.progress import ProgressBar
-from remind.core.run_folder import CONFIG, as_dict, flatten
+from remind.core.run_folder import RunFolder
 from remind.llm.ledger import table
 from remind.memory_training import checkpoint
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
@@ -39,11 +38,10 @@ from remind.memory_training.salimory import SaliMoryTask, windows
 from remind.memory_training.salimory import lessons as salimory_lessons
 from remind.memory_training.salimory_dialogues import SaliMoryDialoguesTask, imitated
 from remind.memory_training.speech import Chat, Commands, speech_of
-from remind.models.backbone import Backbone
-from remind.models.load import describe, load_backbone
+from remind.models.backbone import Backbone, describe, load_backbone
 from remind.testbed.memory_world import Expert, Life, make_life
 
-POLICY, START, REPORT = "policy", "start", "report.json"
+POLICY, START = "policy", "start"
 #: Settings that may change when a run is resumed.
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
 
@@ -73,9 +71,11 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     source = None if cfg.data is None else Source(cfg.data, cfg.llm, STAGES[cfg.method])
     out = Path(cfg.out)
     main = _rank() == 0
-    with sole_writer(out) if main else nullcontext(), Termination() as termination:
+    with RunFolder(out).held() if main else nullcontext(), Termination() as termination:
         if main:
-            _claim(cfg, out)
+            RunFolder(out).claim(cfg, cfg.resume, FREE)
+            if cfg.model == "pico" and not (out / START).is_dir():
+                write_pico(out / START, cfg.seed)
         # the others read what it has written
         _joined().wait_for_everyone()
         start = checkpoint.newest(out, report=main)
@@ -128,24 +128,6 @@ def _rank() -> int:
 
 def _on_cpu() -> bool:
     return torch.accelerator.current_accelerator(check_available=True) is None
-
-
-def _claim(cfg: TrainMemoryConfig, out: Path) -> None:
-    """The folder then holds config.yaml, and the policy to begin with where the run makes it."""
-    file = out / CONFIG
-    if file.is_file():
-        if not cfg.resume:
-            raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
-        before, after = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))), flatten(as_dict(cfg))
-        changed = sorted(k for k in before.keys() | after.keys() if k not in FREE and before.get(k) != after.get(k))
-        if changed:
-            raise ConfigError(f"{out} was run with other settings ({', '.join(changed)}); a resumed run must keep them")
-    elif any(not path.name.startswith(".") for path in out.glob("*")):
-        raise ConfigError(f"{out} holds files that are not of a run; choose another out")
-    else:
-        write_text(file, yaml.safe_dump(as_dict(cfg), sort_keys=False))
-    if cfg.model == "pico" and not (out / START).is_dir():
-        write_pico(out / START, cfg.seed)
 
 
 class _Run:
@@ -337,10 +319,9 @@ class _Run:
         """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""
         model = self.model.merge_and_unload(safe_merge=True) if self.cfg.lora else self.model
         model.config.use_cache = True
-        with atomic_folder(self.out / f".{POLICY}") as folder:
+        with atomic_folder(self.out / POLICY) as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-        put_folder(self.out / f".{POLICY}", self.out / POLICY)
         if self.source is not None:
             print(table(self.source.chats.ledger.summary()))
             print(f"policy: {self.out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")
@@ -349,7 +330,7 @@ class _Run:
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
         answer = greedy(model, self.tokenizer, self.room)
         report = mean(remembered(self.cfg.method, answer, lives, self.speech))
-        write_json(self.out / REPORT, report)
+        RunFolder(self.out).report(report)
         print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
 
 

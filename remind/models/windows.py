@@ -85,7 +85,10 @@ def make_windows(
                         units.append(_Unit(block, turn_number, path))
                     units += [_Unit([token], turn_number) for token in backbone.tokenize(text).ids]
                 turn_number += 1
-            windows += [_window(part) for part in _cut(units, size)]
+            for part in _cut(units, size):
+                ids = tuple(token for unit in part for token in unit.ids)
+                turns = tuple(unit.turn for unit in part for _ in unit.ids)
+                windows.append(Window(ids, turns, tuple(unit.image for unit in part if unit.image is not None)))
     return windows
 
 
@@ -115,14 +118,6 @@ def _cut(units: Sequence[_Unit], size: int) -> Iterator[Sequence[_Unit]]:
             start, length = place, 0
         length += len(unit.ids)
     yield units[start:]
-
-
-def _window(units: Sequence[_Unit]) -> Window:
-    return Window(
-        tuple(token for unit in units for token in unit.ids),
-        tuple(unit.turn for unit in units for _ in unit.ids),
-        tuple(unit.image for unit in units if unit.image is not None),
-    )
 
 
 def mixed(windows: Sequence[Window], per_batch: int, seed: int) -> list[Window]:

@@ -1,6 +1,6 @@
 """Evidence State Perception (Section 4.2): dialogue and question to the factual state x0.
 
-Read `perceive` for the whole step, `segment` for the segments, `retrieve` for Eq. 1.
+Read `perceive` for the whole step, `index` for segments and cues, `retrieve` for Eq. 1.
 """
 
 from __future__ import annotations

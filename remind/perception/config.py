@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from remind.core.errors import ConfigError
-from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Share, check_ranges
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, check_ranges
 
 
 @dataclass
@@ -43,12 +43,6 @@ class RetrieveConfig:
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""
-    sigma: Annotated[float, Range(ge=0, le=10_000)] = 2.5
-    """hybrid: width in turns of the Gaussian that mixes a turn's scores with those of its neighbours in the session."""
-    lexical_context: Share = 0.8
-    """hybrid: share of the BM25 score that comes from that neighbourhood; the rest is the turn's own."""
-    dense_context: Share = 0.3
-    """hybrid: the same for the cosine."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

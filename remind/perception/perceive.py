@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remind.core.errors import DataError
-from remind.core.progress import part
 from remind.data.dialogue import Dialogue, Question
 from remind.perception.config import PerceptionConfig
 from remind.perception.index import DialogueIndex
@@ -19,9 +17,6 @@ from remind.text.strategy import check_dimension
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
-
-#: Dialogues whose index stays in memory; questions come dialogue by dialogue.
-_CACHED_INDEXES = 2
 
 
 class Perception:
@@ -38,22 +33,18 @@ class Perception:
         self, config: PerceptionConfig, encoder: SentenceEncoder, llm: AuxiliaryLLM, cache: Path | None = None
     ) -> None:
         self.config, self.encoder, self.llm, self.cache = config, encoder, llm, cache
-        # keyed by identity: hashing a dialogue's content takes longer than a retrieval
-        self._indexes: OrderedDict[int, DialogueIndex] = OrderedDict()
+        self._index: DialogueIndex | None = None
 
     def index(self, dialogue: Dialogue) -> DialogueIndex:
-        """The dialogue's index: from memory, else read from the cache, else built and written there."""
-        index = self._indexes.get(id(dialogue))
-        if index is None or index.dialogue is not dialogue:
-            index = DialogueIndex(dialogue, self.encoder, self.llm, self.config.segment, self.cache)
-            self._indexes[id(dialogue)] = index
-            while len(self._indexes) > _CACHED_INDEXES:
-                self._indexes.popitem(last=False)
-        self._indexes.move_to_end(id(dialogue))
-        return index
+        """The dialogue's index: that of the last call, else read from the cache, else built and written there."""
+        if self._index is None or self._index.dialogue is not dialogue:
+            self._index = DialogueIndex(dialogue, self.encoder, self.llm, self.config.segment, self.cache)
+        return self._index
 
-    def perceive(self, dialogue: Dialogue, question: Question, abstention: bool = True) -> FactualState:
-        """x0 = [C_ret, S_str] of the question. Neither part depends on the question's gold.
+    def perceive(
+        self, dialogue: Dialogue, questions: Sequence[Question], abstention: bool = True
+    ) -> list[FactualState]:
+        """x0 = [C_ret, S_str] of each question. Neither part depends on the questions' gold.
 
         Args:
             abstention: as in `FactualState`.
@@ -61,43 +52,25 @@ class Perception:
         Raises:
             DataError: an empty question, an unknown dimension, or a question about another dialogue.
         """
-        return self.perceive_all(dialogue, [question], abstention)[0]
-
-    def told(self, questions: Sequence[Question]) -> list[Question]:
-        """The questions without gold, with the dimension that perception takes each for."""
-        return told(self.llm, questions, self.config.kind)
-
-    def perceive_all(
-        self,
-        dialogue: Dialogue,
-        questions: Sequence[Question],
-        abstention: bool = True,
-        told: Sequence[Question] | None = None,
-    ) -> list[FactualState]:
-        """x0 of each question, as `perceive`; the LLM is asked for all strategies at once.
-
-        Args:
-            told: what `told` gives, where it is known already.
-        """
         for question in questions:
             if not question.text.strip():
                 raise DataError("the question has no text", record=question.id)
             if question.dialogue_id != dialogue.id:
                 raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
             check_dimension(question.dimension)
-        told = self.told(questions) if told is None else told
+        asked = told(self.llm, questions, self.config.kind)
         index = self.index(dialogue)
-        retrieved = []
-        for number, question in enumerate(told):
-            with part(number / len(questions), (number + 1) / len(questions)):
-                # one at a time: vectors differ in the last bits with the batch they were encoded in
-                vector = self.encoder.encode([question.text])[0]
-                retrieved.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
-        strategies = self.llm.strategies(dialogue, told)
+        # one at a time: vectors differ in the last bits with the batch they were encoded in
+        vectors = [self.encoder.encode([question.text])[0] for question in asked]
+        retrieved = [
+            retrieve(index, question.text, vector, question.dimension, self.config.retrieve)
+            for question, vector in zip(asked, vectors, strict=True)
+        ]
+        strategies = self.llm.strategies(dialogue, asked)
         inferred = self.config.kind == "infer"
         return [
             FactualState(
                 dialogue, question, found.segments, strategy, abstention, known if inferred else None, found.capped
             )
-            for question, found, strategy, known in zip(questions, retrieved, strategies, told, strict=True)
+            for question, found, strategy, known in zip(questions, retrieved, strategies, asked, strict=True)
         ]

@@ -1,27 +1,32 @@
 """Question-conditioned retrieval (Eq. 1): which segments of the dialogue become C_ret.
 
-`cue` is Eq. 1 as it stands; `hybrid` (see `hybrid`) spends exactly the tokens Eq. 1 would spend.
+`cue` is Eq. 1 as it stands. `hybrid` (not in the paper) takes single turns by BM25 and cosine together, and spends
+exactly the tokens Eq. 1 would spend: z-scores over the dialogue's turns, mixed with a Gaussian average over the
+neighbours in the session.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from remind.perception.config import RetrieveConfig
-from remind.perception.costs import Section
-from remind.perception.ranking import first_count
 from remind.states.pyramid import Segment, segments_of
+from remind.text.words import stems
 
 if TYPE_CHECKING:
     from remind.perception.index import DialogueIndex
 
 _log = logging.getLogger(__name__)
+#: A spread of scores that is rounding alone.
+_NO_SPREAD = 1e-9
+#: hybrid: width in turns of the Gaussian over the neighbours in the session, and the shares of a turn's BM25 and cosine
+#: that come from them.
+SIGMA, LEXICAL_CONTEXT, DENSE_CONTEXT = 2.5, 0.8, 0.3
 
 
 class Retrieved(NamedTuple):
@@ -31,14 +36,15 @@ class Retrieved(NamedTuple):
     capped: bool
 
 
-def relevance(question: Tensor, cues: Tensor, norms: Tensor | None = None) -> Tensor:
-    """Eq. 1: η_n, cosine of φ(q) [d] and φ(κ_n) [N, d] → [N]; 0 where a vector is zero.
+def relevance(question: Tensor, cues: Tensor) -> np.ndarray:
+    """Eq. 1: η_n, cosine of φ(q) [d] and φ(κ_n), unit rows [N, d] → float64 [N]."""
+    return np.asarray((cues @ question).double().numpy())
 
-    Args:
-        norms: lengths of the cues' vectors [N]; None: computed here.
-    """
-    lengths = cues.norm(dim=-1) if norms is None else norms
-    return (cues @ question) / (question.norm() * lengths).clamp_min(1e-12)
+
+def by_falling(scores: np.ndarray) -> list[int]:
+    """Positions by falling score; ties: earlier first."""
+    order: list[int] = np.argsort(-scores, kind="stable").tolist()
+    return order
 
 
 def top_count(n: int, share: float) -> int:
@@ -55,56 +61,39 @@ def retrieve(
         question, vector: the question's text and φ of it [d].
         dimension: which cues Eq. 1 compares with.
     """
-    whole = range(len(index.prices))
-    # the first comparison is a sum of an array; the second counts headings too, of what is known to be short
-    most = min(config.whole_tokens, config.max_context_tokens or config.whole_tokens)
-    if index.prices.sum() <= most and index.cost(whole) <= most:
+    whole = range(len(index.vectors))
+    if index.cost(whole) <= min(config.whole_tokens, config.max_context_tokens or config.whole_tokens):
         return Retrieved(segments_of(index.dialogue, whole), False)
-    cues = index.cues(dimension).scan
-    retrieved = retrieve_segments(index, lambda first: cues.falling(vector, first), vector, config)
+    ranked = by_falling(relevance(vector, index.cues(dimension).vectors))
+    retrieved = take_segments(index, ranked, vector, config)
     if config.method == "cue":
         return retrieved
-    # it needs `relevance`
-    from remind.perception.hybrid import retrieve_turns
-
     budget = index.cost([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
-    return Retrieved(retrieve_turns(index, question, vector, config, budget), retrieved.capped)
+    turns = take_turns(index, turn_scores(index, question, vector), budget)
+    return Retrieved(segments_of(index.dialogue, turns), retrieved.capped)
 
 
-def retrieve_segments(
-    index: DialogueIndex, ranked_from: Callable[[int], Iterator[list[int]]], vector: Tensor, config: RetrieveConfig
-) -> Retrieved:
-    """The top share of segments by score (ties: earlier first), less the lowest while they exceed the cap.
+def take_segments(index: DialogueIndex, ranked: list[int], vector: Tensor, config: RetrieveConfig) -> Retrieved:
+    """The top share of segments, less the lowest while they exceed the cap.
 
     Where the best segment alone exceeds it, that segment is cut to the turns around the one closest to the question.
 
     Args:
-        ranked_from: segments by falling score, in stretches, given about how many make the first one.
+        ranked: numbers of segments, the best first.
     """
-    cap, most = config.max_context_tokens, top_count(len(index.segments), config.top_share)
-    limit: float = math.inf if cap is None else cap
-    section = Section(index)
-    # a segment adds at least its turns less a gap line it closes: once the cap is passed, more can only add
-    final = int(index.lengths.min()) >= index.costs.gap
-    ranked: list[Segment] = []
-    fitting = 0
-    first = most if cap is None else min(most, first_count(cap, index.lengths))
-    for number in chain.from_iterable(ranked_from(first)):
-        segment = index.segments[number]
+    limit = math.inf if config.max_context_tokens is None else config.max_context_tokens
+    top = [index.segments[number] for number in ranked[: top_count(len(index.segments), config.top_share)]]
+    section, fitting = Section(index), 0
+    for count, segment in enumerate(top, start=1):
         section.add(segment.start, segment.end)
-        ranked.append(segment)
         if section.spent <= limit:
-            fitting = len(ranked)
-        elif final:
-            break
-        if len(ranked) == most:
-            break
-    if fitting == 0 and cap is not None:
-        return Retrieved((_cut(index, ranked[0], vector, cap),), True)
-    return Retrieved(tuple(sorted(ranked[:fitting], key=lambda segment: segment.start)), fitting < most)
+            fitting = count
+    if fitting == 0:
+        return Retrieved((_cut(index, top[0], vector, limit),), True)
+    return Retrieved(tuple(sorted(top[:fitting], key=lambda segment: segment.start)), fitting < len(top))
 
 
-def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: int) -> Segment:
+def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: float) -> Segment:
     """The longest run in the segment, grown from its turn closest to the question, that fits; at least that turn."""
     closeness = relevance(vector, index.vectors[segment.start : segment.end + 1])
     low = high = segment.start + int(closeness.argmax())
@@ -117,5 +106,87 @@ def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: int) -> 
     spent = index.cost(range(low, high + 1))
     if spent > limit:
         turn = index.dialogue.turns[low]
-        _log.warning("dialogue %s: turn %s takes %d tokens, more than %d", index.dialogue.id, turn.id, spent, limit)
+        _log.warning("dialogue %s: turn %s takes %d tokens, more than %s", index.dialogue.id, turn.id, spent, limit)
     return Segment(low, high)
+
+
+class Section:
+    """Turns chosen so far, and the tokens their dialogue section takes.
+
+    What a stretch of turns costs depends on its neighbours: the first of a session brings the heading, one away from
+    the others a gap line, one between two of them removes one.
+
+    Attributes:
+        chosen: positions of the turns.
+        spent: tokens, as `DialogueIndex.cost` counts them.
+    """
+
+    def __init__(self, index: DialogueIndex) -> None:
+        self._index = index
+        self._opened: set[int] = set()
+        self.chosen: set[int] = set()
+        self.spent = 0
+
+    def price(self, start: int, end: int) -> int:
+        """Tokens that turns start to end (inclusive) of one session would add; none of them is chosen yet."""
+        costs, sessions = self._index.costs, self._index.session_of
+        tokens, session = sum(costs.turns[start : end + 1]), sessions[start]
+        if session not in self._opened:
+            return tokens + costs.headings[session]
+        touching = sum(near in self.chosen and sessions[near] == session for near in (start - 1, end + 1))
+        return tokens + (1 - touching) * costs.gap
+
+    def add(self, start: int, end: int) -> None:
+        """Choose turns start to end (inclusive) of one session; none of them is chosen yet."""
+        self.spent += self.price(start, end)
+        self._opened.add(self._index.session_of[start])
+        self.chosen.update(range(start, end + 1))
+
+
+def turn_scores(index: DialogueIndex, question: str, vector: Tensor) -> np.ndarray:
+    """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
+    lexical = standardise(index.bm25.scores(stems(question)))
+    dense = standardise(relevance(vector, index.vectors))
+    # one average for both, which is linear
+    around = LEXICAL_CONTEXT * lexical + DENSE_CONTEXT * dense
+    # the difference is exactly 0 without an average, so that ties stay ties
+    return lexical + dense + (session_average(around, np.array(index.session_of), SIGMA) - around)
+
+
+def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
+    """Positions, ascending, of the best turns (ties: earlier first) that fit a budget of prompt tokens together.
+
+    At least the best one. A turn that does not fit is passed over for lower ones that do.
+    """
+    section, least = Section(index), min(index.costs.turns) - index.costs.gap
+    for position in by_falling(scores):
+        if not section.chosen or section.spent + section.price(position, position) <= budget:
+            section.add(position, position)
+        if section.spent + least > budget:
+            break
+    return sorted(section.chosen)
+
+
+def standardise(values: np.ndarray) -> np.ndarray:
+    """z-scores [n]; zeros where all values are the same."""
+    deviation = values.std()
+    return (values - values.mean()) / deviation if deviation > _NO_SPREAD else np.zeros_like(values)
+
+
+def session_average(values: np.ndarray, sessions: np.ndarray, sigma: float) -> np.ndarray:
+    """Gaussian average of each value over its session; zeros beyond its ends.
+
+    Args:
+        values: one for every turn, float64 [n].
+        sessions: number of the session of every turn, ascending [n].
+        sigma: width of the Gaussian in turns; 0: the values themselves.
+    """
+    reach = math.ceil(3 * sigma)
+    if reach == 0:
+        return values
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    # sessions stand so far apart that no kernel reaches the next one
+    places = np.arange(len(values)) + reach * sessions
+    spread = np.zeros(places[-1] + 1)
+    spread[places] = values
+    return np.convolve(spread, kernel / kernel.sum())[reach + places]

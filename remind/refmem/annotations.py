@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import DataError, named
+from remind.core.errors import DataError, named, shown
 from remind.core.files import write_rows
-from remind.data.readers.source import Place, Source, shown
+from remind.data.readers.builder import Place, records
 from remind.refmem.items import Item, image_indices
 
 
@@ -53,7 +53,7 @@ def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
     path = Path(path)
     by_id = {item.id: item for item in items}
     rows: dict[str, Row] = {}
-    for place, value in Source(path).any_records:
+    for place, value in records(path):
         row = _row(place, value, by_id)
         if row.item_id in rows:
             raise place.at(row.item_id).error("the item is annotated twice in this file; keep one of the rows")

@@ -10,7 +10,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_rows, write_text
-from remind.core.processes import sole_writer
+from remind.core.run_folder import RunFolder
 from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
 from remind.llm.client import Chats
@@ -226,7 +226,7 @@ def build_refmem(cfg: RefMemConfig) -> Path:
     corpus = open_corpus(cfg)
     if cfg.style != "reflective":
         return _write_style(cfg, corpus)
-    with sole_writer(Path(cfg.out)):
+    with RunFolder(cfg.out).held():
         build = Build(cfg, corpus)
         folder = build.run()
     for name, stage in build.done.items():
@@ -275,7 +275,7 @@ def _write_style(cfg: RefMemConfig, corpus: Corpus) -> Path:
         write_rows(to / "rejected.jsonl", rejected)
         return {**counts, "rejected": len(rejected), "kept": len(questions)}
 
-    with sole_writer(Path(cfg.out)):
+    with RunFolder(cfg.out).held():
         stage = run_stage(Path(cfg.out) / cfg.style, {**settings, "made_by": models, "prompt_id": made_with}, write)
     print(f"{cfg.style:<10}{'unchanged' if stage.reused else 'done':<11}{_summary(stage.result)}")
     print(table(chats.ledger.summary()))

@@ -13,7 +13,7 @@ from remind.core.errors import DataError
 from remind.core.progress import track
 from remind.data.dialogue import Corpus
 from remind.perception.config import SegmentConfig
-from remind.perception.segment import segment
+from remind.perception.index import segment
 from remind.refmem.config import ClusterConfig
 from remind.refmem.items import read_rows
 from remind.states.pyramid import turn_text

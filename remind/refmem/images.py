@@ -10,8 +10,7 @@ import numpy as np
 from remind.core.errors import ModelError
 from remind.core.progress import track, without_loading_bars
 from remind.data.dialogue import Corpus
-from remind.models.chat import opened
-from remind.models.kernels import check_kernels
+from remind.models.images import open_image
 from remind.refmem.cluster import Cluster, groups
 from remind.refmem.config import ClusterConfig
 
@@ -28,15 +27,13 @@ class ClipEncoder:
     """Images to unit vectors with a CLIP checkpoint of transformers.
 
     Raises:
-        ModelError: the checkpoint cannot be loaded, is of another model, lacks weights of the image tower, or names
-            kernels from elsewhere.
+        ModelError: the checkpoint cannot be loaded, is of another model, or lacks weights of the image tower.
     """
 
     def __init__(self, name: str, device: str = "cpu") -> None:
         from transformers import AutoConfig, AutoImageProcessor, CLIPModel
 
         self.name, self.device = name, device
-        check_kernels(name)
         try:
             # of another model transformers would take what fits and draw the rest at random
             if (kind := AutoConfig.from_pretrained(name, trust_remote_code=False).model_type) != "clip":
@@ -69,7 +66,7 @@ class ClipEncoder:
 
     def _pixels(self, path: str) -> Tensor:
         """The model's input for one image, [1, 3, height, width]; the image itself may be far larger."""
-        pixels: Tensor = self._processor(images=[opened(path).convert("RGB")], return_tensors="pt")["pixel_values"]
+        pixels: Tensor = self._processor(images=[open_image(path)], return_tensors="pt")["pixel_values"]
         return pixels
 
 

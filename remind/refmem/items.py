@@ -10,9 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from remind.core.errors import shown
 from remind.core.files import sha256_json, write_rows
 from remind.data.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
-from remind.data.readers.source import Place, Source, shown
+from remind.data.readers.builder import Place, records
 from remind.states.pyramid import LETTERS
 
 BRANCHES = ("text", "image")
@@ -125,7 +126,7 @@ def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The JSON objects of a JSONL file, if any. Raises DataError."""
-    return [place.mapping(value, "a record") for place, value in Source(Path(path)).any_records]
+    return [place.mapping(value, "a record") for place, value in records(path)]
 
 
 def write_items(path: str | Path, items: Sequence[Item]) -> None:
@@ -141,7 +142,7 @@ def read_items(path: str | Path) -> list[Item]:
             of its format, or repeats an id.
     """
     items: dict[str, Item] = {}
-    for place, value in Source(Path(path)).any_records:
+    for place, value in records(path):
         item = _item(place, value)
         place = place.at(item.id)
         if (problem := item.problem()) is not None:

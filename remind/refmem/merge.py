@@ -11,7 +11,7 @@ from typing import Any, Literal
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_rows, write_text
 from remind.data.dialogue import DIMENSIONS, FORMATS
-from remind.data.readers.source import Place, Source
+from remind.data.readers.builder import Place, records
 from remind.refmem.agreement import agreement
 from remind.refmem.annotations import Row, check_answers, read_annotations
 from remind.refmem.items import Item, image_indices, read_items, write_items
@@ -124,7 +124,7 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, dict[
     """
     by_id = {item.id: item for item in items}
     resolutions: dict[str, dict[str, Any]] = {}
-    for place, value in Source(Path(path)).records:
+    for place, value in records(path):
         record = place.mapping(value, "a resolution")
         name = place.name(record.get("item_id"), "item_id")
         place = place.at(name)

@@ -8,7 +8,6 @@ from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question
 from remind.states import prompts
 from remind.states.auxiliary import blind
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import (
     ANCHOR_KINDS,
     AttentionalState,
@@ -19,7 +18,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.records import FACTUAL
+from remind.states.records import FACTUAL, StateRecord
 
 
 def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:

@@ -1,17 +1,33 @@
-"""One question's three states as text with spans: what a states folder holds, and what makes a record valid."""
+"""One question's three states as text with spans: a row of a states dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, VISUAL_DIMENSIONS, Turn
-from remind.states.pyramid import LETTERS, LEVELS, FactualState, Rendered, strip_markers
+from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Turn
+from remind.states.pyramid import (
+    LETTERS,
+    LEVELS,
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Rendered,
+    State,
+    TurnSpan,
+    line_of,
+    render,
+    render_target,
+    shown_images,
+)
 
 #: The inferred kind of a question of no dimension.
 FACTUAL = "factual"
+#: In place of a level that was not built.
+ABSENT = Rendered("", (0, 0), (), (), ())
 
 
 class Picture(NamedTuple):
@@ -41,6 +57,7 @@ class StateRecord:
         evidence, evidence_lines: gold evidence turn ids and the same turns as lines `Speaker: text`.
         evidence_found: those of `evidence` that x0 holds. `images`, `images_found`: the same for gold image indices.
         category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
+        x0, x1, x2: the levels; `ABSENT` where one was not built.
         salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
         pictures: images of x0 whose file is known, in the order of the text; absolute paths, as the reader found them.
         kind: the inferred kind of the question, as `kind_of` gives it.
@@ -63,18 +80,58 @@ class StateRecord:
     images_found: tuple[int, ...]
     target: str | None
     x0: Rendered
-    x1: Rendered
-    x2: Rendered
+    x1: Rendered = ABSENT
+    x2: Rendered = ABSENT
     salience: tuple[float, ...] = ()
     pictures: tuple[Picture, ...] = ()
     kind: str | None = None
 
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Those that were built."""
+        return tuple(name for name in LEVELS if getattr(self, name) != ABSENT)
+
     def level(self, name: str) -> Rendered:
-        """x0, x1 or x2 by name."""
-        if name not in LEVELS:
-            raise DataError(f"no level {name!r}; there are {', '.join(LEVELS)}", record=self.question_id)
+        """x0, x1 or x2 by name. Raises DataError where it was not built."""
+        if name not in self.levels:
+            what = f"no level {name!r}; there are {', '.join(self.levels)}; build the states with it (levels)"
+            raise DataError(what, record=self.question_id)
         rendered: Rendered = getattr(self, name)
         return rendered
+
+
+def record_of(state: State, split: str) -> StateRecord:
+    """A question's states, rendered up to the level of the one given, with what training and evaluation need."""
+    attentional = state.attentional if isinstance(state, ReflectiveState) else state
+    factual = attentional.factual if isinstance(attentional, AttentionalState) else attentional
+    assert isinstance(factual, FactualState)
+    question, dialogue = factual.question, factual.dialogue
+    held = {turn.id for turn in factual.turns}
+    held_images = {image.index for turn in factual.turns for image in turn.images}
+    return StateRecord(
+        question_id=question.id,
+        dialogue_id=dialogue.id,
+        split=split,
+        format=question.format,
+        question=question.text,
+        options=question.options,
+        answers=question.answers,
+        dimension=question.dimension,
+        category=None if question.category is None else str(question.category),
+        visual=question.visual,
+        evidence=question.evidence,
+        evidence_lines=tuple(line_of(dialogue.turn(turn_id)) for turn_id in question.evidence),
+        evidence_found=tuple(turn_id for turn_id in question.evidence if turn_id in held),
+        images=question.images,
+        images_found=tuple(index for index in question.images if index in held_images),
+        target=render_target(factual),
+        x0=render(factual),
+        x1=render(attentional) if isinstance(attentional, AttentionalState) else ABSENT,
+        x2=render(state) if isinstance(state, ReflectiveState) else ABSENT,
+        salience=attentional.salience if isinstance(attentional, AttentionalState) else (),
+        pictures=pictures_of(factual.turns),
+        kind=kind_of(factual),
+    )
 
 
 def kind_of(state: FactualState) -> str | None:
@@ -88,88 +145,96 @@ def evidence_share(record: StateRecord) -> float | None:
     return len(set(found)) / len(set(gold)) if gold else None
 
 
-def problems(record: StateRecord, levels: Sequence[str]) -> Iterator[str]:
-    """What no valid record can hold, found by cross-checking its fields.
+def marked_share(record: StateRecord) -> float | None:
+    """Share of the gold evidence inside x1's blocks; None if there is no gold, or no x1."""
+    gold = record.images if record.visual else record.evidence
+    if not gold or record.x1 == ABSENT:
+        return None
+    pairs = list(zip(record.x1.markers[::2], record.x1.markers[1::2], strict=True))
+    marked = [turn for turn in record.x1.turns if any(o[1] <= turn.start and turn.end <= c[0] for o, c in pairs)]
+    found: set[Any] = {turn.turn_id for turn in marked}
+    if record.visual:
+        found = {index for turn in marked for index in shown_images(record.x1, turn)}
+    return len(found & set(gold)) / len(set(gold))
+
+
+def row_of(record: StateRecord) -> dict[str, Any]:
+    """The record as a row of a states dataset; levels that were not built are left out."""
+    absent = set(LEVELS) - set(record.levels)
+    row = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in absent}
+    row |= {name: asdict(record.level(name)) for name in record.levels}
+    row["pictures"] = [picture._asdict() for picture in record.pictures]
+    return row
+
+
+def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> StateRecord:
+    """The record of a row of a states dataset.
 
     Args:
-        levels: those of x0, x1 and x2 that were read with their spans.
+        folder: where it comes from, for messages.
+
+    Raises:
+        DataError: a column is missing, or holds what no state can.
     """
-    if not record.question_id.strip():
-        yield "the question id is blank"
-    if record.format not in FORMATS:
-        yield f"unknown format {shown(record.format)}"
-    if record.split not in SPLITS:
-        yield f"unknown split {shown(record.split)}"
-    if record.dimension is not None and record.dimension not in DIMENSIONS:
-        yield f"unknown dimension {shown(record.dimension)}"
-    if record.kind not in (None, FACTUAL, *DIMENSIONS):
-        yield f"unknown kind {shown(record.kind)}"
-    if record.visual != (record.dimension in VISUAL_DIMENSIONS):
-        yield "visual does not match the dimension"
-    yield from _choice_problems(record)
-    if len(record.evidence_lines) not in (0, len(record.evidence)):
-        yield f"evidence_lines has {len(record.evidence_lines)} lines for {len(record.evidence)} turns"
-    if not (set(record.evidence_found) <= set(record.evidence) and set(record.images_found) <= set(record.images)):
-        yield "evidence_found or images_found names something that is not gold evidence"
-    if any(index < 0 for index in record.images):
-        yield f"an image index is {min(record.images)}"
-    for name in levels:
-        yield from (f"{name}: {problem}" for problem in _level_problems(record.level(name)))
-    if "x0" in levels:
-        if len(record.salience) not in (0, len(record.x0.turns)):
-            yield f"salience has {len(record.salience)} values for {len(record.x0.turns)} turns"
-        captions = {turn.turn_id: len(turn.captions) for turn in record.x0.turns}
-        if any(not 0 <= picture.place < captions.get(picture.turn_id, 0) for picture in record.pictures):
-            yield "a picture belongs to no image in x0"
-        dialogues = {name: strip_markers(record.level(name)) for name in levels}
-        for name, text in dialogues.items():
-            if text != dialogues["x0"]:
-                yield f"{name}: its dialogue without markers differs from that of x0"
+    name = str(row.get("question_id", ""))
+    known = [field.name for field in fields(StateRecord)]
+    if missing := [name for name in known if name not in row and name not in ("x1", "x2")]:
+        raise DataError(f"column {missing[0]} is missing", folder, name)
+    values: dict[str, Any] = {}
+    try:
+        for column in known:
+            value = row.get(column)
+            if column in LEVELS:
+                values[column] = ABSENT if value is None else _rendered(value)
+            else:
+                values[column] = _tuples(value)
+        values["pictures"] = tuple(Picture(**picture) for picture in row["pictures"])
+        record = StateRecord(**values)
+        problem = _problem(record)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"not the row of a state: {error}", folder, name) from None
+    if problem is not None:
+        raise DataError(f"{problem}; build the states again", folder, name)
+    return record
 
 
-def _choice_problems(record: StateRecord) -> Iterator[str]:
-    options, answers = record.options, record.answers
-    if record.format == "direct":
-        if options:
-            yield "a direct question has no options"
-        return
-    if not 1 <= len(options) <= len(LETTERS):
-        yield f"a {record.format} question needs 1 to {len(LETTERS)} options, this one has {len(options)}"
-    if wrong := [answer for answer in answers if answer not in list(LETTERS[: len(options)])]:
-        yield f"gold answer {shown(wrong[0])} names none of its options"
-    if len(set(answers)) < len(answers):
-        yield "an answer occurs twice"
-    if record.format == "single" and len(answers) > 1:
-        yield f"a single question has one answer, not {len(answers)}"
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def _level_problems(level: Rendered) -> Iterator[str]:
-    whole = (0, len(level.text))
-    if not _ordered([level.dialogue], whole):
-        yield "the span of the dialogue lies outside the text"
-    for name, spans in (("reasoning", level.reasoning), ("anchors", level.anchors)):
-        if not all(_ordered([span], whole) for span in spans):
-            yield f"a span of {name} lies outside the text"
-    turns = [(turn.start, turn.end) for turn in level.turns]
-    if not _ordered(turns, level.dialogue):
-        yield "turns overlap, are out of order or lie outside the dialogue"
-    if len({turn.turn_id for turn in level.turns}) < len(turns):
-        yield "a turn occurs twice"
-    if len(level.markers) % 2:
-        yield "a block of markers is not closed"
-    if not (_ordered(level.markers, level.dialogue) and _ordered(sorted([*turns, *level.markers]), level.dialogue)):
-        yield "markers overlap, are out of order or lie outside the dialogue"
-    for turn in level.turns:
-        inside = (turn.start, turn.end)
-        if not (_ordered([turn.speaker], inside) and _ordered([turn.text], inside) and _ordered(turn.captions, inside)):
-            yield f"speaker, text or captions of turn {shown(turn.turn_id)} lie outside it or overlap"
+def _rendered(value: Mapping[str, Any]) -> Rendered:
+    turns = tuple(TurnSpan(**{name: _tuples(part) for name, part in turn.items()}) for turn in value["turns"])
+    return Rendered(**{**{name: _tuples(part) for name, part in value.items()}, "turns": turns})
 
 
-def _ordered(spans: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> bool:
-    """Whether half-open spans follow one another inside the bounds."""
-    last, end = bounds
-    for start, stop in spans:
-        if not last <= start <= stop <= end:
-            return False
-        last = stop
-    return True
+def _problem(record: StateRecord) -> str | None:
+    """What no record can hold: rows may have been mapped by hand."""
+    letters = list(LETTERS[: len(record.options)])
+    if not record.question_id or not isinstance(record.question_id, str):
+        return "the question id is blank"
+    for name, value, known in (
+        ("format", record.format, FORMATS),
+        ("split", record.split, SPLITS),
+        ("dimension", record.dimension, (None, *DIMENSIONS)),
+        ("kind", record.kind, (None, FACTUAL, *DIMENSIONS)),
+    ):
+        if value not in known:
+            return f"unknown {name} {shown(value)}"
+    if (record.format == "direct") == bool(record.options):
+        return f"a {record.format} question has {len(record.options)} options"
+    if record.options and (wrong := [answer for answer in record.answers if answer not in letters]):
+        return f"gold answer {shown(wrong[0])} names none of its options"
+    if len(record.salience) not in (0, len(record.x0.turns)):
+        return f"salience has {len(record.salience)} values for {len(record.x0.turns)} turns"
+    for name in record.levels:
+        level = record.level(name)
+        within = [level.dialogue, *level.reasoning, *level.anchors, *level.markers]
+        within += [span for turn in level.turns for span in ((turn.start, turn.end), turn.speaker, turn.text)]
+        if any(not 0 <= start <= end <= len(level.text) for start, end in within):
+            return f"{name}: a span lies outside its text"
+        if len(level.markers) % 2:
+            return f"{name}: a block of markers is not closed"
+        starts: Sequence[int] = [turn.start for turn in level.turns]
+        if sorted(starts) != starts:
+            return f"{name}: its turns are out of order"
+    return None

@@ -12,8 +12,8 @@ from remind.evaluation import metrics
 from remind.evaluation.parse import parse_answer
 from remind.models.backbone import Backbone
 from remind.models.generate import Generation, generate
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord
 
 #: Answers of the world are shorter; the nano backbone quotes no evidence after them.
 MAX_NEW_TOKENS = 12

@@ -95,8 +95,8 @@ def build_world(
     Returns:
         The states folder.
     """
+    from remind.build import BuildStatesConfig, build
     from remind.llm.endpoints import EndpointConfig, LLMConfig
-    from remind.pipeline import BuildStatesConfig, build_states
 
     questions = tuple(
         replace(question, answers=(), evidence=(), images=()) if question.split == "train" else question
@@ -108,7 +108,7 @@ def build_world(
     with served(cfg.reader) as address:
         # replies are kept under the reader's name, since its address changes
         endpoint = EndpointConfig(model="reader", base_url=address, name=Reader(cfg.reader).name, key_env=None)
-        return build_states(
+        return build(
             BuildStatesConfig(
                 input=str(path),
                 out=str(out),
@@ -132,10 +132,10 @@ def marked(records: Sequence[StateRecord], world: World, marks: Marks, reader: R
     Evidence and answers are the world's own again, for training questions too.
     """
     from remind.llm.auxiliary import ChatLLM
-    from remind.pipeline import record_of
-    from remind.reflect import summarise_all
+    from remind.reflect import summarise
     from remind.states.pyramid import AttentionalState
     from remind.states.rebuild import attentional_of
+    from remind.states.records import record_of
     from remind.testbed.ladder import mark_blocks, target
 
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
@@ -158,5 +158,5 @@ def marked(records: Sequence[StateRecord], world: World, marks: Marks, reader: R
     llm = ChatLLM({"summary": Reader(reader)})
     return [
         replace(record_of(state, record.split), target=target(questions[record.question_id]))
-        for state, record in zip(summarise_all(llm, states), records, strict=True)
+        for state, record in zip(summarise(llm, states), records, strict=True)
     ]

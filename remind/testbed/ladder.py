@@ -77,7 +77,7 @@ def target(question: Question) -> str | None:
 
 def to_record(state: ReflectiveState) -> StateRecord:
     """The record of a state, with the target of this world."""
-    from remind.pipeline import record_of
+    from remind.states.records import record_of
 
     question = state.attentional.factual.question
     return replace(record_of(state, str(question.split)), target=target(question))
@@ -104,16 +104,11 @@ def labelled(records: Iterable[StateRecord], questions: Sequence[WorldQuestion])
 
 
 def write_records(items: Sequence[StateRecord], out: str | Path, about: Mapping[str, Any]) -> Path:
-    """Write a states folder, one part per dialogue, with `about` in its manifest; one that is there is replaced."""
-    from remind.states.parquet import write_manifest, write_part
+    """Write a states folder with `about` in its manifest; one that is there is replaced."""
+    from remind.states import dataset
 
-    parts: dict[str, list[StateRecord]] = {}
-    for record in items:
-        parts.setdefault(record.dialogue_id, []).append(record)
     with atomic_folder(out) as folder:
-        for number, part in enumerate(parts.values()):
-            write_part(folder, number, part)
-        write_manifest(folder, dict(about))
+        dataset.write_states(folder, items, about)
     return Path(out)
 
 

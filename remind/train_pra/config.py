@@ -22,10 +22,6 @@ class DataConfig(ExampleConfig):
     eval_limit: PositiveInt | None = 64
     """At most this many held-out questions, the first ones; None: all."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, ConfigError, DataConfig)
-
 
 @dataclass
 class TrainerConfig(LoopConfig):

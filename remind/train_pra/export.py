@@ -13,20 +13,16 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
-from remind.alignment.checkpoints import OURS, is_whole, newest
-from remind.alignment.metrics import read_metrics
-from remind.alignment.model import nf4
-from remind.core import optional
+from remind.alignment.metrics import kept, newest, read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
 from remind.core.run_folder import CONFIG, as_dict
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
-from remind.train_pra.run import DATA, read_config, restored, with_adapters
+from remind.train_pra.run import DATA, nf4, read_config, restored, with_adapters
 
 #: With a marker, so that its rows are compared as well where it is a token.
 _PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
@@ -53,12 +49,11 @@ def export(cfg: ExportConfig) -> Path:
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     trained = read_config(run)
-    if cfg.quantise is not None:
-        optional("bitsandbytes", "A model in 4 bits")
     if cfg.adapter_only and (trained.lora is None or trained.data.train_vision):
         raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
     if cfg.adapter_only and (cfg.quantise is not None or cfg.dtype is not None):
         raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
+    small = None if cfg.quantise is None else nf4(cfg.dtype or trained.dtype)
     folder = _checkpoint(run, cfg.checkpoint)
     if cfg.base is not None:
         trained.model = cfg.base
@@ -76,7 +71,7 @@ def export(cfg: ExportConfig) -> Path:
                 model = with_adapters(replace(backbone, model=base), trained, folder)
             if hasattr(model, "merge_and_unload"):
                 model = model.merge_and_unload(safe_merge=True)
-            checks = _write_whole(model, backbone, cfg, trained, before, probe, temporary)
+            checks = _write_whole(model, backbone, cfg, trained, small, before, probe, temporary)
         about = about_run(run, trained, folder, cfg.checkpoint) | {"checks": checks}
         write_json(temporary / _TRAINING, about)
         write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
@@ -97,7 +92,7 @@ def _checkpoint(run: Path, which: str) -> Path:
     if not best:
         raise ConfigError(f"{run}: no best checkpoint; one is chosen only where the states have a dev split")
     folder = run / f"checkpoint-{best}"
-    if not is_whole(folder):
+    if kept(folder) is None:
         raise ModelError(f"{folder}: not written to its end")
     return folder
 
@@ -118,6 +113,7 @@ def _write_whole(
     backbone: Backbone,
     cfg: ExportConfig,
     trained: TrainConfig,
+    small: Any,
     before: Tensor,
     probe: Tensor,
     folder: Path,
@@ -133,9 +129,8 @@ def _write_whole(
     written = _logits(plain, probe)
     checks["precision"] = _difference(merged, written)
     _write(plain, backbone, folder)
-    if cfg.quantise is not None:
-        small = _in_four_bits(folder, cfg.dtype or trained.dtype)
-        full, written = written, _logits(small, probe)
+    if small is not None:
+        full, written = written, _logits(_in_four_bits(folder, cfg.dtype or trained.dtype, small), probe)
         checks["quantising"] = _difference(full, written)
     again = load_backbone(folder, dtype="auto")
     checks["opening_again"] = _difference(written, _logits(again.model, probe))
@@ -156,10 +151,10 @@ def _write(model: Any, backbone: Backbone, folder: Path) -> None:
     (backbone.processor or backbone.tokenizer).save_pretrained(folder)
 
 
-def _in_four_bits(folder: Path, dtype: str) -> Any:
+def _in_four_bits(folder: Path, dtype: str, quantization: Any) -> Any:
     """The model of a folder in NF4, which then takes the place of the one in the folder."""
     with without_loading_bars():
-        model = load_backbone(folder, dtype, quantization=nf4(str(folder), dtype)).model
+        model = load_backbone(folder, dtype, quantization=quantization).model
         aside = folder / ".whole"
         aside.mkdir()
         for file in folder.glob("model*.safetensors*"):
@@ -174,7 +169,7 @@ def _write_adapters(
 ) -> dict[str, float]:
     from peft import PeftModel
 
-    quantization = None if trained.quantise is None else nf4(trained.model, trained.dtype)
+    quantization = None if trained.quantise is None else nf4(trained.dtype)
     fresh = load_backbone(trained.model, trained.dtype, quantization=quantization)
     rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
     if rows[0] != rows[1]:
@@ -227,7 +222,7 @@ def about_run(run: Path, trained: TrainConfig, folder: Path, checkpoint: str) ->
     return {
         "step": step,
         "checkpoint": checkpoint,
-        "base_fingerprint": read_json(folder / OURS)["base_fingerprint"],
+        "base_fingerprint": (kept(folder) or {})["base_fingerprint"],
         "data": read_json(run / DATA),
         "config": as_dict(trained),
         "train": next((row for row in reversed(rows) if row["kind"] == "train"), None),

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from transformers import PrinterCallback, TrainerCallback
+from datasets import DatasetDict
+from safetensors import SafetensorError
+from transformers import BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.callbacks import Bar
-from remind.alignment.checkpoints import OURS, newest, read_from
 from remind.alignment.config import LoraConfig, Objective
-from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
+from remind.alignment.metrics import kept, newest
+from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
-from remind.core.errors import ConfigError, DataError, ModelError, RemindError
-from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
-from remind.core.run_folder import CONFIG, as_dict
+from remind.core import optional
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import none_empty, sha256_file, write_json
+from remind.core.progress import ProgressBar
+from remind.core.run_folder import CONFIG, RunFolder
 from remind.models import BUILT_IN
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
-from remind.states.parquet import MANIFEST, check_shared_evidence, iterate_states, read_manifest, read_part, state_parts
-from remind.states.records import StateRecord
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 
 DATA = "data.json"
@@ -54,28 +54,25 @@ def make_trainer(cfg: TrainConfig, *callbacks: TrainerCallback) -> PRATrainer:
     """The trainer of these settings, which writes config.yaml and data.json when it begins. Raises as `PRATrainer`."""
     cfg = _resolved(cfg)
     out = Path(cfg.out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose another out")
-    if (out / CONFIG).exists() and not cfg.resume:
-        raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
-    splits = _splits(cfg)  # before the model is loaded, which takes long
-    monitored = cfg.data.eval_split if cfg.data.eval_split in splits else None
-    quantization = None if cfg.quantise is None else nf4(cfg.model, cfg.dtype)
-    with _refusing(out):
+    RunFolder(out).check(cfg.resume)
+    states = _splits(cfg)  # before the model is loaded, which takes long
+    monitored = cfg.data.eval_split if cfg.data.eval_split in states else None
+    quantization = None if cfg.quantise is None else nf4(cfg.dtype)
+    with none_empty(out):
         args = arguments_of(cfg, chooses=monitored not in (None, "test"))
         trainer = PRATrainer(
             cfg.model,
             args,
-            train_dataset=_rows(cfg.states, "train", cfg.data.limit),
-            eval_dataset=_rows(cfg.states, monitored, cfg.data.eval_limit) if monitored else None,
+            train_dataset=islice(states["train"], cfg.data.limit),
+            eval_dataset=islice(states[monitored], cfg.data.eval_limit) if monitored else None,
             peft_config=cfg.lora,
             quantization_config=quantization,
-            callbacks=[Bar(), *callbacks],
+            callbacks=callbacks,
         )
     for kind in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
         trainer.remove_callback(kind)
     trainer.eval_split = monitored or cfg.data.eval_split
-    trainer.add_callback(_Files(cfg, trainer))
+    trainer.add_callback(_OfTheCommand(cfg, trainer))
     if trainer.is_world_process_zero() and monitored:
         print(f"held-out loss: {len(trainer.eval_dataset)} questions of split {monitored}", file=sys.stderr)
     elif trainer.is_world_process_zero():
@@ -100,26 +97,46 @@ def arguments_of(cfg: TrainConfig, chooses: bool = True) -> PRAConfig:
         raise ConfigError(f"trainer: {' '.join(str(error).split())}") from None
 
 
-class _Files(TrainerCallback):
-    """Settings and data of a run, written when it has the folder to itself."""
+def nf4(dtype: str) -> BitsAndBytesConfig:
+    """A quantization config that puts the language model's blocks in NF4, as QLoRA trains adapters on them.
+
+    Embeddings, head, norms and vision tower stay as they are. Raises ModelError: no bitsandbytes.
+    """
+    optional("bitsandbytes", "A model in 4 bits")
+    # patterns from the start of a layer's name: what is in no block, or in the vision tower
+    kept = [r"(?!.*\.(layers|h)\.\d).*", r".*vis(ual|ion)"]
+    precision = getattr(torch, dtype)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=precision, llm_int8_skip_modules=kept
+    )
+
+
+class _OfTheCommand(TrainerCallback):
+    """The bar on the screen; and settings and data of a run, written when it has the folder to itself."""
 
     def __init__(self, cfg: TrainConfig, trainer: PRATrainer) -> None:
         self.cfg, self.trainer = cfg, trainer
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.step(note=f"loss {self.trainer._rows[-1]['total']:.4f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.__exit__()
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar = ProgressBar("train", state.max_steps, state.global_step)
         if not state.is_world_process_zero:
             return
         out, cfg, trainer = Path(self.cfg.out), self.cfg, self.trainer
-        write_text(out / CONFIG, yaml.safe_dump(as_dict(cfg), sort_keys=False, allow_unicode=True))
+        RunFolder(out).write(cfg)
         train, held_out = trainer.train_dataset, trainer.eval_dataset
         about: dict[str, Any] = {
             "states": cfg.states,
             "manifest_sha256": sha256_file(Path(cfg.states) / MANIFEST),
             "inputs": read_manifest(cfg.states).get("inputs", {}),
             "tokens_sha256": train.fingerprint(),
-            "train": train.counts(),
-            "left_out": train.left_out(),
-            "held_out": {"split": trainer.eval_split if held_out.items else None, **held_out.counts()},
+            "train": {"examples": len(train), "labelled": train.labelled(), "left_out": train.left_out},
+            "held_out": {"examples": len(held_out), "split": trainer.eval_split if len(held_out) else None},
             "base_model": cfg.model,
             "base_fingerprint": trainer.base,
             "steps": state.max_steps,
@@ -130,32 +147,14 @@ class _Files(TrainerCallback):
         write_json(out / DATA, about)
 
 
-def _rows(states: str, split: str, limit: int | None) -> Iterator[StateRecord]:
-    return islice(iterate_states(states, split), limit)
-
-
-def _splits(cfg: TrainConfig) -> set[str]:
-    """Splits of the states. Raises DataError where there is nothing to train on, or train and test share evidence."""
-    records = [record for path in state_parts(cfg.states) for record in read_part(path, levels=(), spans=False)]
-    check_shared_evidence(
-        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), cfg.states
-    )
-    splits = {record.split for record in records}
-    if "train" not in splits:
-        there = f"all are of split {' or '.join(sorted(splits))}" if splits else "there are no questions"
+def _splits(cfg: TrainConfig) -> DatasetDict:
+    """The states. Raises DataError where there is nothing to train on, or train and test share evidence."""
+    check_split(cfg.states)
+    states = load_states(cfg.states)
+    if "train" not in states:
+        there = f"all are of split {' or '.join(sorted(states))}" if states else "there are no questions"
         raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
-    return splits
-
-
-@contextmanager
-def _refusing(out: Path) -> Iterator[None]:
-    """What is refused leaves no empty folder behind."""
-    missing = missing_folders(out)
-    try:
-        yield
-    except RemindError:
-        remove_empty(missing)
-        raise
+    return states
 
 
 def _resolved(cfg: TrainConfig) -> TrainConfig:
@@ -195,10 +194,10 @@ def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
     if cfg.lora is None:
         backbone = load_backbone(folder, cfg.dtype)
         return backbone, backbone.model
-    backbone = opened(cfg.model, None, cfg.dtype, "cpu", None if cfg.quantise is None else nf4(cfg.model, cfg.dtype))
+    backbone = opened(cfg.model, None, cfg.dtype, "cpu", None if cfg.quantise is None else nf4(cfg.dtype))
     if cfg.data.marker_token:
         add_marker(backbone)
-    if fingerprint(backbone.model) != read_json(folder / OURS)["base_fingerprint"]:
+    if fingerprint(backbone.model) != (kept(folder) or {}).get("base_fingerprint"):
         raise ModelError(f"{cfg.model} is not the model that {cfg.out} was trained from; give it as base")
     return backbone, with_adapters(backbone, cfg, folder)
 
@@ -210,8 +209,10 @@ def with_adapters(backbone: Backbone, cfg: TrainConfig, folder: Path) -> Any:
 
     marker = marker_id(backbone.tokenizer) if cfg.data.marker_token else None
     model: Any = trainable(backbone.model, cfg.lora, cfg.data.train_vision, marker)
-    with read_from(folder):
+    try:
         weights = load_file(folder / "adapter_model.safetensors")
+    except SafetensorError as error:
+        raise ModelError(f"{folder}: its adapters cannot be read: {error}") from None
     if odd := sorted(weights.keys() ^ get_peft_model_state_dict(model).keys()):
         raise ModelError(f"{folder}: its adapters are not those of the model; the first that differs is {odd[0]}")
     set_peft_model_state_dict(model, weights)

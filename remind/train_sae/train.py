@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -39,7 +40,7 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
         ConfigError, DataError, FormatError: settings or data that cannot be used.
         ModelError: the backbone, its layers or its activations; a disk that is full.
     """
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.train_sae.run import CHECKPOINTS, Run
     from sae.checkpoint import LATEST
 
@@ -124,11 +125,25 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not cfg.trackers:
         return Processes()
-    from remind.core.distributed import make_accelerator
+    import torch
+    from accelerate import Accelerator
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    accelerator = make_accelerator(Path(cfg.out).with_name(f"{Path(cfg.out).name}.trackers"), cfg.trackers)
-    if accelerator.distributed_type.value == "FSDP":
-        raise ConfigError("SAEs are trained data-parallel; launch with a DDP configuration, not FSDP")
+    if unknown := [name for name in cfg.trackers if name not in LOGGER_TYPE_TO_CLASS]:
+        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    device = torch.accelerator.current_accelerator(check_available=True)
+    # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
+    accelerator = Accelerator(
+        cpu=device is None or device.type == "mps",
+        log_with=cfg.trackers or None,
+        project_dir=f"{cfg.out}.trackers",
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) != accelerator.num_processes:
+        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
+    if accelerator.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise ConfigError("SAEs are trained data-parallel; launch with a DDP configuration, not FSDP or DeepSpeed")
+    if accelerator.num_processes > 1:
+        atexit.register(accelerator.state.destroy_process_group)
     if cfg.trackers:
         accelerator.init_trackers("remind-sae", config={name: str(value) for name, value in asdict(cfg).items()})
     return Processes(accelerator)

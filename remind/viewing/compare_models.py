@@ -35,9 +35,9 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-    from remind.grounding.load import check_saes, load_saes
+    from remind.grounding.ground import check_saes, load_saes
+    from remind.models.backbone import load_backbone
     from remind.models.generate import check_generates
-    from remind.models.load import load_backbone
     from remind.viewing.diff import measure, questions_of
 
     out = Path(cfg.out)

@@ -33,7 +33,7 @@ from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
 from remind.models.backbone import inner_model
-from remind.states.parquet import iterate_states
+from remind.states.dataset import iterate_states
 from remind.states.records import StateRecord
 from remind.viewing.turns import auc, evidence_turns, prompt_of
 from sae import SparseCodes

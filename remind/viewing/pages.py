@@ -5,20 +5,20 @@ As in `sae.pages`, markupsafe escapes: a `str` is text, only `Markup` is HTML. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Question, Turn
-from remind.states.pyramid import LEVELS, Span
+from remind.states.pyramid import Span
+from remind.states.records import StateRecord, record_of_row
 
 if TYPE_CHECKING:
-    from remind.grounding.trace import GroundingTrace
-    from remind.states.records import StateRecord
+    from remind.grounding.ground import GroundingTrace
 
 #: R, G, B of shades. They are laid over the page's own colours, so that text is readable in dark and light themes.
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
@@ -118,7 +118,7 @@ def show_dialogue(trace: GroundingTrace, layer: int | None = None, most: int | N
     Raises:
         DataError: a layer without an SAE.
     """
-    from remind.grounding.places import Part
+    from remind.grounding.codes import Part
 
     if layer is not None and layer not in trace.resonance:
         raise DataError(f"layer {layer} has no SAE here; there are {', '.join(map(str, trace.resonance))}")
@@ -160,14 +160,15 @@ def _pieces(text: str, tokens: Iterable[tuple[int, Span, float, float]]) -> list
     return pieces
 
 
-def show_levels(record: StateRecord) -> Page:
-    """x0, x1 and x2 of a question below one another; what each adds to the one before it is shaded.
+def show_levels(record: StateRecord | Mapping[str, Any]) -> Page:
+    """x0, x1 and x2 of a question (a record, or a row of a states dataset) below one another.
 
-    The instructions before the dialogue are the same in all three and left out.
+    What each adds to the one before it is shaded; the instructions before the dialogue, the same in all, are left out.
     """
+    record = record_of_row(record) if isinstance(record, Mapping) else record
     parts, texts = [], []
     before: list[str] = []
-    for level in LEVELS:
+    for level in record.levels:
         rendered = record.level(level)
         text = rendered.text[rendered.dialogue[0] :].strip()
         lines = text.split("\n")

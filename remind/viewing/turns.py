@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.grounding.places import first_character
+from remind.grounding.codes import first_character
 from remind.models.chat import prompt_tokens, tokenize
 from remind.states.pyramid import Rendered
 from remind.states.records import StateRecord

@@ -99,8 +99,10 @@ class Workbench:
         Raises:
             ImagePathError: an image that cannot be read. ModelError: a backbone that takes no images.
         """
+        from remind.models.images import chat_inputs
+
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
-        inputs: dict[str, Any] = dict(self.backbone.encode_messages([{"role": "user", "content": parts}]))
+        inputs: dict[str, Any] = dict(chat_inputs(self.backbone, parts))
         grid = inputs["image_grid_thw"]
         inputs["position_ids"] = self.backbone.position_ids(inputs)
         encoded = self.probe.encode_inputs(inputs)[0]
@@ -127,7 +129,7 @@ class Workbench:
         """
         if isinstance(question, str):
             question = Question("own", dialogue_id or self.corpus.dialogues[0].id, question)
-        return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), question)
+        return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), [question])[0]
 
     def trace(self, state: FactualState, **settings: Any) -> GroundingTrace:
         """All intermediate results of grounding, under the default settings except those given.
@@ -152,8 +154,8 @@ class Workbench:
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
-        from remind.pipeline import record_of
         from remind.states.pyramid import ReflectiveState
+        from remind.states.records import record_of
 
         state = ReflectiveState(trace.state, self.perception.llm.summaries([trace.state])[0])
         return record_of(state, trace.state.factual.question.split or "test")
@@ -171,7 +173,7 @@ class Workbench:
         from remind.evaluation.parse import parse_answer
         from remind.models import BUILT_IN
         from remind.models.generate import generate
-        from remind.models.pictures import Pictures, content_of, places_of
+        from remind.models.images import Pictures, content_of, places_of
         from remind.states.pyramid import render
         from remind.states.records import pictures_of
         from remind.train_pra.export import images_in_training
@@ -217,8 +219,8 @@ def open_workbench(
         DataError, FormatError: no dialogues, or dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used.
     """
-    from remind.grounding.load import check_saes, load_saes
-    from remind.models.load import load_backbone
+    from remind.grounding.ground import check_saes, load_saes
+    from remind.models.backbone import load_backbone
 
     out = Path(out)
     if dialogues is None:

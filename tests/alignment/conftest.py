@@ -22,8 +22,9 @@ from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
 from remind.alignment.trainer import PRATrainer
 from remind.core.run_folder import as_dict
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import Rendered
+from remind.states.records import StateRecord
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 from remind.train_pra.run import train
 
@@ -49,9 +50,7 @@ def record_of(number: int, split: str = "train", target: str | None = "", words:
 
 
 def save_states(folder: Path, records: list[StateRecord]) -> Path:
-    for number, one in enumerate(records):
-        write_part(folder, number, [one])
-    write_manifest(folder, {"inputs": {"made-up.json": "0" * 64}})
+    write_states(folder, records, {"inputs": {"made-up.json": "0" * 64}})
     return folder
 
 

@@ -12,19 +12,17 @@ import pytest
 import torch
 from forked import Forked
 from torch import Tensor
-from transformers import TrainerCallback
 
 from remind import PRAConfig, PRATrainer
-from remind.alignment.answers import StudentAnswers, Writer
+from remind.alignment import targets
 from remind.alignment.config import LoraConfig
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.core.errors import ConfigError, ModelError
-from remind.core.files import read_json
+from remind.alignment.targets import StudentAnswers, answer
+from remind.models.backbone import load_backbone
 from remind.models.chat import end_token_id
 from remind.models.generate import generate
-from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 #: Some answers of nano are cut off here, others are not.
 MOST = 10
@@ -76,60 +74,33 @@ def test_decoded_answers_are_the_models_greedy_ones(level: str, rows: list[State
 
 def test_they_are_decoded_once(rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second trainer reads them; one killed between two files decodes only what is missing."""
-    monkeypatch.setattr("remind.alignment.answers._BLOCK", 2)
     asked: list[int] = []
-    answer = Writer.answer
 
-    def counted(self: Writer, model: Any, examples: Sequence[Example], *more: Any) -> list[list[int]]:
+    def counted(backbone: Any, examples: Sequence[Example], *more: Any) -> list[list[int]]:
         asked.append(len(examples))
-        return answer(self, model, examples, *more)
+        return answer(backbone, examples, *more)
 
-    monkeypatch.setattr(Writer, "answer", counted)
-    told = {"targets": "decoded", "cache": str(tmp_path / "cache")}
+    monkeypatch.setattr(targets, "answer", counted)
 
     def answers(**changes: Any) -> list[list[int]]:
         asked.clear()
-        trainer = trainer_of(tmp_path / "r", rows, **{**told, **changes})
-        return [item.answer.tolist() for item in trainer.train_dataset.items]
+        told = {"targets": "decoded", "cache": str(tmp_path / "cache"), "decode_batch": 2, **changes}
+        return [item.answer.tolist() for item in trainer_of(tmp_path / "r", rows, **told).train_dataset.items]
 
     once = answers()
-    assert sum(asked) == 5
+    assert asked == [2, 2, 1]
     assert answers() == once
     assert not asked
-    files = sorted((tmp_path / "cache" / "decoded").rglob("*.safetensors"))
+    files = sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert len(files) == 3
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-20])
     assert answers() == once
     assert 0 < sum(asked) < 5
-    # all they follow from: weights, precision, level, length
+    # all they follow from: weights, level, length
     for changes in ({"model": "nano-untrained"}, {"unlabelled": "x1"}, {"max_decoded": 9}):
         answers(**changes)
         assert sum(asked) == 5, changes
-    assert len(list((tmp_path / "cache").rglob("*"))) > 3
-
-
-def test_questions_that_leave_no_room_for_an_answer_are_left_out(rows: list[StateRecord], tmp_path: Path) -> None:
-    backbone = load_backbone("nano")
-    trainer = PRATrainer(
-        backbone.model,
-        PRAConfig(str(tmp_path), max_decoded=backbone.max_length - 20, on_long="skip"),
-        rows,
-        processing_class=backbone.tokenizer,
-    )
-    assert trainer.train_dataset.left_out() == {"without_target": ["q004"]}
-
-
-def test_a_cache_that_cannot_be_written_ends_the_run_in_a_line(
-    rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        trainer_of(tmp_path, rows)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 # the student's own
@@ -142,12 +113,12 @@ class Asked:
         self.given: list[tuple[int, Any, dict[str, list[int]]]] = []
         at = StudentAnswers.at
 
-        def noted(own: StudentAnswers, step: int, total: int, model: Any) -> Any:
+        def noted(own: StudentAnswers, step: int, total: int) -> Any:
             state = torch.get_rng_state()
-            answers = at(own, step, total, model)
+            answers = at(own, step, total)
             assert torch.equal(torch.get_rng_state(), state)
-            assert model.training
-            self.given.append((step, copy.deepcopy(model).eval(), dict(answers)))
+            assert own.backbone.model.training
+            self.given.append((step, copy.deepcopy(own.backbone.model).eval(), dict(answers)))
             return answers
 
         monkeypatch.setattr(StudentAnswers, "at", noted)
@@ -176,30 +147,6 @@ def test_answers_are_the_students_from_x0_at_the_weights_of_the_refresh(
     assert not (tmp_path / "cache").exists()  # nothing is decoded beforehand
 
 
-def test_a_run_stopped_between_refreshes_goes_on_to_the_same_bits(
-    runs: Any, rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {"targets": "on_policy", "temperature": 1.0, "refresh_steps": 4, "batch_size": 1, "max_steps": 6}
-    trainer_of(tmp_path / "whole", rows, **told).train()
-
-    class Stop(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = True
-
-    first = trainer_of(tmp_path / "r", rows, save_steps=3, **told)
-    first.add_callback(Stop())
-    first.train()
-    # the answers of the fourth step, of weights that are gone by now
-    assert read_json(tmp_path / "r" / "checkpoint-3" / "pra.json")["answers"].keys() == {"3"}
-    asked = Asked(monkeypatch)
-    trainer_of(tmp_path / "r", rows, **told).train(resume_from_checkpoint=True)
-    assert [step for step, _, _ in asked.given] == [3, 4, 5]
-    for name in ("model", "optimizer"):
-        runs.assert_identical(runs.weights(tmp_path / "r", name=name), runs.weights(tmp_path / "whole", name=name))
-    train_rows = [runs.timeless(tmp_path / name)[-3:] for name in ("whole", "r")]
-    assert train_rows[0] == train_rows[1]
-
-
 def test_samples_are_those_of_the_seed_and_of_the_distribution(
     make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,30 +168,18 @@ def test_samples_are_those_of_the_seed_and_of_the_distribution(
     assert first(4, temperature=1e-4) == greedily
 
 
-def test_what_cannot_answer_is_refused(
-    rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ModelError, match="encoder"):
-        trainer_of(tmp_path, rows, model="minilm")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="a sharded model cannot answer"):
-        trainer_of(tmp_path, rows, targets="on_policy")
-
-
 SCRIPT = """
 import json, sys
 from pathlib import Path
-import torch
 from remind import PRAConfig, PRATrainer
-from remind.alignment import answers
-from remind.alignment.answers import StudentAnswers, Writer
+from remind.alignment import targets
+from remind.alignment.targets import StudentAnswers
 
-answers._BLOCK = 2
-written, answer = [], Writer.answer
-def counted(self, model, examples, *more):
+written, answer = [], targets.answer
+def counted(backbone, examples, *more):
     written.append(len(examples))
-    return answer(self, model, examples, *more)
-Writer.answer = counted
+    return answer(backbone, examples, *more)
+targets.answer = counted
 folder, count = Path(sys.argv[1]), sys.argv[2]
 rows = json.loads((folder / "rows.json").read_text())
 given, at = [], StudentAnswers.at
@@ -273,7 +208,7 @@ def test_two_processes_answer_as_one(rows: list[StateRecord], tmp_path: Path, ru
     (count, *one), *both = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
     # answers of the first two steps are of the same weights
     assert [found for _, *found in both] == [one, one]
-    # each has written a share of them: of three blocks, and of three batches
+    # each has written a share of them: of three batches each time
     assert (count, [own for own, *_ in both]) == (10, [6, 4])
 
 

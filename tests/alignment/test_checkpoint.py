@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from remind.alignment.checkpoints import COMPLETE, checkpoints, newest
 from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.metrics import checkpoints, kept, newest
 from remind.core.errors import ConfigError
-from remind.core.files import read_json
-from remind.core.processes import sole_writer
+from remind.core.run_folder import RunFolder
 from remind.train_pra.config import DataConfig
 from remind.train_pra.run import make_trainer, train
 
@@ -44,12 +43,12 @@ def saved(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return train(runs.config(states, out, save_steps=1, save_total_limit=None))
 
 
-def test_files_have_the_names_of_transformers_and_the_mark_is_last(saved: Path) -> None:
+def test_files_have_the_names_of_transformers_and_the_state_is_last(saved: Path) -> None:
     assert [folder.name for folder in checkpoints(saved)] == [f"checkpoint-{n}" for n in range(1, 7)]
     written = {path.name: path.stat().st_mtime_ns for path in (saved / "checkpoint-3").iterdir()}
-    stock = {"config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
-    assert stock | {"tokenizer.json", "pra.json"} < written.keys()
-    last = written.pop(COMPLETE)
+    stock = {"config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "tokenizer.json"}
+    assert stock < written.keys()
+    last = written.pop("trainer_state.json")
     assert all(time <= last for time in written.values())
 
 
@@ -60,13 +59,16 @@ def test_a_resumed_run_has_the_same_bits(
     cfg = runs.config(states, tmp_path / "whole", save_steps=1, save_total_limit=None, **KINDS[kind])
     whole = saved if kind == "full" else train(cfg)
     out = copied(whole, tmp_path / "r", 2, 3, 4)
-    (out / "checkpoint-4" / COMPLETE).unlink()
+    state = out / "checkpoint-4" / "trainer_state.json"
+    state.write_bytes(state.read_bytes()[:-20])
     again = make_trainer(replace(cfg, out=str(out), resume=True))
     again.train(resume_from_checkpoint=True)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "is removed" in line]
     assert line.startswith(f"warning: {out / 'checkpoint-4'} ")
     runs.assert_same_runs(out, whole)
-    assert again.guard.state() == read_json(whole / "checkpoint-6" / "pra.json")["guard"]
+    last = kept(whole / "checkpoint-6")
+    assert last is not None
+    assert [again.guard.first, again.guard.lowest] == last["guard"]
     assert again.guard.first == {k: v for k, v in runs.timeless(whole)[0].items() if k in again.guard.first}
 
 
@@ -93,14 +95,14 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     refused(r"other settings \(learning_rate, tau\)", **settings)
     refused(r"other settings \(training examples\)", states=str(others))
     refused(r"other settings \(base model\)", model="nano")
-    refused("other settings", lora=LoraConfig(r=2))
+    refused(r"other settings \(adapters\)", lora=LoraConfig(r=2))
     trainer = make_trainer(cfg)
     with pytest.raises(ConfigError, match="already holds a run; choose another output_dir"):
         trainer.train()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty: not a checkpoint of PRATrainer"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "empty"))
-    with sole_writer(out), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
+    with RunFolder(out).held(), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
     assert newest(out) == out / "checkpoint-3"
@@ -109,7 +111,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     theirs = tmp_path / "other" / "checkpoint-9" / "trainer_state.json"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("{}")
-    with pytest.raises(ConfigError, match="checkpoint-9 is not a checkpoint of PRATrainer"):
+    with pytest.raises(ConfigError, match="other already holds a run"):
         trainer.train(resume_from_checkpoint=True)
     assert theirs.is_file()
 
@@ -129,5 +131,5 @@ def test_the_newest_and_the_best_are_kept(runs: Any, states: Path, tmp_path: Pat
     cfg = runs.config(states, tmp_path / "r", eval_steps=1, save_steps=1, save_total_limit=2)
     trainer = make_trainer(cfg, Measured(9.0, 8.0, 1.0, 3.0, 2.0, 5.0, 4.0))
     trainer.train()
-    assert [folder.name for folder in checkpoints(tmp_path / "r")] == [f"checkpoint-{n}" for n in (2, 5, 6)]
+    assert [folder.name for folder in checkpoints(tmp_path / "r")] == [f"checkpoint-{n}" for n in (2, 6)]
     assert trainer.state.best_global_step == 2

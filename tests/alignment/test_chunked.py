@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from remind.alignment.config import Edge, Objective
 from remind.alignment.objective import Head, chunked_terms, position_terms
+from remind.alignment.targets import topk_targets
 
 N, D, V = 11, 6, 23
 
@@ -66,17 +68,6 @@ def _gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
 
 
-def test_frozen_inputs_get_no_gradient() -> None:
-    hidden, head, targets, weights = inputs()
-    head.weight.requires_grad_(False)
-    hidden[1] = hidden[1].detach()
-    hidden[2] = hidden[2].detach()
-    loss, _ = chunked_terms(hidden, head, targets, weights, Objective(chunk=3), (0,))
-    loss.backward()
-    assert hidden[0].grad is not None
-    assert head.weight.grad is None
-
-
 def test_bfloat16_inputs_give_float32_logits() -> None:
     hidden, head, targets, weights = inputs(torch.bfloat16, biased=True)
     wide = {k: h.detach().float().requires_grad_() for k, h in hidden.items()}
@@ -119,3 +110,17 @@ def test_logits_exist_a_chunk_at_a_time_of_levels_that_are_read() -> None:
         loss, _ = chunked_terms(hidden, head, targets, weights, Objective(chunk=2))
         loss.backward()
     assert seen.largest == 2
+
+
+def test_top_k_targets_are_probabilities_in_order_and_keep_a_small_rest() -> None:
+    hidden, head, _, _ = inputs(biased=True)
+    indices, log_probs = topk_targets(hidden[1], head, 2.0, 4, chunk=2)
+    whole = (3.0 * torch.tanh(1.4 * (hidden[1] @ head.weight.T + head.bias) / 3.0) / 2.0).log_softmax(-1)
+    largest = whole.topk(4)
+    assert torch.equal(indices.long(), largest.indices)
+    torch.testing.assert_close(log_probs[:, :4], largest.values)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(N, dtype=torch.float64))
+    # a rest of 1e-13, which 1 - sum in float32 would make 0 or 1e-7
+    weight = torch.tensor([[60.0, 0, 0], [0, 0, 0], [-1, 0, 0]])
+    low = topk_targets(torch.eye(3)[:1], Head(weight), 2.0, 1)[1]
+    assert float(low[0, 1]) == pytest.approx(math.log(math.exp(-30) + math.exp(-30.5)), rel=1e-5)

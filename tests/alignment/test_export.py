@@ -15,17 +15,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.alignment.checkpoints import COMPLETE
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, marker_id, nf4, opened
+from remind.alignment.model import add_marker, marker_id, opened
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig
 from remind.train_pra.export import export, images_in_training
-from remind.train_pra.run import read_config, train, trained_backbone
+from remind.train_pra.run import nf4, read_config, train, trained_backbone
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
@@ -108,7 +107,7 @@ def test_a_checkpoint_that_was_broken_off_is_passed_over_and_a_damaged_one_named
 ) -> None:
     run = make_run(tmp_path, lora, states=make_states(tmp_path / "s", [make_record(n) for n in range(4)]))
     cfg = ExportConfig(run=str(run), out=str(tmp_path / "x"), overwrite=True)
-    (run / "checkpoint-4" / COMPLETE).unlink()
+    (run / "checkpoint-4" / "trainer_state.json").unlink()
     assert json.loads((export(cfg) / "training.json").read_text())["step"] == 2
     with pytest.raises(ConfigError, match="no best checkpoint"):
         export(replace(cfg, out=str(tmp_path / "y"), checkpoint="best"))
@@ -190,19 +189,6 @@ def test_the_markers_rows_are_exported(
     assert torch.equal(again.model.get_input_embeddings().weight, rows)
 
 
-def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: nothing is trained in bfloat16")
-    # compiled, its optimiser would take minutes to begin
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    base = nano_folder(tmp_path / "base", tie=False)
-    run = make_run(tmp_path, None, optim="adamw_torch_8bit", dtype="bfloat16", model=str(base))
-    out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    again = load_backbone(out, dtype="auto")
-    assert again.model.dtype == torch.bfloat16
-    assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
-    assert torch.equal(logits(again.model, again.tokenizer), trained_logits(run))
-
-
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marker"])
 def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_run: Any) -> None:
     from peft import PeftModel
@@ -258,7 +244,7 @@ def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
     base = str(nano_folder(tmp_path / "base", tie=True))
     run = make_run(tmp_path, LORA, model=base, quantise="nf4", data=MARKED)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    expected = trained_logits(run, quantization=nf4(base, "float32"))
+    expected = trained_logits(run, quantization=nf4("float32"))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     found = logits(model, AutoTokenizer.from_pretrained(out))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
@@ -286,11 +272,3 @@ def test_how_images_were_shown_is_read_from_exports_and_runs(run: Path, tmp_path
     file.write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "many"}}}))
     with pytest.raises(DataError, match=r"image_tokens is not a number"):
         images_in_training(tmp_path)
-
-
-def test_a_run_of_before_is_named_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("states: s\nout: o\ntrainer: {lr: 1.0e-05}\nteacher: {k: 64}\n")
-    (tmp_path / "data.json").write_text("{}")
-    for read in (read_config, trained_backbone, images_in_training):
-        with pytest.raises(ConfigError, match=r"^[^\n]*not the config of a training run of this version[^\n]*$"):
-            read(tmp_path)

@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.examples import Example, Examples
-from remind.alignment.step import plan
-from remind.alignment.teachers import Ema
+from remind.alignment.step import Pass
+from remind.alignment.targets import Ema
 from remind.models.nano import nano_tokenizer
 
 RECORDED = read()
@@ -78,7 +78,7 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         parameters = self.trainer.model.named_parameters()
         self.gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
-        self.total = self.trainer._row["total"]
+        self.total = self.trainer._rows[-1]["total"]
         for examples, values in self.trainer._seen:
             for name, column in values.items():
                 own = zip((example.id for example in examples), column.tolist(), strict=True)
@@ -118,7 +118,10 @@ def trained(case: Case, folder: Path, processes: int = 1, **changes: Any) -> Wat
     watch.trainer = trainer = PRATrainer(made, args, processing_class=TOKENIZER, callbacks=[watch])
     trainer.train_dataset = Examples([example_of(sample) for sample in samples])
     if case.step == "joint":
-        trainer._passes = plan(trainer.objective, case.sharing, together=True)
+        levels = tuple(sorted(trainer.objective.levels))
+        trainer._passes = (
+            Pass(levels, True, case.sharing and {1, 2} <= set(levels) and 2 not in trainer.objective.trained),
+        )
     watch.loss = trainer.train().training_loss
     return watch
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Edge, LoraConfig, Objective
-from remind.alignment.metrics import METRICS
+from remind.alignment.metrics import METRICS, checkpoints
 from remind.alignment.trainer import PRATrainer
 from remind.core.files import read_json
 from remind.train_pra.config import DataConfig

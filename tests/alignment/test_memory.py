@@ -14,9 +14,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from remind import PRAConfig, PRATrainer
 from remind.alignment.arguments import rounding_optimizer
 from remind.alignment.config import LoraConfig, Objective
-from remind.alignment.memory import memory_plan
 from remind.alignment.model import trainable
-from remind.alignment.step import AlignmentModel, collate, plan, run
+from remind.alignment.step import AlignmentModel, collate, memory_plan, plan, run
 from remind.core.errors import ConfigError
 from remind.models.backbone import inner_model
 
@@ -56,7 +55,7 @@ def test_the_plan_is_what_a_step_needs(
     model: Any = trainable(large_vocabulary(dtype), lora)
     inner_model(model).gradient_checkpointing_enable({"use_reentrant": False})
     module, passes = AlignmentModel(model, Objective()), plan(Objective(), True)
-    kind, options = rounding_optimizer(args) or (torch.optim.AdamW, {"lr": 1e-5})
+    kind, options = rounding_optimizer(args, model) or (torch.optim.AdamW, {"lr": 1e-5})
     adam = kind([p for p in model.parameters() if p.requires_grad], **options)
     (example,) = make_examples([(300, 310, 340, 40)])
     batch = collate([(example, 1.0)])
@@ -71,10 +70,10 @@ def test_the_plan_is_what_a_step_needs(
             for part in [getattr(tensor, name) for name in parts] or [tensor]:
                 held.note(part.detach())
         run(module, batch, passes, lambda loss: loss.backward())
-    assert planned.total() == pytest.approx(held.most, rel=0.1)
+    assert planned.total() == pytest.approx(held.most, rel=0.2)
     # the head in float32, and its gradient, are no small part of it
     if dtype == torch.bfloat16:
-        assert planned.parts["head"] > 0.3 * planned.total()
+        assert planned.parts["logits"] > 0.3 * planned.total()
 
 
 def test_what_is_too_large_is_said_before_the_first_step(

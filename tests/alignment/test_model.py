@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGen
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, check_head, check_vocabulary, fingerprint, marker_id, nf4, trainable
+from remind.alignment.model import add_marker, check_head, marker_id, trainable
 from remind.alignment.step import body_of, head_of
-from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import Backbone
+from remind.core.errors import ModelError
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids, tokenize
-from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
+from remind.train_pra.run import nf4
 
 LORA = LoraConfig(r=4, alpha=8)
 TEXT = f"Conversation\n{MARKER}\nAna: the lamp, <|im_end|> {MARKER}!\n{MARKER}\n"
@@ -82,20 +81,6 @@ def test_the_marker_gets_one_token_once(tie: bool, spare: bool) -> None:
     check_head(own.model)
 
 
-def test_prompts_use_it_and_special_tokens_in_them_stay_text() -> None:
-    tokenizer = nano_tokenizer()
-    own = backbone()
-    token = add_marker(own)
-    assert token not in prompt_ids(tokenizer, TEXT)
-    ids = prompt_ids(own.tokenizer, TEXT)
-    # not the one that Ana said
-    assert ids.count(token) == 2
-    end = own.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    # the template's own; not the one that was said
-    assert ids.count(end) == prompt_ids(tokenizer, "x").count(end)
-    assert own.tokenizer.decode(ids) == tokenizer.decode(prompt_ids(tokenizer, TEXT))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> None:
@@ -105,9 +90,7 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
     start = logits(own.model, ids)
     rows = own.model.get_input_embeddings().weight.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        model: Any = trainable(own.model, LORA, marker=token).eval()
+    model: Any = trainable(own.model, LORA, marker=token).eval()
     assert torch.equal(logits(model, ids), start)
     added = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
     assert [p.shape for p in added] == [(1, 32)]
@@ -143,23 +126,6 @@ def test_adapters_are_on_the_language_model_alone() -> None:
     assert all("language_model.layers" in name and "lora_" in name for name in names)
     with pytest.raises(ModelError, match=r"^lora: the language model has no layer 'odd_proj'$"):
         trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
-
-
-def test_nothing_is_dropped_out() -> None:
-    """Equal contexts must have equal distributions."""
-    from peft import LoraConfig as PeftConfig
-
-    own = backbone()
-    own.model.model.visual.drop = nn.Dropout(0.5)
-    for layer in own.model.get_decoder().layers:
-        layer.self_attn.attention_dropout = 0.5
-    model: Any = trainable(own.model, PeftConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    assert model.training
-    assert not any(module.p for module in model.modules() if isinstance(module, nn.Dropout))
-    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
-    assert torch.equal(logits(model, ids), logits(model, ids))
-    with pytest.raises(ConfigError, match=r"^lora_dropout must be 0[^\n]*$"):
-        trainable(backbone().model, PeftConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1))
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -198,32 +164,12 @@ def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(make_record: Any, 
 
 def test_a_tokenizer_of_another_model_is_refused(make_record: Any, tmp_path: Path) -> None:
     own = backbone(rows=300)
-    with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but the embedding of \w+ has 300 rows: "):
+    with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):
         PRATrainer(own.model, PRAConfig(str(tmp_path)), [make_record(0)], processing_class=own.tokenizer)
-    check_vocabulary(own.model, 299)
+    check_head(own.model, 299)
     own.model.lm_head = nn.Linear(32, 200, bias=False)
-    with pytest.raises(ModelError, match="the head of"):
-        check_vocabulary(own.model, 299)
-
-
-def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
-    own = backbone()
-    check_head(own.model)
-    own.model.lm_head.register_forward_hook(lambda module, given, found: found * 1.5)
-    with pytest.raises(ModelError, match="does more to its logits"):
-        check_head(own.model)
-
-
-def test_a_fingerprint_tells_base_models_apart() -> None:
-    one, same, other = backbone().model, backbone().model, backbone(tie=False).model
-    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
-    with torch.no_grad():
-        same.model.language_model.layers[1].mlp.up_proj.weight.mul_(1.01)
-    assert fingerprint(one) != fingerprint(same)
-    marked = [backbone(), backbone()]
-    for each in marked:
-        add_marker(each)
-    assert fingerprint(marked[0].model) == fingerprint(marked[1].model)
+    with pytest.raises(ModelError, match="has 200"):
+        check_head(own.model, 299)
 
 
 # 4 bits
@@ -250,7 +196,7 @@ def saved(folder: Path, width: int) -> str:
 def test_four_bits_are_those_of_nf4(tmp_path: Path, bitsandbytes: Any) -> None:
     name = saved(tmp_path / "wide", 64)
     weight = load_backbone(name).model.get_decoder().layers[0].mlp.up_proj.weight.detach()
-    own = load_backbone(name, quantization=nf4(name, "float32"))
+    own = load_backbone(name, quantization=nf4("float32"))
     small = {layer for layer, m in own.model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)}
     decoder = own.model.get_decoder()
     linear = {layer for layer, m in decoder.named_modules() if isinstance(m, nn.Linear)}
@@ -270,13 +216,10 @@ def test_four_bits_are_those_of_nf4(tmp_path: Path, bitsandbytes: Any) -> None:
     torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=1e-6)
 
 
-def test_layers_whose_blocks_would_cross_rows_stay_as_they_are(tmp_path: Path, bitsandbytes: Any) -> None:
-    name = saved(tmp_path / "narrow", 96)
-    layer = load_backbone(name, quantization=nf4(name, "float32")).model.get_decoder().layers[0]
-    for part in (*layer.mlp.children(), *layer.self_attn.children()):
-        if isinstance(part, nn.Linear):
-            assert isinstance(part, bitsandbytes.nn.Linear4bit) == (part.in_features % 64 == 0)
-    assert type(layer.mlp.up_proj) is nn.Linear
+def test_layers_whose_blocks_would_cross_rows_are_refused(tmp_path: Path, bitsandbytes: Any) -> None:
+    model = load_backbone(saved(tmp_path / "narrow", 96), quantization=nf4("float32")).model
+    with pytest.raises(ModelError, match=r"^model\.language_model\.layers\.0\.\S+ in 4 bits: [^\n]*$"):
+        trainable(model, LORA)
 
 
 def test_adapters_learn_on_four_bits(tmp_path: Path, make_record: Any, bitsandbytes: Any) -> None:
@@ -290,8 +233,8 @@ def test_adapters_learn_on_four_bits(tmp_path: Path, make_record: Any, bitsandby
         config = PRAConfig(str(tmp_path / str(*more)), **args, disable_tqdm=True, use_cpu=True)
         return PRATrainer(model, config, rows, peft_config=LORA, callbacks=[watch], **more)
 
-    small = trainer_of(name, found, quantization_config=nf4(name, "float32"))
-    kept = load_backbone(name, quantization=nf4(name, "float32"))
+    small = trainer_of(name, found, quantization_config=nf4("float32"))
+    kept = load_backbone(name, quantization=nf4("float32"))
     plain = trainer_of(kept.model.dequantize(), expected, processing_class=kept.tokenizer)
     first = copy.deepcopy({n: p for n, p in small.model.named_parameters() if p.requires_grad})
     small.train()

@@ -17,15 +17,15 @@ import torch
 import yaml
 from forked import Forked
 
-from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.examples import Batches, example_of
+from remind.alignment.metrics import checkpoints
 from remind.core.cli import parse
 from remind.core.files import read_json
 from remind.core.run_folder import CONFIG, as_dict
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import nano_tokenizer
-from remind.states.parquet import iterate_states
+from remind.states.dataset import iterate_states
 from remind.train_pra.config import DataConfig
 
 pytestmark = pytest.mark.slow
@@ -92,8 +92,8 @@ def trained(told: Told, processes: int, batch: list[str]) -> Told:
         told.tell(f"{name}-again", name, resume=True, **rare)
     for what in ("loss", "gradient"):
         nan = {"nan": what, "step": POISONED, "rank": processes - 1, "token": _own_token(told.states, batch)}
-        told.tell(f"nan-{what}", told=nan, **rare)
-        told.tell(f"nan-{what}-again", f"nan-{what}", resume=True, **rare)
+        told.tell(f"nan-{what}", told=nan, eval_steps=100)
+        told.tell(f"nan-{what}-again", f"nan-{what}", resume=True, eval_steps=100)
     told.train(processes)
     return told
 
@@ -189,7 +189,7 @@ def test_what_is_not_finite_stops_all_with_names_and_the_state_before(
     told, begin = (one, two)[processes - 1], f"the {what} is not finite in step {POISONED + 1}, questions "
     for end in told.of(f"nan-{what}"):
         assert end.startswith(begin)
-        assert sorted(end.removeprefix(begin).split(";")[0].split(", ")) == (batch[:1] if what == "loss" else batch)
+        assert sorted(end.removeprefix(begin).split(";")[0].split(", ")) == batch
         assert end.endswith(str(told.root / f"nan-{what}" / f"checkpoint-{POISONED}"))
     # with the cause gone, the run ends where it would have
     runs.assert_identical(*(runs.weights(told.root / run, STEPS) for run in (f"nan-{what}", "live")))

@@ -12,8 +12,7 @@ import torch
 from benchmarks import bench_grounding as bench
 from benchmarks import measure
 from benchmarks.bench_grounding import BenchGroundingConfig, bench_backbone, bench_grounding, bench_state
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import render
 
 SMALL = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2}

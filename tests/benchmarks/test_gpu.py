@@ -62,7 +62,7 @@ def test_a_missing_package_is_named(setting: Setting, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_checks_run_without_the_packages_that_a_bare_machine_lacks(tmp_path: Path) -> None:
     hidden = ("pyarrow", "jsonargparse", "sklearn", "scipy", "bm25s", "nltk", "openai", "matplotlib", "hypothesis")
-    hidden += ("datasets", "pydantic", "bitsandbytes", "torchao", "trl", "qwen_vl_utils", "pandas")
+    hidden += ("datasets", "pydantic", "bitsandbytes", "torchao", "trl", "pandas")
     modules = ("benchmarks.bench_sae", "benchmarks.bench_grounding", "benchmarks.gpu", "tests.test_devices")
     code = f"import sys; sys.modules |= dict.fromkeys({hidden}); import {', '.join(modules)}\n"
     # of the checks those of alignment import the most

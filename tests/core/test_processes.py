@@ -1,4 +1,4 @@
-"""Pools of processes: their environment, and the libraries that are imported once for all of them."""
+"""Pools of processes, folders with one writer, and signals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from remind.core.errors import ConfigError
 from remind.core.processes import Termination, spawned_pool
+from remind.core.run_folder import RunFolder
 
 _words: list[str] = []
-#: Of the standard library, and imported by nothing else here.
-LIBRARY = "stringprep"
+ROOT = Path(__file__).parents[2]
 
 
 def _start(word: str) -> None:
@@ -25,44 +26,53 @@ def _about(_: int) -> tuple[list[str], set[str], int]:
     return _words, {name for name in os.environ if name.startswith("POOL_")}, os.getppid()
 
 
-@pytest.mark.parametrize("libraries", [(), (LIBRARY,)], ids=["spawned", "copied"])
-def test_processes_begin_in_the_environment_of_their_pool(
-    libraries: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parents = set()
-    # the fork server of the second pool has begun in the environment of the first
-    for word in ("one", "two"):
-        with monkeypatch.context() as changed:
-            changed.setenv(f"POOL_{word}", word)
-            with spawned_pool(1, _start, (word,), libraries) as pool:
-                words, names, parent = pool.submit(_about, 0).result()
-            assert (words, names) == ([word], {f"POOL_{word}"})
-            parents.add(parent)
-    assert len(parents) == 1
-    assert (parents == {os.getpid()}) == (not libraries or sys.platform != "linux")
+def test_processes_of_a_pool_are_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POOL_one", "1")
+    with spawned_pool(1, _start, ("word",)) as pool:
+        assert pool.submit(_about, 0).result() == (["word"], {"POOL_one"}, os.getpid())
+    assert _words == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the fork server here")
-def test_libraries_are_imported_before_a_process_begins_unless_no_socket_can_be_made(tmp_path: Path) -> None:
-    """In processes of their own, since a fork server begins with the first pool. The name of a socket is short."""
-    script = tmp_path / "main.py"
-    script.write_text(
-        "import os, sys\n"
-        "from remind.core.processes import spawned_pool\n"
-        f"def about(_): return {LIBRARY!r} in sys.modules, os.getppid()\n"
-        "if __name__ == '__main__':\n"
-        f"    for libraries in (({LIBRARY!r},), ()):\n"
-        "        with spawned_pool(1, libraries=libraries) as pool:\n"
-        "            imported, parent = pool.submit(about, 0).result()\n"
-        "            print(imported, parent == os.getpid())\n"
-    )
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    cases = {None: "True False", str(long): "False True"}
-    for folder, copied in cases.items():
-        environment = os.environ if folder is None else {**os.environ, "TMPDIR": folder}
-        process = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
-        assert process.stdout.splitlines() == [copied, "False True"], process.stderr
+def test_a_folder_has_one_writer_and_one_run(tmp_path: Path) -> None:
+    """The lock of a process that was killed is free, and what it left half-written is gone."""
+    out = tmp_path / "runs" / "out"
+    code = f"""
+import os, time
+from remind.core.files import atomic_path
+from remind.core.run_folder import RunFolder
+with RunFolder({str(out)!r}).held() as run, atomic_path(run.path / "half"):
+    run.claim({{"a": 1, "b": {{"c": 2}}}})
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"process {process.pid} on .* is at work in {out}"), RunFolder(out).held():
+        pass
+    process.kill()
+    process.wait()
+    assert [*out.glob(".half.*.tmp")]
+    with RunFolder(out).held() as run:
+        assert sorted(path.name for path in out.iterdir()) == [".lock", "config.yaml"]
+        run.claim({"b": {"c": 3}, "a": 1}, resume=True, free={"b.c"})
+        for config, resume, words in (
+            ({"a": 1, "b": {"c": 2}}, False, "already holds a run"),
+            ({"a": 2, "b": {"c": 2}}, True, r"run with other settings \(a\)"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                run.claim(config, resume)
+
+
+def test_a_folder_in_which_nothing_is_written_goes_again(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), RunFolder(tmp_path / "a" / "b").held():
+        raise RuntimeError
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="is a file"), RunFolder(tmp_path / "file").held():
+        pass
+    with pytest.raises(ConfigError, match="not of a run"):
+        RunFolder(tmp_path).claim({})
 
 
 def test_signals_are_noted_and_have_their_former_effect_afterwards() -> None:

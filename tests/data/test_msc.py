@@ -38,15 +38,3 @@ def test_rows_without_or_with_repeated_ids(written):
     dialogues = read(written("s.jsonl", row(), named, named)).dialogues
     assert [dialogue.id for dialogue in dialogues] == ["s-row_00001", "s-valid_0", "s-row_00003"]
     assert [(turn.id, turn.speaker) for turn in dialogues[0].turns] == [("S1:T1", "Speaker 1"), ("S1:T2", "Speaker 2")]
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (row(dialog=[{"id": "Speaker 1"}]), "[line 2, S1:T1]: text is missing or blank"),
-        (row(dialog="x"), "[line 2]: dialog should be a list, not text"),
-        ([], "[line 2]: a row should be an object, not a list"),
-    ],
-)
-def test_bad_records_are_named(written, refused, bad, message):
-    assert refused(written("session_2.jsonl", row(), bad)).startswith(message)

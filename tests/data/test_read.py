@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from fuzzing import seeds
 
 from remind import read
 from remind.core.errors import DataError, FormatError
 from remind.data.readers import FORMATS, sniff
-from remind.data.readers.source import Source
 
 GOOD = json.dumps({"speaker": "Ana", "text": "hi"})
 WHOLE = json.dumps({"id": "a", "messages": [{"role": "user", "content": "hi"}]})
@@ -21,52 +21,29 @@ def make(folder, name, content):
     return path
 
 
-def test_content_tells_the_format(remind_data, tmp_path):
-    path = tmp_path / "data.txt"
-    for name, format in (
-        ("msc/session_3_valid.jsonl", "msc"),
-        ("friends/emorynlp_csv/emorynlp_dev_final.csv", "friends"),
-        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
-        ("locomo_audit/errors.json", None),
-    ):
-        path.unlink(missing_ok=True)
-        path.symlink_to(remind_data / name)
-        assert sniff(Source(path)) == format
-
-
-@pytest.mark.parametrize(
-    ("record", "format"),
-    [
-        ({"type": "context", "id": "c", "sessions": []}, "refmem"),
-        ({"type": "question", "id": "q"}, "refmem"),
-        ({"sample_id": "c", "conversation": {}}, "locomo"),
-        ({"question_id": "q", "haystack_sessions": []}, "longmemeval"),
-        ({"name": {}, "session_1": []}, "realtalk"),
-        ({"dialog": [], "previous_dialogs": []}, "msc"),
-        ({"dialogue": [{"utterance": "x"}]}, "dialogcc"),
-        ({"messages": []}, "chat"),
-        ({"content": "x", "role": "user"}, "chat"),
-        ({"question_id": "q", "hypothesis": "h"}, None),
-        ("text", None),
-    ],
-)
-def test_records_tell_the_format(tmp_path, record, format):
-    assert next(Source(make(tmp_path, "empty", "")).any_records, None) is None
-    for content in (record, [record]):
-        assert sniff(Source(make(tmp_path, "x", json.dumps(content)))) == format
+def test_the_content_tells_the_format(tmp_path, remind_data):
+    for format, contents in seeds.FILES.items():
+        for content in contents:
+            assert sniff(make(tmp_path, "x", content)) == format.removesuffix("_seasons")
+    others = ("longmemeval/longmemeval_s_queries.json", "locomo_audit/errors.json")
+    assert [sniff(remind_data / name) for name in others] == [None, None]
+    for record in ({"question_id": "q", "hypothesis": "h"}, "text", {"content": None, "role": "assistant"}):
+        assert sniff(make(tmp_path, "x", json.dumps(record))) == ("chat" if "role" in record else None)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", ": the file is empty"),
-        (b"[]", ": the file holds no records"),
-        (GOOD.encode() + b"\n" + b'{"speaker": "\xff"}', "[line 2]: not UTF-8 (byte 46)"),
-        (b"\xff\xfe{\x00}\x00", "[line 1]: not UTF-8 (byte 0)"),
-        (b"hello", "[line 1]: not JSON"),
+        (b"[]", ": not "),
+        (GOOD.encode() + b"\n" + b'{"speaker": "\xff"}', "[line 2]: not JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b"\xff\xfe{\x00}\x00", ": not "),
         (GOOD.encode() + b"\n\n{oops}\n", "[line 3]: not JSON: Expecting property name"),
         (GOOD.encode() + b'\n{"speaker": "Ana"', "[line 2]: not JSON"),
-        (b"[" * 100_000, "[line 1]: nested too deeply"),
+        (b'[{"speaker": "Ana", "text": "hi"},\n{oops}]', "[line 2]: not JSON: Expecting property name"),
+        (b'[{"speaker": "Ana", "text": "hi", "text": "ho"}]', ": the key 'text' occurs twice"),
+        (b'[{"speaker": "Ana", "text": "hi", "time": NaN}]', "[item 1]: time should be text, not a number"),
+        (b"[" * 100_000, ": nested too deeply"),
     ],
 )
 def test_files_that_are_no_records(tmp_path, refused, content, message):
@@ -78,17 +55,17 @@ def test_files_that_are_no_records(tmp_path, refused, content, message):
 def test_no_such_file_and_unknown_formats(tmp_path, refused):
     windows = make(tmp_path, "x.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
     assert len(read(windows).dialogues[0].turns) == 2
-    assert refused(tmp_path / "none.json") == ": no such file or folder"
+    assert refused(tmp_path / "none.json") == ": no such file"
     path = make(tmp_path, "x.jsonl", GOOD)
     assert refused(path, "loco").startswith(": unknown format 'loco'; known: refmem, locomo")
-    for name, content in (("x.json", '{"a": 1}'), ("x.csv", "a,b\n1,2\n"), ("x.txt", "hello")):
+    for name, content in (("x.json", '{"a": 1}'), ("x.csv", "speaker,text\n1,2\n"), ("x.txt", "hello")):
         with pytest.raises(FormatError, match="not in a known format"):
             read(make(tmp_path, name, content))
 
 
 def test_a_forced_format(tmp_path, refused):
     for format in FORMATS[:-1]:
-        assert refused(make(tmp_path, "x.jsonl", GOOD), format) == f": not a {format} file: it looks like chat"
+        assert refused(make(tmp_path, "x.jsonl", GOOD), format) == f": not of format {format}: it looks like chat"
     # where two fit, the one that is asked for
     both = {"type": "context", "id": "c", "sessions": [], "messages": [{"role": "user", "content": "hi"}]}
     path = make(tmp_path, "x.json", json.dumps(both))
@@ -97,46 +74,33 @@ def test_a_forced_format(tmp_path, refused):
     assert len(read(path, format="chat").dialogues) == 1
 
 
-def test_a_folder_of_one_format(tmp_path, caplog):
-    make(tmp_path, "chat_10.jsonl", GOOD)
-    make(tmp_path, "chat_2.jsonl", GOOD)
-    make(tmp_path, "other.json", '{"a": 1}')
-    make(tmp_path, ".hidden.jsonl", "broken")
-    make(tmp_path, "LICENSE", "words")
-    make(tmp_path, "notes.txt", GOOD)
+def test_a_folder_of_one_format(tmp_path, caplog, refused):
     (tmp_path / "sub").mkdir()
     make(tmp_path / "sub", "chat_3.jsonl", GOOD)
+    assert "not in a known format" in refused(tmp_path)
+    assert "subfolders are not read" in refused(tmp_path)
+    for name in ("chat_10.jsonl", "chat_2.jsonl", "notes.txt"):
+        make(tmp_path, name, GOOD)
+    make(tmp_path, "other.json", '{"a": 1}')
+    make(tmp_path, ".hidden.jsonl", "broken")
     for format in (None, "chat"):
         caplog.clear()
         assert [dialogue.id for dialogue in read(tmp_path, format=format).dialogues] == ["chat_2", "chat_10"]
-        assert [record.message for record in caplog.records] == [
-            f"{tmp_path / 'other.json'}: left out, not a chat file"
-        ]
+        assert caplog.messages == [f"{tmp_path / 'other.json'}: left out, not a chat file"]
+    assert "not of format locomo" in refused(tmp_path, "locomo")
+    make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
+    assert refused(tmp_path).endswith("several formats (msc, chat); name one")
+    assert [dialogue.id for dialogue in read(tmp_path, format="msc").dialogues] == ["b-row_00001"]
 
 
-def test_folders_that_are_refused(tmp_path, refused):
-    below = tmp_path / "below"
-    (below / "csv").mkdir(parents=True)
-    make(below / "csv", "chat.jsonl", GOOD)
-    assert "subfolders are not read, but there are data files in csv/; use that" in refused(below)
-    make(below, "x.json", '{"a": 1}')
-    assert "no file of a format we know" in refused(below)
-    assert "no file of format locomo" in refused(below, "locomo")
-    make(below, "a.jsonl", GOOD)
-    make(below, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
-    assert refused(below).endswith("several formats (chat, msc); name one")
-    assert [dialogue.id for dialogue in read(below, format="msc").dialogues] == ["b-row_00001"]
-
-
-@pytest.mark.parametrize(
-    ("second", "message"), [("{oops", "not JSON"), (WHOLE, "dialogue id 'a' occurs twice, first in a.jsonl")]
-)
-def test_a_bad_file_in_a_folder_is_named(tmp_path, second, message):
+def test_a_bad_file_in_a_folder_is_named(tmp_path):
     make(tmp_path, "a.jsonl", WHOLE)
-    path = make(tmp_path, "b.jsonl", second)
-    with pytest.raises(DataError, match=message) as caught:
-        read(tmp_path)
-    assert caught.value.path == path
+    twice = r"line 1, a\]: dialogue id 'a' occurs twice, first in .*a\.jsonl"
+    for second, message in (("{oops", "not JSON"), (WHOLE, twice)):
+        path = make(tmp_path, "b.jsonl", second)
+        with pytest.raises(DataError, match=message) as caught:
+            read(tmp_path)
+        assert caught.value.path == path
 
 
 def test_reading_needs_no_torch():

@@ -66,62 +66,27 @@ def test_photos_beside_the_chat(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "a_opt.jpg").write_bytes(b"1")
     (tmp_path / "images" / "b.jpg").write_bytes(b"2")
-    path = write(
-        tmp_path,
-        session_1=[
-            turn("D1:1", img_file=["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"], blip_caption="cap", clean_text=""),
-            turn("D1:2", img_file=["c.jpg", "n" * 300]),
-            turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
-            turn("D1:4", blip_caption="no file named"),
-        ],
-    )
-    (dialogue,) = read(path).dialogues
-    assert [(image.index, image.path, image.caption, image.source) for image in dialogue.images] == [
-        (0, str((tmp_path / "a_opt.jpg").resolve()), "cap", "a.jpg"),
-        (1, str((tmp_path / "images" / "b.jpg").resolve()), None, "b.jpg"),
-        (2, None, None, "c.jpg"),
-        (3, None, None, "n" * 300),
-        (4, None, "seen", "http://x/1"),
-        (5, None, "no file named", None),
+    files = ["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"]
+    turns = [
+        turn("D1:1", img_file=files, blip_caption="cap", clean_text=""),
+        turn("D1:2", img_file=["c.jpg", "n" * 300]),
+        turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
+        turn("D1:4", blip_caption="no file named"),
     ]
+    (dialogue,) = read(write(tmp_path, session_1=turns)).dialogues
+    assert [image.caption for image in dialogue.images] == ["cap", None, None, None, "seen", "no file named"]
+    paths = [str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg")]
+    assert [image.path for image in dialogue.images] == [*paths, None, None, None, None]
+    sources = ["a.jpg", "b.jpg", "c.jpg", "n" * 300, "http://x/1", None]
+    assert [image.source for image in dialogue.images] == sources
 
 
-@pytest.mark.parametrize(
-    "name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "..\\c.jpg", "a\0.jpg", "c.jpg"]
-)
+@pytest.mark.parametrize("name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "a\0.jpg", "c.jpg"])
 def test_photos_elsewhere_are_refused(tmp_path, name):
     folder = tmp_path / "chats"
     folder.mkdir()
     (tmp_path / "c.jpg").write_bytes(b"1")
     (folder / "c.jpg").symlink_to(tmp_path / "c.jpg")
     path = write(folder, session_1=[turn("D1:1", img_file=["there.jpg", name])])
-    with pytest.raises(
-        ImagePathError, match=r"session_1, D1:1\]: image .* (is not a plain file name|is outside the data)"
-    ):
+    with pytest.raises(ImagePathError, match=r"session_1, D1:1\]: image .* (is not a usable path|is outside the data)"):
         read(path)
-
-
-def test_sessions_are_ordered_and_known_by_number(tmp_path):
-    path = write(tmp_path, session_10=[turn("D1:1")], session_9=[turn("D10:4", date_time="then")], session_11=[])
-    (dialogue,) = read(path).dialogues
-    assert [(s.id, [t.id for t in s.turns]) for s in dialogue.sessions] == [("S9", ["D10:4"]), ("S10", ["D1:1"])]
-    assert dialogue.turns[0].time == "then"
-    path = write(tmp_path, **{"Session_2 ": [turn("D1:1")], "session_2_date_time": "29.12.2023, 22:42:04"})
-    (session,) = read(path).dialogues[0].sessions
-    assert (session.id, session.time, len(session.turns)) == ("S2", "2023-12-29T22:42:04", 1)
-
-
-ONE = [turn("D1:1")]
-
-
-@pytest.mark.parametrize(
-    ("chat", "message"),
-    [
-        ({"session_1": [turn("D1:1", speaker=None)]}, "[session_1, D1:1]: speaker is missing or blank"),
-        ({"session_1": [*ONE, *ONE]}, "[Chat_9_Ana_Ben]: turn id 'D1:1' occurs twice"),
-        ({"session_1": [turn("D1:1", img_file="a.jpg")]}, "[session_1, D1:1]: img_file should be a list, not text"),
-        ({"session_1": ONE, "Session_1": ONE}, ": the keys 'session_1' and 'Session_1' name the same session"),
-    ],
-)
-def test_bad_records_are_named(tmp_path, refused, chat, message):
-    assert refused(write(tmp_path, **chat)).startswith(message)

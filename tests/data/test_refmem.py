@@ -9,31 +9,13 @@ from remind.data.dialogue import Dangling
 from remind.data.readers import write_refmem
 
 IMAGES = [{"path": "img/a.png", "caption": "a", "source": "orig.png"}, {"path": None, "caption": "b", "source": None}]
-FIRST = [
-    {"id": "s1:1", "speaker": "Ana", "text": "hi", "time": None, "images": []},
-    {"id": "s1:2", "speaker": "Ben", "text": "", "images": IMAGES},
-]
+FIRST = [{"id": "s1:1", "speaker": "Ana", "text": "hi"}, {"id": "s1:2", "speaker": "Ben", "text": "", "images": IMAGES}]
 LAST = [{"id": "s2:1", "speaker": "Cem", "text": "x", "images": [{"path": "https://e.org/c"}]}]
-CONTEXT = {
-    "type": "context",
-    "id": "c01",
-    "sessions": [{"id": "s1", "time": "2024-03-01T18:30", "turns": FIRST}, {"id": "s2", "turns": LAST}],
-}
-QUESTION = {
-    "type": "question",
-    "id": "q1",
-    "context_id": "c01",
-    "question": "Which?",
-    "format": "multi",
-    "options": ["one", "two", "three"],
-    "answers": ["A", "C"],
-    "evidence": ["s1:1", "gone"],
-    "images": [0, 2],
-    "dimension": "pattern_induction",
-    "split": "train",
-    "category": None,
-    "time": None,
-}
+SESSIONS = [{"id": "s1", "time": "2024-03-01T18:30", "turns": FIRST}, {"id": "s2", "turns": LAST}]
+CONTEXT = {"type": "context", "id": "c01", "sessions": SESSIONS}
+QUESTION = {"type": "question", "id": "q1", "context_id": "c01", "question": "Which?", "format": "multi"}
+QUESTION |= {"options": ["one", "two", "three"], "answers": ["A", "C"], "evidence": ["s1:1", "gone"]}
+QUESTION |= {"images": [0, 2], "dimension": "pattern_induction", "split": "train", "category": None, "time": None}
 
 
 def write(folder, *records, name="bench.jsonl"):
@@ -48,25 +30,10 @@ def test_read(tmp_path):
     corpus = read(write(tmp_path, QUESTION, CONTEXT))
     (dialogue,) = corpus.dialogues
     assert [(s.id, s.time) for s in dialogue.sessions] == [("s1", "2024-03-01T18:30"), ("s2", None)]
-    assert dialogue.images == (
-        Image(0, str((tmp_path / "img" / "a.png").resolve()), "a", "orig.png"),
-        Image(1, None, "b", None),
-        Image(2, None, None, "https://e.org/c"),
-    )
-    assert corpus.questions == (
-        Question(
-            id="q1",
-            dialogue_id="c01",
-            text="Which?",
-            format="multi",
-            options=("one", "two", "three"),
-            answers=("A", "C"),
-            evidence=("s1:1",),
-            images=(0, 2),
-            dimension="pattern_induction",
-            split="train",
-        ),
-    )
+    first = Image(0, str((tmp_path / "img" / "a.png").resolve()), "a", "orig.png")
+    assert dialogue.images == (first, Image(1, None, "b", None), Image(2, None, None, "https://e.org/c"))
+    chosen = (("one", "two", "three"), ("A", "C"), ("s1:1",), (0, 2), "pattern_induction")
+    assert corpus.questions == (Question("q1", "c01", "Which?", "multi", *chosen, split="train"),)
     assert (corpus.references, corpus.dangling) == (2, (Dangling("q1", "gone"),))
     without_gold = read(write(tmp_path, CONTEXT, {**QUESTION, "format": "single", "answers": []}))
     assert without_gold.questions[0].answers == ()
@@ -79,60 +46,6 @@ def test_a_folder_is_one_corpus(tmp_path):
     write(folder, CONTEXT, name="b_contexts.jsonl")
     assert read(folder).questions == whole.questions
     assert read(folder, format="refmem") == read(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": "open"}, "unknown question format 'open'; known: single, multi, direct"),
-        ({"answers": ["D"]}, "answer 'D' is not the letter of an option (A to C)"),
-        ({"answers": ["A", "A"]}, "an answer occurs twice"),
-        ({"format": "single"}, "a single question has one answer, not 2"),
-        ({"options": []}, "a multi question needs 1 to 26 options, not 0"),
-        ({"format": "direct"}, "a direct question has no options"),
-        ({"options": ["one", " ", "three"]}, "option B is blank"),
-        ({"options": ["one", "two words", " two\nwords"]}, "options B and C are the same"),
-        ({"format": "direct", "options": [], "answers": [" \n"]}, "a gold answer is blank"),
-        ({"images": [3]}, "image index 3 is out of range: dialogue 'c01' has 3 images"),
-        ({"dimension": "vibes"}, "unknown dimension 'vibes'"),
-        ({"split": "valid"}, "unknown split 'valid'; known: train, dev, test"),
-        ({"category": 1.5}, "category should be text or a whole number"),
-        ({"time": "2023-02-29"}, "time '2023-02-29' is not a valid date or time of day"),
-    ],
-)
-def test_bad_questions_are_named(tmp_path, refused, changes, message):
-    assert refused(write(tmp_path, CONTEXT, {**QUESTION, **changes})).startswith(f"[line 2, q1]: {message}")
-
-
-def context(turns=FIRST, **changes):
-    return {**CONTEXT, "sessions": [{"id": "s1", "turns": turns}, CONTEXT["sessions"][1]], **changes}
-
-
-TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([context([{"id": "t", "speaker": "Ana"}])], "[line 1, c01, t]: text is missing or blank"),
-        ([context([{**TURN, "id": "s2:1"}])], "[line 1, c01]: turn id 's2:1' occurs twice"),
-        ([context(sessions=[{"id": "s", "turns": []}] * 2)], "[line 1, c01]: session id 's' occurs twice"),
-        (
-            [context([{**TURN, "time": "2024-02-30 10:00"}])],
-            "[line 1, c01, t]: time '2024-02-30 10:00' is not a valid date",
-        ),
-        ([CONTEXT, {**QUESTION, "context_id": "c02"}], "[line 2, q1]: its dialogue 'c02' is missing"),
-        ([CONTEXT, CONTEXT], "[line 2, c01]: dialogue id 'c01' occurs twice, first in bench.jsonl [line 1, c01]"),
-        ([CONTEXT, QUESTION, QUESTION], "[line 3, q1]: question id 'q1' occurs twice, first in bench.jsonl"),
-        ([CONTEXT, {"type": "answer"}], "[line 2]: unknown record type 'answer'; known: context, question"),
-        ([CONTEXT, {**QUESTION, "images": [10**4000]}], f"[line 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out"),
-        ([context([{**TURN, "images": [{"path": "../x"}]}])], "[line 1, c01, t]: image '../x' is outside the data"),
-    ],
-)
-def test_bad_records_are_named(tmp_path, refused, records, message):
-    # with a second line, since the object of a single line may be the whole file
-    records = records if len(records) > 1 else [*records, {**CONTEXT, "id": "other"}]
-    assert refused(write(tmp_path, *records), "refmem").startswith(message)
 
 
 def test_round_trip_of_real_dialogues(remind_data, tmp_path):
@@ -160,9 +73,7 @@ def test_images_stay_beside_the_file(tmp_path):
         ({"answers": ("E",)}, "answer 'E' is not the letter"),
         ({"images": (9,)}, "image index 9 is out of range"),
         ({"text": "half \ud83d"}, "half a character"),
-        ({"text": " "}, "the question is blank"),
-        (Turn("t", "Ana", " "), r"\[d, t\]: text is missing or blank"),
-        (Turn("t", " ", "hi"), r"\[d, t\]: speaker is missing or blank"),
+        (Turn("t", "Ana", " "), r"\[d, t\]: a turn needs a speaker, and words or images"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path, change, message):

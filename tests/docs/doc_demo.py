@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from remind.core.files import read_json
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.train_pra.run import read_config
 
 

@@ -186,12 +186,20 @@ def test_targets_of_make_and_extras_of_pip_exist() -> None:
 
 def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
     """The chat, and the example of RefMem-Bench JSONL with its broken lines joined, are files that the readers take."""
-    chat, block, _ = (block for block in blocks("json") if block.page == "docs/data.md")
+    chat, asked, block, _ = (block for block in blocks("json") if block.page == "docs/data.md")
     (tmp_path / "keys.png").touch()
     (tmp_path / "chat.jsonl").write_text("\n".join(chat.lines), encoding="utf-8")
     (dialogue,) = read(tmp_path / "chat.jsonl", "chat").dialogues
     assert (dialogue.id, dialogue.sessions[0].time) == ("us", "2024-03-01")
     assert dialogue.turn("march:T2").images[0].caption == "a keyboard"
+    (tmp_path / "asked.jsonl").write_text("".join(asked.lines), encoding="utf-8")
+    [question] = read(tmp_path / "asked.jsonl").questions
+    assert (question.format, question.answers, question.evidence, question.split) == (
+        "single",
+        ("B",),
+        ("S1:T1",),
+        "test",
+    )
     text = "".join(block.lines)
     records = [part for part in re.split(r"(?<=\})(?=\{\"type\")", text) if part]
     (tmp_path / "example.jsonl").write_text("\n".join(records), encoding="utf-8")

@@ -11,9 +11,9 @@ from scripted_answers import Lines
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.config import EvaluateConfig
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states import dataset
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import StateRecord, record_of
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,12 @@ def make_record() -> Callable[..., StateRecord]:
 def write_states(tmp_path: Path) -> Callable[..., Path]:
     def write(*records: StateRecord, name: str = "states") -> Path:
         folder = tmp_path / name
-        for number, item in enumerate(records):
-            write_part(folder, number, [item])
-        write_manifest(folder, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
+        # a folder has dialogues in the order of their names
+        names = list(dict.fromkeys(record.dialogue_id for record in records))
+        numbered = [
+            replace(one, dialogue_id=f"{names.index(one.dialogue_id):02d}-{one.dialogue_id}") for one in records
+        ]
+        dataset.write_states(folder, numbered, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
         return folder
 
     return write

@@ -16,7 +16,7 @@ from remind.evaluation.compare import compare, load_run, table
 from remind.evaluation.config import CompareConfig, EvaluateConfig
 from remind.evaluation.intervals import paired_bootstrap
 from remind.evaluation.run import evaluate
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
 

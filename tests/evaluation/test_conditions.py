@@ -20,11 +20,9 @@ from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Prompter, control, load_questions, most_frequent
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
 from remind.evaluation.contexts import Contexts
-from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,
     FactualState,
@@ -35,6 +33,7 @@ from remind.states.pyramid import (
     segments_of,
 )
 from remind.states.rebuild import attentional_of, strategy_of
+from remind.states.records import StateRecord, record_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
@@ -256,8 +255,7 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
     path, states = tmp_path / "talk.jsonl", tmp_path / "states"
     write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
-    write_part(states, 0, [RECORD])
-    write_manifest(states, {"inputs": input_hashes([path]), "llm": "none"})
+    write_states(states, [RECORD], {"inputs": input_hashes([path]), "llm": "none"})
     names = ["x0", "full_context", "oracle", "rag", "rag_strategy", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
@@ -289,9 +287,6 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
         evaluate(cfg, llm=OfflineLLM(), answerer=words)
-    for inputs in ([1], {"talk.jsonl": 5}):
-        with pytest.raises(DataError, match=r"manifest\.json: inputs"):
-            corpus_hashes([path], {"inputs": inputs}, tmp_path)
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
         evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)

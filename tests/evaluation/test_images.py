@@ -19,9 +19,9 @@ from remind.data.readers.refmem import write_refmem
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
 from remind.evaluation.run import evaluate
-from remind.pipeline import record_of
-from remind.states.parquet import write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import record_of
 from remind.train_pra.config import DataConfig, TrainConfig
 
 
@@ -46,12 +46,13 @@ def cfg(tmp_path: Path) -> EvaluateConfig:
         )
     write_refmem(Corpus(tuple(dialogues), tuple(questions)), tmp_path / "talk.jsonl")
     corpus = read(tmp_path / "talk.jsonl")
-    for number, question in enumerate(corpus.questions):
+    records = []
+    for question in corpus.questions:
         dialogue = corpus.dialogue(question.dialogue_id)
         factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("Look.",)))
         state = ReflectiveState(AttentionalState(factual, ((2, 2),)), "They speak of a bike.")
-        write_part(tmp_path / "states", number, [record_of(state, "test")])
-    write_manifest(tmp_path / "states", {"inputs": input_hashes([tmp_path / "talk.jsonl"]), "llm": "none"})
+        records.append(record_of(state, "test"))
+    write_states(tmp_path / "states", records, {"inputs": input_hashes([tmp_path / "talk.jsonl"]), "llm": "none"})
     return EvaluateConfig(
         states=str(tmp_path / "states"),
         model="nano-untrained",

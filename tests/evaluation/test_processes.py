@@ -15,15 +15,15 @@ import pytest
 import yaml
 from forked import ROOT, Forked
 
-from remind.core.distributed import Team
 from remind.core.errors import ConfigError
 from remind.core.processes import Shard
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import part_name
 from remind.evaluation.run import evaluate
+from remind.evaluation.team import Team
+from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
-from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 #: As scripts/evaluate.py, but after its first row process 1 does what is asked of it.
 SCRIPT = """

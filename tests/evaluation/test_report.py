@@ -17,7 +17,7 @@ from remind.evaluation.judge import Ruling
 from remind.evaluation.scores import Score, counts, parse_all, score
 from remind.evaluation.stages import summaries
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 CONFIG = {"model": HOSTILE, "split": "test", "level": "x0", "encoder": "minilm", "max_new_tokens": 9, "examples": 9}

@@ -18,9 +18,9 @@ from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import evaluate
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
+from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
-from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ import pytest
 from in_process import run_script
 from scripted_answers import RIGHT, Chat, Judge
 
-from remind.core.errors import ConfigError, DataError, FormatError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.evaluation import answerers
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.config import EvaluateConfig
@@ -23,7 +23,7 @@ from remind.evaluation.run import evaluate
 from remind.llm.request import Reply
 from remind.models.generate import Generation
 from remind.models.nano import save_nano
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,10 +75,10 @@ def test_states_that_do_not_serve(
 ) -> None:
     with pytest.raises(DataError, match=r"no states of split 'dev' \(there are: test, train\)"):
         evaluate(replace(cfg, split="dev"), Judge(), chat=Chat())
-    with pytest.raises(FormatError, match="no manifest"):
+    with pytest.raises(DataError, match="not a states folder"):
         evaluate(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), chat=Chat())
     twice = write_states(make_record("q"), make_record("q"), name="twice")
-    with pytest.raises(DataError, match=r"\[q\]: this question id occurs twice"):
+    with pytest.raises(DataError, match=r"\[q\]: the question occurs twice"):
         load_questions(twice, "test", ["x0"])
     shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
     with pytest.raises(DataError, match="evidence of training question b too"):

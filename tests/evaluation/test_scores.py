@@ -13,7 +13,7 @@ from remind.evaluation.judge import Case, Ruling, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
 from remind.models.generate import Generation
 from remind.states.auxiliary import Verdict
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 OUTPUTS = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",

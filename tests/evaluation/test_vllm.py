@@ -19,7 +19,7 @@ from remind.core.errors import ConfigError, ModelError
 from remind.evaluation.config import EvaluateConfig, VLLMConfig
 from remind.evaluation.run import evaluate
 from remind.models.nano import nano_folder
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 
 @dataclass

@@ -19,11 +19,8 @@ from experiments.evidence.variations import _cosines
 from remind.core.errors import ConfigError, ModelError
 from remind.data.sample import sample_path
 from remind.grounding import GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.places import Part
-from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.grounding.codes import Part, SparseEncoder, WindowedCodes
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import Strategy
 from sae import TopKSAE
 

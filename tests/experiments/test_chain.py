@@ -21,15 +21,14 @@ from experiments.chain.folds import choose, make_folds
 from experiments.chain.report import Comparison, outcome
 from experiments.chain.run import chain
 from experiments.chain.variants import with_variant
+from remind.build.config import BuildStatesConfig
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
 from remind.data.readers import read
 from remind.data.sample import sample_path
-from remind.pipeline import record_of
-from remind.pipeline.config import BuildStatesConfig
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, line_of, segments_of
 from remind.states.rebuild import blocks_of, summary_of
-from remind.states.records import LEVELS, StateRecord, problems
+from remind.states.records import LEVELS, StateRecord, problems, record_of
 from remind.testbed.ladder import mark_blocks
 from remind.train_pra.config import TrainerConfig
 from sae import TopKSAE, layer_folder

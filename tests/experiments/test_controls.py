@@ -21,8 +21,7 @@ from experiments.evidence.controls import (
 )
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import SparseCodes, TopKSAE
 

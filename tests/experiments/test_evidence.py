@@ -19,10 +19,9 @@ from experiments.evidence.resonance import encode_questions, salience
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, select_blocks
+from remind.grounding.codes import WindowedCodes
 from remind.grounding.config import FACTS, SCORES
-from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import TopKSAE
 

@@ -26,14 +26,13 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.intervals import bootstrap
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.models.backbone import Backbone
+from remind.grounding.codes import SparseEncoder
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states import dataset
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.states.records import StateRecord, record_of
 from remind.viewing.turns import answer_tokens, evidence_turns, prompt_of
 from sae import TopKSAE, layer_folder
 from sae.hooks import edited
@@ -68,10 +67,8 @@ def record(
 
 
 def write_states(folder: Path, records: Sequence[StateRecord]) -> Path:
-    for number, item in enumerate(records):
-        write_part(folder, number, [item])
     grounding = {"alpha": 6.0, "idf": "dialogue"}
-    write_manifest(folder, {"inputs": {"made.json": "0" * 64}, "config": {"grounding": grounding}})
+    dataset.write_states(folder, records, {"inputs": {"made.json": "0" * 64}, "config": {"grounding": grounding}})
     return folder
 
 

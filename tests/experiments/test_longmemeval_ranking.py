@@ -29,8 +29,8 @@ from experiments.official.retrieval import (
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
-from remind.perception import PerceptionConfig, RetrieveConfig
-from remind.perception.bm25 import BM25
+from remind.perception import PerceptionConfig
+from remind.perception.index import BM25
 from remind.states.pyramid import Segment
 from remind.text.words import stems
 
@@ -157,7 +157,7 @@ def index() -> Any:
 
 
 def test_each_method_ranks_every_turn(index: Any) -> None:
-    config = PerceptionConfig(retrieve=RetrieveConfig(sigma=0))
+    config = PerceptionConfig()
     found = rankings(index, "who has a violin?", torch.tensor([1.0, 0.0]), config)
     # the second segment's turns first, in time order; equals stay in time order
     assert found["cue"] == ["t2", "t3", "t0", "t1"]

@@ -33,7 +33,7 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.memory.score import read_units
-from remind.states.parquet import read_states
+from remind.states.dataset import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, make_world

@@ -17,7 +17,7 @@ from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json
 from remind.perception import PerceptionConfig, RetrieveConfig
-from remind.states.parquet import read_states
+from remind.states.dataset import read_states
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae.config import SAETrainConfig

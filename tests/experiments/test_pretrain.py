@@ -16,8 +16,8 @@ from experiments.pretrain.lessons import KINDS, Lesson, lessons_of, mixture
 from experiments.pretrain.run import PretrainConfig, pretrain
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
+from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import nano_model, nano_tokenizer
 from remind.testbed.lexicon import lexicon
 

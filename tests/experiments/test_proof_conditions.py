@@ -20,7 +20,7 @@ from remind.evaluation.judge import Ruling, case_of
 from remind.evaluation.scores import parse_all, score
 from remind.llm.offline import OfflineLLM
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 from remind.testbed.accuracy import is_correct
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from fuzzing import seeds
@@ -13,7 +14,8 @@ from fuzzing.targets import make_targets, wrong
 from remind import read
 from remind.core.errors import DataError, ImagePathError
 from remind.core.files import read_json
-from remind.data.readers.evidence import EvidenceIndex
+from remind.data.readers.builder import Place
+from remind.data.readers.locomo import EvidenceIndex
 from remind.evaluation.parse import parse_answer
 from remind.evaluation.predictions import PREDICTIONS, RunFolder, appending
 
@@ -26,9 +28,9 @@ def turn(**changes):
     ("content", "message"),
     [
         ('{"speaker": "Ana", "text": "hi", "text": "ho"}', "the key 'text' occurs twice in one object"),
-        (f"{turn()}\n" + '{"speaker": "A", "text": {"a": 1, "a": 2}}', "line 2]: the key 'a' occurs twice"),
+        (f"{turn()}\n" + '{"speaker": "A", "text": {"a": 1, "a": 2}}', "line 2]: not JSON: the key 'a' occurs twice"),
         (turn(speaker="\ud800"), "speaker holds half a character"),
-        (turn(dialogue="a\nb\u202e" * 99, text=None), "text is missing or blank"),
+        (turn(dialogue="a\nb\u202e" * 99, text=None), "the dialogue has no turns"),
         (turn(images=["a\0b"]), "is not a usable path"),
         (turn(images=["/etc/passwd"]), "is outside the data folder"),
         (turn(images=["file:///etc/passwd"]), "no such file"),
@@ -53,7 +55,7 @@ def test_hostile_records(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("format", "path", "value", "message"),
     [
-        ("locomo", (0, "qa", 0, "answer"), float("inf"), "answer should be text or a number, not inf"),
+        ("locomo", (0, "qa", 0, "answer"), float("inf"), "answer should be text, not a number"),
         ("locomo", (0, "qa", 0, "evidence"), [{"a": 1}], "evidence should be text, not an object"),
         ("locomo", (0, "qa", 0, "category"), [[[[]]]], "category should be a whole number, not "),
         ("longmemeval", (0, "haystack_session_ids", 0), [[]], "an entry of haystack_session_ids should be text"),
@@ -80,9 +82,6 @@ def test_speakers_that_are_no_list_of_names(tmp_path, speaker):
     (tmp_path / "x.csv").write_text(header + row)
     with pytest.raises(DataError, match=r"not a list of names|half a character"):
         read(tmp_path / "x.csv")
-    (tmp_path / "x.csv").write_text(header.replace("\n", ",Speaker\n") + row)
-    with pytest.raises(DataError, match="the column 'Speaker' occurs twice"):
-        read(tmp_path / "x.csv")
 
 
 def test_ids_that_look_alike_stay_apart(tmp_path):
@@ -104,9 +103,10 @@ def test_what_is_no_regular_file(tmp_path):
             read(path)
         with pytest.raises(DataError):
             read_json(path)
-    with pytest.raises(DataError, match=r"loop\.jsonl: cannot be read"):
-        read(tmp_path)
-    (tmp_path / "loop.jsonl").unlink()
+    for name in ("loop.jsonl", "pipe.json"):
+        with pytest.raises(DataError, match=rf"{name}: (no such file|is not a regular file)"):
+            read(tmp_path)
+        (tmp_path / name).unlink()
     (tmp_path / "x.jsonl").write_text(turn())
     assert len(read(tmp_path).dialogues) == 1
 
@@ -136,8 +136,9 @@ def test_letters_that_only_look_like_options(text):
 def test_evidence_in_linear_time():
     index = EvidenceIndex([f"D1:{number}" for number in range(1, 2000)])
     start = time.process_time()
-    assert index.resolve("D" + " " * 200_000 + "x").references == 1
-    evidence = index.resolve("D1:1-1999 " * 200)
+    place = Place(Path("x.json"))
+    assert index.resolve(place, "D" + " " * 200_000 + "x").references == 1
+    evidence = index.resolve(place, "D1:1-1999 " * 200)
     assert time.process_time() - start < 5
     assert set(evidence.turn_ids) == {f"D1:{number}" for number in range(1, 2000)}
 

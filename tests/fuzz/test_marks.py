@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -12,13 +13,10 @@ from hypothesis import strategies as st
 from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
+from remind.models.backbone import load_backbone
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
-from remind.models.load import load_backbone
+from remind.models.images import Pictures
 from remind.models.nano import nano_tokenizer
-from remind.models.pictures import Pictures
-from remind.pipeline import record_of
-from remind.pipeline.record import Tally
-from remind.states.parquet import StateRecord, read_part, write_part
 from remind.states.pyramid import (
     MARKER,
     AttentionalState,
@@ -29,6 +27,7 @@ from remind.states.pyramid import (
     one_line,
     strip_markers,
 )
+from remind.states.records import StateRecord, marked_share, record_of, record_of_row, row_of
 
 NANO = nano_tokenizer()
 backbone_of = functools.cache(load_backbone)
@@ -71,8 +70,8 @@ records = st.builds(
 
 @given(records)
 @settings(max_examples=25)
-def test_recorded_markers_are_the_only_ones(tmp_path_factory: pytest.TempPathFactory, record: StateRecord) -> None:
-    (back,) = read_part(write_part(tmp_path_factory.getbasetemp(), 0, [record]))
+def test_recorded_markers_are_the_only_ones(record: StateRecord) -> None:
+    back = record_of_row(json.loads(json.dumps(row_of(record))))
     assert back == record
     for level in (back.x1, back.x2):
         assert [level.text[start:end] for start, end in level.markers] == [f"{MARKER}\n"] * len(level.markers)
@@ -185,6 +184,4 @@ def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
 
 def test_an_image_is_marked_only_where_it_is() -> None:
     turns = [Turn("t0", "Ana", "see [Image #0 Caption]"), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
-    tally = Tally()
-    tally.add(small(turns, **PICTURED))
-    assert tally.recall()["all"]["marked"] == 0
+    assert marked_share(small(turns, **PICTURED)) == 0

@@ -7,9 +7,8 @@ import torch
 from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER, FactualState, Segment, Strategy
 from sae import TopKSAE
 
@@ -74,3 +73,46 @@ def random_states(draw: st.DrawFn) -> FactualState:
     strategy = Strategy(tuple(draw(st.lists(TEXT, max_size=2))), entities=tuple(draw(st.lists(TEXT, max_size=2))))
     question = Question("q", "d", draw(TEXT), format="single", options=("x", MARKER))
     return FactualState(dialogue, question, segments, strategy)
+
+
+def turns_of(session: str, *lines: tuple[str, str, list[str | None]], first_image: int = 0) -> tuple[Turn, ...]:
+    turns, image = [], first_image
+    for number, (speaker, text, captions) in enumerate(lines):
+        images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
+        image += len(images)
+        turns.append(Turn(f"{session}:{number}", speaker, text, images=images))
+    return tuple(turns)
+
+
+def dialogue(name: str = "d", word: str = "station") -> Dialogue:
+    first = turns_of(
+        "a",
+        ("Ana", "Good morning! Did you sleep well?", []),
+        ("Ben", "Not really, the dog barked all night 😴", []),
+        ("Ana", "", ["a brown dog on a sofa"]),
+        ("Ben", "That is the one. He loves naïve postmen.", [None]),
+        ("Ana", "My bicycle was stolen on Tuesday, by the way.", []),
+        ("Ben", "", []),
+    )
+    second = turns_of(
+        "b",
+        ("Ben", f"I found a red bicycle near the {word}.", ["a red bicycle", f"a {word}"]),
+        ("Ana", "It is mine! Thank you.", []),
+        ("Ben", "Dinner is on you then.", []),
+        ("Ana", "Gladly, do you like 寿司?", []),
+        first_image=2,
+    )
+    return Dialogue(name, (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
+
+
+def state_of(
+    strategy: Strategy | None = None, segments: tuple[Segment, ...] | None = None, of: Dialogue | None = None
+) -> FactualState:
+    if strategy is None:
+        strategy = Strategy(("Look for things that were lost.",), speakers=("Ana",), entities=("bicycle", "station"))
+    return FactualState(
+        of or dialogue(),
+        Question("q", "d", "What did Ana lose?"),
+        (Segment(0, 2), Segment(4, 5), Segment(6, 9)) if segments is None else segments,
+        strategy,
+    )

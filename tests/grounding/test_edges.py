@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.grounding import Grounder, GroundingConfig, GroundingTrace, select_blocks
-from remind.grounding.places import Part, token_places
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
-from remind.states import prompts
-from remind.states.pyramid import (
-    MARKER,
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Rendered,
-    Segment,
-    Strategy,
-    render,
-    strip_markers,
-)
-from tests.grounding.conftest import random_states, saes_for
+from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.codes import Part, token_places
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render, strip_markers
+from tests.grounding.conftest import random_states, saes_for, state_of
 
 BACKBONES = ("minilm", "nano")
-STRATEGY = Strategy(("Look for things that were lost.",), speakers=("Ann",), entities=("bicycle",))
-LINES = (
-    ("Anna", "My bicycle was stolen on Tuesday."),
-    ("Ann", "That is bad news. Did you lock it?"),
-    ("Anna", "Of course, at the station."),
-    ("Ann", "I saw a red bicycle in the park."),
-    ("Anna", "Then let us go and look for it."),
-)
 
 
 @cache
@@ -49,108 +26,24 @@ def backbone(name: str) -> Backbone:
 
 
 def grounder(name: str, **chosen) -> Grounder:
-    return Grounder(
-        backbone(name),
-        saes_for(backbone(name), (1, 3), k=24),
-        None,
-        GroundingConfig(**{"budget_share": 0.6, "window": 0, **chosen}),
-    )
-
-
-def state(
-    lines: tuple[tuple[str, str], ...] = LINES,
-    strategy: Strategy = STRATEGY,
-    segments: tuple[Segment, ...] | None = None,
-) -> FactualState:
-    turns = tuple(Turn(str(n), speaker, text) for n, (speaker, text) in enumerate(lines))
-    target = Dialogue("d", (Session("s", None, turns),))
-    return FactualState(
-        target, Question("q", "d", "What was lost?"), segments or (Segment(0, len(turns) - 1),), strategy
-    )
-
-
-def check_markers(x1: AttentionalState) -> None:
-    """Markers pair up, hold whole turns of one run, and leave x0's dialogue byte for byte."""
-    before, after, factual = render(x1.factual), render(x1), x1.factual
-    section = before.text[slice(*before.dialogue)]
-    assert strip_markers(after).encode() == section.encode()
-    lines = after.text[slice(*after.dialogue)].split("\n")
-    # by another route: cut the whole lines that are the marker, whatever the spans say
-    assert "\n".join(line for line in lines if line != MARKER) == section
-    assert lines.count(MARKER) == len(after.markers) == 2 * len(x1.blocks)
-    marked: set[int] = set()
-    for opened, closed in zip(after.markers[::2], after.markers[1::2], strict=True):
-        inside = [n for n, turn in enumerate(after.turns) if opened[1] <= turn.start and turn.end <= closed[0]]
-        # no header, no sign of a gap, no other marker
-        text = "".join(after.text[after.turns[n].start : after.turns[n].end] for n in inside)
-        assert text == after.text[opened[1] : closed[0]]
-        assert len({factual.runs[n] for n in inside}) == 1
-        assert len({id(factual.dialogue.session_of[factual.turns[n].id]) for n in inside}) == 1
-        positions = [factual.positions[n] for n in inside]
-        assert positions == list(range(positions[0], positions[0] + len(positions)))
-        assert not marked & set(inside)
-        marked.update(inside)
-    assert marked == {n for start, end in x1.blocks for n in range(start, end + 1)}
-    summary = render(ReflectiveState(x1, "In short."))
-    assert strip_markers(summary) == strip_markers(after)
-    if not x1.blocks:
-        assert after == before
-        assert prompts.render("reminder", marker=MARKER).strip() not in summary.text
-
-
-def assert_close(one: GroundingTrace, other: GroundingTrace) -> None:
-    torch.testing.assert_close(one.smoothed, other.smoothed, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        torch.tensor(one.state.salience), torch.tensor(other.state.salience), rtol=1e-4, atol=1e-4
-    )
-    assert one.state.blocks == other.state.blocks
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_speakers_that_share_the_beginning_of_a_name(name: str) -> None:
-    """A name said in the text is text."""
-    lines = (*LINES, ("Ann", "Anna: and Ann: were here"), ("Anna", "Ann:"))
-    trace = grounder(name).trace(state(lines))
-    codes = trace.codes
-    speakers = (codes.part == Part.SPEAKER).tolist()
-    for turn, (speaker, _) in enumerate(lines):
-        places = [t for t, at in enumerate(codes.turn.tolist()) if at == turn and speakers[t]]
-        assert "".join(codes.text[slice(*codes.spans[t])] for t in places).strip() == f"{speaker}:"
-        for layer in codes.layers:
-            assert len(codes.speakers(layer)[turn].values) == len(backbone(name).tokenize(f"{speaker}:").ids)
+    config = GroundingConfig(**{"budget_share": 0.6, "window": 0, **chosen})
+    return Grounder(backbone(name), saes_for(backbone(name), (1, 3), k=24), None, config)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("mode", ["joint", "windowed"])
-def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode, tmp_path: Path) -> None:
-    states = [state(), state(LINES[::-1], Strategy(("Look for a red bicycle.",), entities=("park",)))]
+def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode) -> None:
+    states = [state_of(), state_of(Strategy(("Look for a red bicycle.",), entities=("park",)), (Segment(1, 7),))]
     settings = {"context_codes": mode, "window_tokens": 12}
-    plain = [grounder(name, **settings).trace(one) for one in states]
+    plain = [grounder(name, **settings).ground(one) for one in states]
     for expected, one in zip(plain, states, strict=True):
-        assert expected.state.blocks
-        assert_close(expected, grounder(name, **settings, batch_size=3).trace(one))
+        assert expected.blocks
+        other = grounder(name, **settings, batch_size=3).ground(one)
+        assert other.salience == pytest.approx(expected.salience, rel=1e-4, abs=1e-4)
+        assert other.blocks == expected.blocks
     for cached in (0, 2):
-        used = grounder(name, **settings, cached_dialogues=cached, codes_folder=str(tmp_path))
-        assert [used.trace(states[n]).state for n in (0, 1, 1, 0)] == [plain[n].state for n in (0, 1, 1, 0)]
-    assert len(list(tmp_path.rglob("*.safetensors"))) == (2 if mode == "windowed" else 0)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_strategies_with_parts_missing(name: str) -> None:
-    one = grounder(name)
-    for strategy in (Strategy(STRATEGY.reasoning), Strategy((" ",), speakers=("Ann",), entities=("",))):
-        x1 = one.ground(state(strategy=strategy))
-        assert x1.blocks
-        assert all(map(math.isfinite, x1.salience))
-        check_markers(x1)
-    trace = one.trace(state(strategy=Strategy(("",), scope=(" \n",))))
-    assert not any(bool(v.any()) for v in trace.guidance.values())
-    assert (trace.state.blocks, len(trace.state.salience)) == ((), len(LINES))
-    # neither gold evidence nor answers are read, and without captions their share does not count
-    plain = state()
-    question = replace(plain.question, evidence=("3",), answers=("the bicycle",), images=(0,))
-    saliences = {grounder(name, lam=lam).ground(replace(plain, question=question)).salience for lam in (0.0, 1.0)}
-    assert saliences == {one.ground(plain).salience}
+        used = grounder(name, **settings, cached_dialogues=cached)
+        assert [used.ground(states[n]) for n in (0, 1, 1, 0)] == [plain[n] for n in (0, 1, 1, 0)]
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -162,37 +55,27 @@ def test_hidden_states_that_are_not_finite_are_a_model_error(name: str, monkeypa
 
     monkeypatch.setattr(Backbone, "hidden_states", broken)
     with pytest.raises(ModelError, match="not finite"):
-        one.ground(state())
+        one.ground(state_of())
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_short_and_silent_turns(name: str) -> None:
+def test_silent_turns_and_empty_strategies(name: str) -> None:
+    def said(*texts: str) -> FactualState:
+        turns = tuple(Turn(str(n), ("Ana", "Ben")[n % 2], text) for n, text in enumerate(texts))
+        target, everything = Dialogue("d", (Session("s", None, turns),)), (Segment(0, len(turns) - 1),)
+        return FactualState(target, Question("q", "d", "What?"), everything, Strategy(("Look for a bicycle.",)))
+
     whole = grounder(name, budget_share=1.0)
-    for blank in ("", "\n\n"):
-        lines = (LINES[0], ("Ann", blank), *LINES[2:])
-        x1 = whole.ground(state(lines))
-        assert [n for n, value in enumerate(x1.salience) if value == -math.inf] == [1]
-        assert x1.blocks == ((0, 0), (2, 4))
-        check_markers(x1)
-        # in the window of another it is marked with it
-        assert grounder(name, budget_share=1.0, window=1).ground(state(lines)).blocks == ((0, 4),)
-        alone = whole.ground(state((("Ann", blank),)))
-        assert (alone.salience, alone.blocks) == ((-math.inf,), ())
-    one = grounder(name, budget_share=1.0, window=3).ground(state(LINES[:1]))
-    assert one.blocks == ((0, 0),)
-    assert math.isfinite(one.salience[0])
-    assert grounder(name, budget_share=0.5).ground(state(LINES[:1])).blocks == ()
-    # every turn in a run of its own
-    lines = tuple((speaker, f"{text} {n}") for n in range(5) for speaker, text in LINES)
-    apart = tuple(Segment(n, n) for n in range(0, len(lines), 2))
-    x1 = grounder(name, window=2, budget_share=1.0).ground(state(lines, segments=apart))
-    assert x1.blocks == tuple((n, n) for n in range(len(apart)))
-    check_markers(x1)
-    short = state((("Ann", "Hi."), ("Anna", "Hello!")))
-    wide, narrow = (grounder(name, context_codes="windowed", window_tokens=n).trace(short) for n in (256, 9))
-    assert len(wide.state.salience) == 2
-    if not backbone(name).causal:
-        assert_close(wide, narrow)
+    x1 = whole.ground(said("My bicycle is gone.", "\n\n", "It was red.", "Ben: and Ana: were here"))
+    assert [n for n, value in enumerate(x1.salience) if value == -math.inf] == [1]
+    assert x1.blocks == ((0, 0), (2, 3))
+    # in the window of another it is marked with it
+    wide = grounder(name, budget_share=1.0, window=1)
+    assert wide.ground(said("My bicycle is gone.", "", "It was red.")).blocks == ((0, 2),)
+    alone = whole.ground(said(""))
+    assert (alone.salience, alone.blocks) == ((-math.inf,), ())
+    nothing = whole.ground(state_of(Strategy(("",), scope=(" \n",))))
+    assert (nothing.blocks, len(nothing.salience)) == ((), 9)
 
 
 @settings(max_examples=40)
@@ -201,21 +84,17 @@ def test_short_and_silent_turns(name: str) -> None:
     st.sampled_from([("nano", "joint"), ("nano", "windowed"), ("minilm", "windowed")]),
     st.integers(0, 2),
     st.sampled_from([{"budget_share": 0.4}, {"budget_share": 1.0}, {"threshold": 0.0}]),
-    st.lists(st.floats(-2, 2) | st.just(-math.inf), min_size=15, max_size=15),
 )
-@example(state(segments=(Segment(0, 1), Segment(3, 4))), ("nano", "joint"), 1, {"budget_share": 1.0}, [1.0] * 15)
-def test_markers_on_any_dialogue(
-    one: FactualState, where: tuple[str, str], window: int, chosen: dict, salience: list[float]
-) -> None:
+def test_any_dialogue(one: FactualState, where: tuple[str, str], window: int, chosen: dict) -> None:
     trace = grounder(where[0], context_codes=where[1], window=window, **chosen).trace(one)
-    check_markers(trace.state)
+    before, after = render(one), render(trace.state)
+    assert strip_markers(after) == before.text[slice(*before.dialogue)]
     assert len(trace.state.salience) == len(one.turns)
     assert not any(math.isnan(value) for value in trace.state.salience)
+    for first, last in trace.state.blocks:
+        assert len(set(one.runs[first : last + 1])) == 1
     if trace.budget is not None:
         assert sum(int(trace.codes.turn_tokens[a : b + 1].sum()) for a, b in trace.state.blocks) <= trace.budget
-    n = len(one.turns)
-    blocks = select_blocks(salience[:n], [1] * n, threshold=0.0, window=window, run=one.runs)
-    check_markers(AttentionalState(one, tuple(blocks)))
 
 
 def where(rendered: Rendered, state: FactualState, position: int) -> tuple[int, Part]:

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.places import Part
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.codes import Part, SparseEncoder, WindowedCodes
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
-from tests.grounding.conftest import saes_for
+from tests.grounding.conftest import saes_for, state_of, turns_of
 
 D_SAE, K = 96, 6
-
-
-def turns_of(session: str, *lines: tuple[str, str, list[str | None]], first_image: int = 0) -> tuple[Turn, ...]:
-    turns, image = [], first_image
-    for number, (speaker, text, captions) in enumerate(lines):
-        images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-        image += len(images)
-        turns.append(Turn(f"{session}:{number}", speaker, text, images=images))
-    return tuple(turns)
-
-
-def dialogue(name: str = "d") -> Dialogue:
-    first = turns_of(
-        "a",
-        ("Ana", "Good morning! Did you sleep well?", []),
-        ("Ben", "Not really, the dog barked all night 😴", []),
-        ("Ana", "", ["a brown dog on a sofa"]),
-        ("Ben", "That is the one. He loves naïve postmen.", [None]),
-        ("Ana", "My bicycle was stolen on Tuesday, by the way.", []),
-        ("Ben", "", []),
-    )
-    second = turns_of(
-        "b",
-        ("Ben", "I found a red bicycle near the station.", ["a red bicycle", "a station"]),
-        ("Ana", "It is mine! Thank you.", []),
-        ("Ben", "Dinner is on you then.", []),
-        ("Ana", "Gladly, do you like 寿司?", []),
-        first_image=2,
-    )
-    return Dialogue(name, (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
-
-
-def state_of(strategy: Strategy | None = None, segments: tuple[Segment, ...] | None = None) -> FactualState:
-    if strategy is None:
-        strategy = Strategy(("Look for things that were lost.",), speakers=("Ana",), entities=("bicycle", "station"))
-    return FactualState(
-        dialogue(),
-        Question("q", "d", "What did Ana lose?"),
-        (Segment(0, 2), Segment(4, 5), Segment(6, 9)) if segments is None else segments,
-        strategy,
-    )
 
 
 def hidden(backbone: Backbone, text: str, layer: int) -> tuple[Tensor, list[tuple[int, int]]]:
@@ -226,20 +181,6 @@ def test_windows_hold_whole_turns_of_one_session(minilm: Backbone) -> None:
     assert codes.layers[2].values.shape == (64, K)
 
 
-def test_the_weight_of_the_broadcast_follows_the_scale_of_the_codes(minilm: Backbone) -> None:
-    def trace(scale: float, unit: float | None, beta: float = 4.0) -> GroundingTrace:
-        coder = saes_for(minilm, (3,))[3].requires_grad_(False)
-        coder.W_enc.mul_(scale)
-        return Grounder(minilm, {3: coder}, None, GroundingConfig(beta=beta, beta_unit=unit)).trace(state_of())
-
-    one, tenfold = trace(1.0, 0.05), trace(10.0, 0.05)
-    torch.testing.assert_close(tenfold.combined, 10 * one.combined, rtol=1e-3, atol=1e-2)
-    active = one.codes.layers[3].dialogue.values
-    mean = float(active[active > 0].mean())
-    torch.testing.assert_close(one.combined, trace(1.0, None, beta=0.2 * mean).combined)
-    assert not torch.allclose(one.combined, trace(1.0, None).combined)
-
-
 def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: Backbone) -> None:
     given = {2: torch.linspace(0, 1, D_SAE)}
     strategy = Strategy(("Look for things that were lost.",))
@@ -254,80 +195,6 @@ def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: 
         assert torch.equal(guide(backbone, None, "auto"), guide(backbone, given, "dialogue"))
     counts = guide(minilm, given, "corpus") / given[2]
     torch.testing.assert_close(counts[1:], counts[1:].round())
-
-
-def test_attention_sinks_get_no_codes(minilm: Backbone) -> None:
-    def hidden_states(input_ids: Tensor, mask: Tensor | None, layers: list[int]) -> dict[int, Tensor]:
-        states = input_ids[..., None].float() * torch.ones(minilm.hidden_size)
-        return dict.fromkeys(layers, states)
-
-    fake = SimpleNamespace(
-        hidden_states=hidden_states,
-        max_length=9,
-        frame=([99], [98]),
-        name="fake",
-        device="cpu",
-        tokenizer=SimpleNamespace(pad_token_id=None),
-    )
-    encoder = SparseEncoder(fake, saes_for(minilm, (0,)), sink_ratio=10.0, batch_size=2)  # type: ignore[arg-type]
-    codes = encoder.encode([[1, 2, 2, 19], [2, 2, 21, 2, 2]])[0]
-    assert codes.active().any(-1).tolist() == [True, True, True, True, True, True, False, True, True]
-
-
-def test_trace_shows_features(minilm: Backbone) -> None:
-    trace = Grounder(minilm, saes_for(minilm, (3, 5)), None, GroundingConfig(beta=0.0)).trace(state_of())
-    shares = [share for _, share in trace.top_features(5, 3, n=D_SAE)]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) == pytest.approx(float(trace.resonance[5][trace.codes.turn == 3].sum()), rel=1e-4)
-    heaviest = trace.guiding_features(5, 3)
-    assert heaviest[0][1] == pytest.approx(float(trace.guidance[5].max()))
-    assert len(heaviest) == 3
-    with pytest.raises(ModelError, match="layer 4"):
-        trace.top_features(4, 0)
-
-
-@pytest.mark.parametrize("agg", ["topp", "top0"])
-def test_an_aggregate_that_there_is_not_is_refused(agg: str) -> None:
-    with pytest.raises(ConfigError, match="aggregate"):
-        GroundingConfig(agg=agg)
-
-
-def test_joint_reads_nothing_behind_the_strategy(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    original = Backbone.hidden_states
-
-    def watched(self: Backbone, input_ids: Tensor, *rest, **named) -> dict[int, Tensor]:
-        lengths.append(input_ids.shape[1])
-        return original(self, input_ids, *rest, **named)
-
-    monkeypatch.setattr(Backbone, "hidden_states", watched)
-    state, grounder = state_of(), Grounder(nano, saes_for(nano, (2,)), None, GroundingConfig())
-    longer = replace(state, question=replace(state.question, text="And what else? " * 50))
-    assert grounder.ground(longer).salience == grounder.ground(state).salience
-    rendered = render(state)
-    assert lengths == [len(nano.tokenize(rendered.text[: rendered.strategy[1]]).ids)] * 2
-
-
-def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
-    coders, state = saes_for(minilm, (3,)), state_of()
-
-    def trace(**settings) -> tuple[GroundingTrace, int]:
-        trace = Grounder(minilm, coders, None, GroundingConfig(window=0, **settings)).trace(state)
-        return trace, sum(int(trace.codes.turn_tokens[a : b + 1].sum()) for a, b in trace.state.blocks)
-
-    share, used = trace()
-    spans = render(state).turns
-    total = sum(len(minilm.tokenize(render(state).text[span.start : span.end]).ids) for span in spans)
-    longest, silent = int(share.codes.turn_tokens.max()), int(share.codes.turn_tokens[4])
-    assert share.state.salience[4] == -math.inf  # nothing but a name
-    assert share.budget == math.floor(0.44 * total)
-    assert 0 < used <= share.budget
-    tokens, used = trace(budget_tokens=longest)
-    assert tokens.budget == longest < share.budget
-    assert 0 < used <= longest
-    assert trace(budget_tokens=2)[1] == trace(threshold=1e9)[1] == 0
-    assert trace(budget_share=1.0)[1] == trace(threshold=-1.0)[1] == total - silent
-    assert trace(threshold=-1.0)[0].budget is None
 
 
 def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Backbone) -> None:
@@ -354,7 +221,6 @@ def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Bac
     [
         ({}, None, {}, "at least one SAE"),
         ({7: TopKSAE(384, 64, 4)}, None, {}, "layers 0 to 6"),
-        ({-1: TopKSAE(384, 64, 4)}, None, {}, "layer -1"),
         ({3: TopKSAE(128, 64, 4)}, None, {}, "384 wide"),
         ({3: TopKSAE(384, 96, 4)}, {3: torch.ones(5)}, {}, "96 features"),
         ({3: TopKSAE(384, 96, 4)}, {2: torch.ones(96)}, {"idf": "corpus"}, "without idf"),
@@ -362,6 +228,8 @@ def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Bac
     ],
 )
 def test_what_does_not_fit_is_a_model_error(minilm: Backbone, saes, idf, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match="aggregate"):
+        GroundingConfig(agg="top0")
     with pytest.raises(ModelError, match=message) as caught:
         Grounder(minilm, saes, idf, GroundingConfig(**settings)).ground(state_of(Strategy(("a cue " * 600,))))
     assert "\n" not in str(caught.value)

@@ -226,7 +226,7 @@ def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(t
         return Perception(PerceptionConfig(retrieve=RetrieveConfig(whole_tokens=0)), encoder, llm, tmp_path), model, llm
 
     perception, model, llm = fresh()
-    made = perception.perceive_all(TALK, [SINGLE, DIRECT])
+    made = perception.perceive(TALK, [SINGLE, DIRECT])
     segments = len(perception.index(TALK).segments)
     assert [one.strategy.speakers for one in made] == [("Ana",), ("Ana",)]
     assert [len(batch) for batch in model.batches] == [segments, 2]
@@ -235,9 +235,9 @@ def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(t
     # once the server is back the cues are asked for again, and only then kept
     down = False
     perception, model, llm = fresh()
-    perception.perceive(TALK, SINGLE)
+    perception.perceive(TALK, [SINGLE])
     assert perception.index(TALK).cues(None).texts == ("A cue of the model.",) * segments
     assert not llm.failures
     perception, model, _ = fresh()
-    perception.perceive(TALK, SINGLE)
+    perception.perceive(TALK, [SINGLE])
     assert [batch[0].stage for batch in model.batches] == ["strategy"]

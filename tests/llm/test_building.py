@@ -12,13 +12,13 @@ import pytest
 import torch
 from fault_proxy import Proxy, completion, error
 
+from remind.build import BuildStatesConfig, build
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.pipeline import BuildStatesConfig, build_states
 from remind.states import prompts
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from sae import TopKSAE, layer_folder
 
 pytestmark = pytest.mark.slow
@@ -53,6 +53,7 @@ def cfg(tmp_path: Path) -> BuildStatesConfig:
     made = BuildStatesConfig(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), sae=str(tmp_path / "sae"))
     made.cache = str(tmp_path / "cache")
     made.perception.retrieve.top_share = 1.0
+    made.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
     return made
 
 
@@ -83,7 +84,7 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
     with Proxy(answer=write, share=0.3, seed=3, faults=("rate", "cut", "malformed")) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.max_failed = 0.5
-        first = build_states(cfg)
+        first = build(cfg)
         paid = dict(proxy.paid)
         assert set(paid.values()) == {1}
         assert proxy.faults
@@ -115,20 +116,20 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         # again: only the cue that failed is asked for, and the states do not change by a byte
         proxy.share, hits = 0.0, proxy.hits
         cfg.out = str(tmp_path / "again")
-        second = build_states(cfg)
+        second = build(cfg)
         assert proxy.hits == hits + 1
         assert dict(proxy.paid) == paid
         contents = [[path.read_bytes() for path in sorted(one.glob("part-*"))] for one in (first, second)]
         assert contents[0] == contents[1]
 
 
-def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+def test_too_many_failures_end_the_build(cfg: BuildStatesConfig, tmp_path: Path) -> None:
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than") as caught:
-            build_states(cfg)
+            build(cfg)
     assert "context length" in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dry_run_asks_nothing_and_builds_nothing(
@@ -137,8 +138,8 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
-        cfg.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
-        assert build_states(cfg) == tmp_path / "asked.jsonl"
+
+        assert build(cfg) == tmp_path / "asked.jsonl"
         assert proxy.hits == 0
     stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     assert (stages.count("strategy"), stages.count("summary")) == (2, 2)
@@ -148,4 +149,4 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     assert not list((tmp_path / "cache").rglob("cues-*"))
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
-        build_states(cfg)
+        build(cfg)

@@ -106,7 +106,7 @@ def test_endpoints_from_the_command_line(tmp_path: Path) -> None:
 
 def test_mistakes_on_the_command_line_are_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, reason in (
-        (["--llm.judge.retries", "-1"], "retries must be at least 0"),
+        (["--llm.judge.retries", "-1"], "llm.judge.retries: Input should be greater than or equal to 0"),
         (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
         (["--llm.judge.colour", "red"], "colour"),
     ):

@@ -1,4 +1,4 @@
-"""Banks of plain turns, sessions, and shards small enough that few turns fill them."""
+"""Banks of plain turns, and sessions."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
-from remind.memory import vectors
 from remind.memory.base import Bank, Services
 from remind.memory.plain import PlainSystem
-from remind.perception import scan
-
-#: Vectors of a shard in tests.
-SHARD = 16
-
-
-def small_shards(patch: pytest.MonkeyPatch, shard: int = SHARD) -> None:
-    patch.setattr(vectors, "SHARD", shard)
-    patch.setattr(scan, "SMALL", 0)
-    # so that few rows are enough for every step of a search
-    patch.setattr(vectors, "_STRIDE", 3)
-    patch.setattr(vectors, "_PROBED", 2)
 
 
 def services(**options: Any) -> Services:

@@ -62,7 +62,7 @@ def test_notes_links_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None
         assert memory.store.note(last)["links"] == [first], "the id that is no neighbour's is left out"
         # the changed note is found by what it says now
         vector = encoder.encode_apart([text(LINES[0], "Tom.", tags="pet")])[0]
-        assert next(memory.store.nearest(vector, 1)) == (first, pytest.approx(1, abs=1e-6))
+        assert next(memory.store.nearest(vector)) == (first, pytest.approx(1, abs=1e-6))
 
 
 def test_linked_notes_follow_the_note_that_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:

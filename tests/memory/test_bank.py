@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from banks import SHARD, dump, killed_after, opened, services, session, small_shards, talk
+from banks import dump, killed_after, opened, services, session, talk
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Image, Question, Session, Turn
@@ -19,11 +19,6 @@ from remind.memory.base import Bank, Query, Retrieval, Services
 from remind.memory.plain import PlainBank, PlainSystem
 
 QUERY = Query("word3 said2 once more")
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_shards(monkeypatch)
 
 
 @pytest.fixture
@@ -241,19 +236,10 @@ def test_stand_ins_are_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert bank.ingest(talk(3)[1]).degraded == ("no reply",)
         assert bank.report()["degraded"] == {"S2": ["no reply"]}
         monkeypatch.undo()
-        small_shards(monkeypatch)
         assert bank.repair()
         assert not bank.repair()
         with opened(tmp_path / "other", talk(3)) as other:
             assert dump(bank) == dump(other)
-
-
-def test_a_bank_that_is_opened_with_full_shards_alone(tmp_path: Path) -> None:
-    opened(tmp_path / "bank", talk(8, SHARD // 8)).close()
-    with opened(tmp_path / "bank") as bank:
-        found = bank.retrieve(Query("Bob: word3 said2 once6 more"), k=SHARD).memories
-        assert len(found) == SHARD
-        assert found[0].sources == ("S3:T2",)
 
 
 def test_a_kill_loses_the_session_in_flight_alone(tmp_path: Path) -> None:

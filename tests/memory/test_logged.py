@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from banks import dump, killed_after, small_shards
+from banks import dump, killed_after
 from scripted import FENCED, ScriptedChat, parts, services, session
 from words import WordEncoder
 
@@ -140,8 +140,7 @@ def test_forgetting_rewrites_the_log(system: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_kills(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_shards(monkeypatch)
+def test_kills(system: str, tmp_path: Path) -> None:
     told, draw = talk(10), random.Random(4)
 
     def ingest(memory: Any) -> None:

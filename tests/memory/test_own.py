@@ -18,16 +18,16 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.load import load_saes
+from remind.grounding.ground import load_saes
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import Reply
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Services
 from remind.memory.systems import make_system
+from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
-from remind.perception.costs import Costs
-from remind.perception.hybrid import take_turns, turn_scores
+from remind.perception.index import Costs
+from remind.perception.retrieve import take_turns, turn_scores
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 
@@ -95,7 +95,7 @@ def ranked(bank: Bank, text: str = ASKED) -> list[str]:
 def x0(dialogue: Dialogue, encoder: SentenceEncoder, **retrieve: Any) -> tuple[Perception, FactualState]:
     config = PerceptionConfig(retrieve=RetrieveConfig(**{"whole_tokens": 0, **retrieve}))
     perception = Perception(config, encoder, OfflineLLM(encoder))
-    return perception, perception.perceive(dialogue, Question("q", dialogue.id, ASKED))
+    return perception, perception.perceive(dialogue, [Question("q", dialogue.id, ASKED)])[0]
 
 
 def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
@@ -106,7 +106,7 @@ def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: Sentence
     own = index.vectors.double().numpy() @ question
     expected: list[int] = []
     for number in np.argsort(-cue, kind="stable"):
-        start, end = index.bounds[number]
+        start, end = index.segments[number].start, index.segments[number].end
         expected += sorted(range(start, end + 1), key=lambda place: -own[place])
     memories = bank.retrieve(Query(ASKED), k=1000).memories
     assert turns(memories) == [dialogue.turns[place].id for place in expected]
@@ -135,8 +135,7 @@ def test_a_budget_is_spent_as_x0_spends_it_where_headings_are_free(
     perception, _ = x0(plain, encoder)
     index = perception.index(plain)
     index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0)
-    config = RetrieveConfig(method="hybrid")
-    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0], config), budget)
+    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0]), budget)
     with filled(make_system("remind", HYBRID), tmp_path / "bank", plain, Services(encoder)) as bank:
         retrieval = bank.retrieve(Query(ASKED), budget=budget)
     assert retrieval.tokens <= budget

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from banks import services, session, small_shards, talk
+from banks import services, session, talk
 from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
@@ -158,9 +158,8 @@ def test_the_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_what_comes_later_is_found(tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_later_is_found(tmp_path: Path, method: Method) -> None:
     """And as if all had been there before the first question."""
-    small_shards(monkeypatch)
     system = PlainSystem("plain", method=method)
     with system.open(tmp_path / "a", "d", services()) as one, system.open(tmp_path / "b", "d", services()) as two:
         for told in talk(12):

@@ -35,7 +35,7 @@ def test_number_content_and_keys(bank: Bank, encoded: bool) -> None:
     assert store.note(2) == {"a": 1}
     assert store.numbers() == [1, 2, 3, 4, 5, 6]
     assert store.count() == store.counts()["memories"] == store.counts()["keys"] == 6
-    cosines = [dict(store.nearest(asked, 6))[2] for asked in (vector[0], WordEncoder(16).encode([old])[0])]
+    cosines = [dict(store.nearest(asked))[2] for asked in (vector[0], WordEncoder(16).encode([old])[0])]
     assert (cosines[0] == pytest.approx(1, abs=1e-6)) == encoded
     assert (cosines[1] == pytest.approx(1, abs=1e-6)) == (not encoded)
 

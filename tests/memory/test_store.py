@@ -1,4 +1,4 @@
-"""The store: exact search over shards, whole transactions, and folders that cannot be used."""
+"""The store: exact search, whole transactions, and folders that cannot be used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from banks import SHARD, dump, opened, session, small_shards, talk
+from banks import dump, opened, session, talk
 
 from remind.core.errors import DataError
-from remind.memory import vectors
 from remind.memory.store import Draft, Store
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_shards(monkeypatch)
 
 
 @pytest.fixture
@@ -46,8 +40,8 @@ def expected(rows: torch.Tensor, groups: dict[int, list[int]], asked: torch.Tens
     return [(number, -best[number][0]) for number in sorted(best, key=best.__getitem__)]
 
 
-@pytest.mark.parametrize("kind", ["random", "alike", "few directions", "long and short"])
-@pytest.mark.parametrize(("count", "keys", "dimension"), [(5, 1, 8), (SHARD, 1, 8), (150, 1, 192), (150, 3, 192)])
+@pytest.mark.parametrize("kind", ["random", "alike", "few directions"])
+@pytest.mark.parametrize(("count", "keys", "dimension"), [(5, 1, 8), (150, 1, 192), (150, 3, 192)])
 def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, dimension: int) -> None:
     draw = torch.Generator().manual_seed(count + keys)
     rows = torch.randn(count, dimension, generator=draw)
@@ -55,39 +49,25 @@ def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, d
         rows = rows[torch.randint(0, 4, (count,), generator=draw)]
     elif kind == "few directions":
         rows *= 0.5 ** torch.arange(dimension)
-    elif kind == "long and short":
-        rows *= 10 ** (6 * torch.rand(count, 1, generator=draw) - 3)
+    rows = torch.nn.functional.normalize(rows, dim=-1)
     groups = dict(enumerate(fill(store, rows, keys), start=1))
     for number in list(groups)[1::4]:
         with store.transaction():
             store.remove(number)
         del groups[number]
-    for first in (1, 2, 7, 1000):
-        for asked in (rows[count // 2] + 0.1, -rows[0], torch.randn(dimension, generator=draw)):
-            found, wanted = list(store.nearest(asked, first)), expected(rows, groups, asked)
-            assert [number for number, _ in found] == [number for number, _ in wanted]
-            np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=1e-12)
+    for asked in (rows[count // 2] + 0.1, -rows[0], torch.randn(dimension, generator=draw)):
+        asked = asked / asked.norm()
+        found, wanted = list(store.nearest(asked)), expected(rows, groups, asked)
+        # sums in float32 may exchange neighbours
+        np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=1e-6)
+        scores = dict(wanted)
+        assert len(found) == len(wanted)
+        np.testing.assert_allclose([scores[number] for number, _ in found], [score for _, score in found], atol=1e-6)
 
 
-def test_few_rows_are_compared_as_they_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_shards(monkeypatch, 256)
-    monkeypatch.setattr(vectors, "_MANY", 0.05)
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(1024, 192, generator=draw) * 0.95 ** torch.arange(192)
+def test_vectors_come_back_from_the_database(store: Store) -> None:
+    rows = torch.randn(3 * 16 + 5, 8)
     fill(store, rows)
-    compared: list[int] = []
-    take = vectors.Vectors.take
-    monkeypatch.setattr(vectors.Vectors, "take", lambda self, rows: compared.extend(rows) or take(self, rows))
-    found = store.nearest(rows[700], 1)
-    assert next(found)[0] == 701
-    assert len(compared) < 60
-    assert sorted(number for number, _ in found) == [n for n in range(1, 1025) if n != 701]
-
-
-def test_vectors_come_back_from_wherever_they_lie(store: Store) -> None:
-    rows = torch.randn(3 * SHARD + 5, 8)
-    fill(store, rows)
-    assert len(list(store.folder.glob("vectors-*"))) == 3
     order = torch.randperm(len(rows)).tolist()
     assert torch.equal(store.vectors(order), rows[order])
     store.close()
@@ -97,20 +77,20 @@ def test_vectors_come_back_from_wherever_they_lie(store: Store) -> None:
 
 
 def test_a_failed_transaction_changes_nothing(store: Store) -> None:
-    rows = torch.randn(5 * SHARD, 8)
-    fill(store, rows[: SHARD + 3])
-    before, found = list(store.dump()), list(store.nearest(rows[1], 3))
+    rows = torch.nn.functional.normalize(torch.randn(5 * 16, 8), dim=-1)
+    fill(store, rows[: 16 + 3])
+    before, found = list(store.dump()), list(store.nearest(rows[1]))
     with pytest.raises(KeyError), store.transaction():
-        for row in rows[SHARD + 3 :]:
+        for row in rows[16 + 3 :]:
             store.add(Draft("turn", None, "text"), 1, row[None])
         store.remove(1)
-        assert next(store.nearest(rows[3 * SHARD], 1))[0] == 3 * SHARD + 1
+        assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
         raise KeyError
     assert list(store.dump()) == before
-    assert list(store.nearest(rows[1], 3)) == found
-    assert store.count() == SHARD + 3
-    fill(store, rows[SHARD + 3 :])
-    assert next(store.nearest(rows[3 * SHARD], 1))[0] == 3 * SHARD + 1
+    assert list(store.nearest(rows[1])) == found
+    assert store.count() == 16 + 3
+    fill(store, rows[16 + 3 :])
+    assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
 
 
 def test_a_number_is_not_given_twice(store: Store) -> None:
@@ -131,11 +111,11 @@ def test_a_number_is_not_given_twice(store: Store) -> None:
     ],
 )
 def test_vectors_that_cannot_be_used(store: Store, wrong: torch.Tensor, words: str) -> None:
-    fill(store, torch.randn(SHARD, 8))
+    fill(store, torch.randn(16, 8))
     before = list(store.dump())
     with pytest.raises(DataError, match=words) as error, store.transaction():
         store.add(Draft("fact", None, "text"), 1, wrong)
-    assert (error.value.path, error.value.record) == (store.folder, f"m{SHARD + 1}")
+    assert (error.value.path, error.value.record) == (store.folder, f"m{16 + 1}")
     assert list(store.dump()) == before
 
 
@@ -147,40 +127,16 @@ def test_a_source_that_is_no_turn(store: Store) -> None:
     assert store.session("S1") is None
 
 
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def one_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("harm", [cut_short, one_bit, Path.unlink])
-def test_a_damaged_shard_is_named(tmp_path: Path, harm: object) -> None:
-    opened(tmp_path / "bank", talk(8)).close()
-    path = tmp_path / "bank" / "vectors-0.safetensors"
-    harm(path)  # type: ignore[operator]
-    bank = opened(tmp_path / "bank")
-    with pytest.raises(DataError) as error:
-        next(iter(bank.store.nearest(torch.ones(16), 1)))
-    assert error.value.path == path
-    bank.close()
-
-
 def test_what_a_killed_process_leaves_is_removed(tmp_path: Path) -> None:
     bank = opened(tmp_path / "bank", talk(8))
     before = dump(bank)
     bank.close()
-    (tmp_path / "bank" / "vectors-7.safetensors").write_text("x")
-    (tmp_path / "bank" / ".vectors-0.safetensors.abcdefgh.tmp").write_text("x")
     for name in (".bank.abcdefgh.tmp", ".bank.abcdefgh.old", ".bank2.abcdefgh.tmp"):
         (tmp_path / name).mkdir()
     bank = opened(tmp_path / "bank")
     assert dump(bank) == before
     bank.close()
-    assert {path.name for path in (tmp_path / "bank").iterdir()} == {"bank.sqlite", "vectors-0.safetensors"}
+    assert {path.name for path in (tmp_path / "bank").iterdir()} == {"bank.sqlite"}
     # the other bank's may be at work
     assert {path.name for path in tmp_path.glob(".bank*.???")} == {".bank2.abcdefgh.tmp"}
 
@@ -230,5 +186,5 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert str(small_disk) in str(error.value)
     held = bank.report()
     assert held["turns"] == held["memories"] == 12 * held["sessions"] > 0
-    assert len(list(bank.store.nearest(torch.ones(16), 5))) == held["memories"]
+    assert len(list(bank.store.nearest(torch.ones(16)))) == held["memories"]
     bank.close()

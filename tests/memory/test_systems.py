@@ -80,12 +80,20 @@ def test_what_ranks_by_nothing_encodes_nothing(name: str, tmp_path: Path, monkey
         ("denser", {}, "no memory system 'denser'; there are no_context, full, dense"),
         ("dense", {"uni": "turn"}, "dense has no option 'uni'; there are unit, method, keys"),
         ("dense", {"name": "x"}, "dense has no option 'name'"),
-        ("dense", {"unit": "page"}, "unit must be one of turn, round, session, not 'page'"),
+        ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
         ("remind_x1", {}, "remind_x1 needs sae"),
         ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
-        ("remind", {"perception": {"retrieve": {"top_share": 2}}}, "top_share must be above 0 and at most 1"),
-        ("remind", {"perception": "cue"}, "perception must be of type PerceptionConfig"),
-        ("remind_x1", {"sae": 5}, "sae must be text"),
+        (
+            "remind",
+            {"perception": {"retrieve": {"top_share": 2}}},
+            "top_share: Input should be less than",
+        ),
+        (
+            "remind",
+            {"perception": "cue"},
+            "remind.perception: Input should be a dictionary or an instance of",
+        ),
+        ("remind_x1", {"sae": 5}, "remind_x1.sae: Input should be a valid string, not 5"),
         (
             "remind_x1",
             {"sae": "x", "grounding": {"fuse": {"dens": 1}}},
@@ -102,8 +110,8 @@ def test_options_reach_the_system() -> None:
     fused = make_system("remind_x1", {"sae": "x", "grounding": {"fuse": {}, "window": 0}}, name="fused")
     assert (fused.name, fused.grounding.window, fused.grounding.fuse.dense) == ("fused", 0, 0.6)
     assert make_system("round", {"method": "hybrid"}).unit == "round"
-    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"sigma": 1}}}).perception
-    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.sigma) == ("infer", "hybrid", 1)
+    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"whole_tokens": 1}}}).perception
+    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.whole_tokens) == ("infer", "hybrid", 1)
 
 
 @pytest.mark.parametrize("name", ["remind", "remind_hybrid", "remind_x1"])

@@ -36,7 +36,7 @@ from remind.memory_training.episodes import Scores
 from remind.memory_training.evaluate import greedy, together
 from remind.memory_training.rewards import ROLES
 from remind.memory_training.speech import Chat, speech_of
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.testbed.memory_world import ORACLE, make_life
 

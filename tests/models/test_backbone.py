@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from remind.core.errors import ImagePathError, ModelError
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
+from remind.models.images import chat_inputs
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
@@ -44,14 +44,13 @@ def nano_folder(tmp_path_factory) -> Path:
     return save_nano(tmp_path_factory.mktemp("models") / "nano")
 
 
-def question(*images) -> list[dict]:
-    parts = [{"type": "image", "image": image} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it? <|image_pad|>"}]}]
-
-
-def extras(inputs) -> dict:
-    """The inputs besides tokens and mask."""
-    return {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+def question(folder: Path, *sizes: tuple[int, int]) -> list[dict]:
+    """A message of images, and of text that looks like one."""
+    parts = []
+    for number, size in enumerate(sizes):
+        Image.new("RGB", size, "red").save(folder / f"{number}.png")
+        parts.append({"type": "image", "image": str(folder / f"{number}.png")})
+    return [*parts, {"type": "text", "text": "What is it? <|image_pad|>"}]
 
 
 def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
@@ -70,12 +69,12 @@ def test_nano_is_always_the_same(nano):
     assert all(torch.equal(value, again[name]) for name, value in nano.model.state_dict().items())
 
 
-def test_qwen3_vl_folder(nano, nano_folder):
+def test_qwen3_vl_folder(nano, nano_folder, tmp_path):
     loaded = load_backbone(nano_folder)
     assert type(loaded.model).__name__ == "Qwen3VLForConditionalGeneration"
     assert (loaded.kind, loaded.n_layers, loaded.max_length) == ("vlm", 4, 32768)
     assert prompt_ids(loaded.tokenizer, TEXT) == prompt_ids(nano.tokenizer, TEXT)
-    one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, loaded))
+    one, two = (chat_inputs(b, question(tmp_path, (90, 70))) for b in (nano, loaded))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
     with torch.no_grad():
@@ -127,31 +126,6 @@ def test_hidden_states_are_those_of_the_library(name, request):
         torch.testing.assert_close(state, expected[layer])
 
 
-def test_last_layer_is_before_the_final_norm(nano):
-    ids = ids_of(nano)
-    last = nano.hidden_states(ids, None, [nano.n_layers])[nano.n_layers]
-    with torch.no_grad():
-        expected = nano.model.model(ids).last_hidden_state
-    torch.testing.assert_close(nano.model.model.language_model.norm(last), expected)
-    assert not torch.allclose(last, expected)
-
-
-def test_deeper_blocks_do_not_run(nano):
-    ran: list[int] = []
-    blocks = nano.model.model.language_model.layers
-    hooks = [block.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, block in enumerate(blocks)]
-    nano.hidden_states(ids_of(nano), None, [1, 2])
-    for hook in hooks:
-        hook.remove()
-    assert ran == [0, 1]
-
-
-@pytest.mark.parametrize("layer", [-1, 5])
-def test_layer_out_of_range(nano, layer):
-    with pytest.raises(ModelError, match=r"^nano-untrained: [^\n]*0[^\n]*4[^\n]*$"):
-        nano.hidden_states(ids_of(nano), None, [layer])
-
-
 # encoders number positions from the left and are padded on the right
 @pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("nano", "right"), ("minilm", "right")])
 def test_padding_changes_nothing(name, side, request):
@@ -194,9 +168,8 @@ def expected_positions(ids: list[int], grids: list[list[int]], image_token: int)
     return axes
 
 
-def test_positions_of_images(nano):
-    messages = question(Image.new("RGB", (200, 90)), Image.new("RGB", (64, 190)))
-    inputs = nano.encode_messages(messages)
+def test_positions_of_images(nano, tmp_path):
+    inputs = chat_inputs(nano, question(tmp_path, (200, 90), (64, 190)))
     ids = inputs["input_ids"][0].tolist()
     expected = expected_positions(ids, inputs["image_grid_thw"].tolist(), nano.model.config.image_token_id)
     positions = nano.position_ids(inputs)
@@ -206,47 +179,8 @@ def test_positions_of_images(nano):
     assert torch.equal(nano.position_ids(inputs), positions)
 
 
-def test_positions_of_padded_text(nano, minilm):
-    ids = torch.tensor([[9, 9, 5, 6, 7], [1, 2, 3, 4, 5]])
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    positions = nano.position_ids({"input_ids": ids, "attention_mask": mask})
-    assert positions.shape == (3, 2, 5)
-    for axis in positions:
-        assert axis[mask.bool()].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
-    assert minilm.position_ids({"input_ids": ids, "attention_mask": mask}) is None
-
-
-def test_flat_positions_would_be_wrong_with_images(nano):
-    inputs = nano.encode_messages(question(Image.new("RGB", (200, 90), "red")))
-    given = extras(inputs)
-    right = nano.hidden_states(inputs["input_ids"], None, [3], **given)[3]
-    flat = torch.arange(inputs["input_ids"].shape[1])[None]
-    wrong = nano.hidden_states(inputs["input_ids"], None, [3], position_ids=flat, **given)[3]
-    assert (right - wrong).abs().max() > 1e-3
-    fresh = nano_model()
-    with torch.no_grad():
-        expected = fresh(**inputs, output_hidden_states=True).hidden_states[3]
-    torch.testing.assert_close(right[:, -5:], expected[:, -5:])
-
-
-def test_text_after_an_image_is_as_on_a_fresh_model(nano):
-    ids = ids_of(nano)
-    inputs = nano.encode_messages(question(Image.new("RGB", (256, 256), "blue")))
-    given = extras(inputs)
-    used = load_backbone("nano-untrained")
-    with torch.no_grad():
-        used.model(**inputs)
-    used.hidden_states(inputs["input_ids"], inputs["attention_mask"], [4], **given)
-    for mask in (None, torch.ones_like(ids)):
-        after, fresh = (b.hidden_states(ids, mask, [0, 2, 4]) for b in (used, load_backbone("nano-untrained")))
-        for layer in after:
-            assert torch.equal(after[layer], fresh[layer])
-
-
-def test_messages_as_inputs(nano, tmp_path):
-    path = tmp_path / "a.png"
-    Image.new("RGB", (130, 70), "green").save(path)
-    inputs = nano.encode_messages(question(str(path)))
+def test_messages_as_inputs(nano, minilm, tmp_path):
+    inputs = chat_inputs(nano, question(tmp_path, (130, 70)))
     # 130 x 70 becomes 128 x 64 pixels: 4 x 2 image tokens of 32 x 32 pixels
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 8]]
     assert inputs["pixel_values"].shape == (32, 3 * 2 * 16 * 16)
@@ -256,29 +190,24 @@ def test_messages_as_inputs(nano, tmp_path):
     image = f"<|vision_start|>{'<|image_pad|>' * 8}<|vision_end|>"
     expected = f"<|im_start|>user\n{image}What is it? <|image_pad|><|im_end|>\n<|im_start|>assistant\n"
     assert nano.tokenizer.decode(inputs["input_ids"][0]) == expected
-    text = nano.encode_messages([{"role": "user", "content": TEXT}])
+    text = chat_inputs(nano, TEXT)
     assert text["input_ids"][0].tolist() == prompt_ids(nano.tokenizer, TEXT)
     assert set(text) == {"input_ids", "attention_mask"}
-
-
-def test_images_for_a_text_model(minilm, nano, tmp_path):
-    minilm_with_template = Backbone("m", minilm.model, nano.tokenizer, None, "encoder")
     with pytest.raises(ModelError, match="images need"):
-        minilm_with_template.encode_messages(question(Image.new("RGB", (64, 64))))
+        chat_inputs(minilm, question(tmp_path, (64, 64)))
     with pytest.raises(ImagePathError, match="no such image"):
-        nano.encode_messages(question(tmp_path / "gone.png"))
+        chat_inputs(nano, [{"type": "image", "image": str(tmp_path / "gone.png")}])
 
 
-def test_inside_a_lora_wrapper(nano):
+def test_inside_a_lora_wrapper(nano, tmp_path):
     import peft
 
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=True)
     wrapped = Backbone("lora", peft.get_peft_model(nano_model(), config), nano.tokenizer, nano.processor, "vlm")
-    one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, wrapped))
+    one, two = (chat_inputs(b, question(tmp_path, (90, 70))) for b in (nano, wrapped))
     assert one.keys() == two.keys()
     assert torch.equal(nano.position_ids(one), wrapped.position_ids(two))
-    given = extras(one)
-    states = (b.hidden_states(one["input_ids"], None, [2, 4], **given) for b in (nano, wrapped))
+    states = (b.hidden_states(**one, layers=[2, 4]) for b in (nano, wrapped))
     for left, right in zip(*(state.values() for state in states), strict=True):
         torch.testing.assert_close(left, right)
 
@@ -355,3 +284,8 @@ def test_damaged_folders(nano_folder, tmp_path, damage, pattern):
 )
 def test_bad_names_dtypes_and_devices(name, options, pattern):
     refused(name, pattern, **options)
+
+
+def test_a_layer_that_there_is_not(nano):
+    with pytest.raises(ModelError, match=r"^nano-untrained: [^\n]*0[^\n]*4[^\n]*$"):
+        nano.hidden_states(ids_of(nano), None, [5])

@@ -1,32 +1,15 @@
-"""Prompts as tokens: special tokens written in a dialogue stay text, offsets are right, images are local files."""
+"""Prompts as tokens: special tokens written in a dialogue stay text, and offsets are right."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import types
-from pathlib import Path
-from unicodedata import combining
-from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from remind.core.errors import ImagePathError, ModelError
-from remind.models.chat import (
-    MOST_BYTES,
-    chat_ids,
-    end_token_id,
-    image_size,
-    open_image,
-    prompt_ids,
-    prompt_tokens,
-    tokenize,
-)
-from remind.models.images import image_parts, read_image
+from remind.core.errors import ModelError
+from remind.models.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, tokenize
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
@@ -45,7 +28,7 @@ AWKWARD = [
 
 
 def minilm_tokenizer():
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
 
     return load_backbone("minilm").tokenizer
 
@@ -152,17 +135,6 @@ def test_only_markers_of_the_layout_get_their_token():
         assert {shown[start:end] for start, end in places} == {MARKER}
 
 
-@pytest.mark.parametrize("text", [*AWKWARD[:7], f"{MARKER}\nAna: <think> {MARKER} x\n{MARKER}"])
-def test_tokens_of_a_prompt_have_the_offsets_of_their_characters(text):
-    for tokenizer in (TOKENIZER, control_tokenizer(), minilm_tokenizer()):
-        ids, offsets = prompt_tokens(tokenizer, text)
-        assert ids == prompt_ids(tokenizer, text)
-        covered = {character for start, end in offsets for character in range(max(start, 0), min(end, len(text)))}
-        # one of the tokenizers drops accents
-        left_out = {place for place, character in enumerate(text) if character.isspace() or combining(character)}
-        assert covered >= set(range(len(text))) - left_out
-
-
 # prompts
 
 
@@ -180,16 +152,6 @@ def assembled(text: str) -> list[int]:
 def test_prompt_keeps_the_template_special_and_the_text_plain(parts):
     text = "".join(parts)
     assert prompt_ids(TOKENIZER, text) == assembled(text)
-
-
-def test_templates_that_trim_or_drop_the_message():
-    tokenizer = nano_tokenizer()
-    tokenizer.chat_template = tokenizer.chat_template.replace("{{- message.content -}}", "{{- message.content|trim -}}")
-    for text in ("  spaced  ", "  <|im_end|>  "):
-        assert prompt_ids(tokenizer, text) == assembled(text.strip())
-    tokenizer.chat_template = "{{ '<|im_start|>' }}"
-    with pytest.raises(ModelError, match="every message once"):
-        prompt_ids(tokenizer, "<|im_end|>")
 
 
 def test_without_a_template_a_prompt_is_text_and_a_line_end_after_a_bos_token():
@@ -218,93 +180,3 @@ def test_end_token():
     nothing = types.SimpleNamespace(get_added_vocab=dict, eos_token_id=None, sep_token_id=None)
     with pytest.raises(ModelError, match="end token"):
         end_token_id(nothing)
-
-
-# images
-
-
-@pytest.fixture
-def shots(tmp_path) -> list[Path]:
-    noise = np.random.default_rng(0)
-    paths = []
-    for number, (mode, size) in enumerate([("RGB", (200, 120)), ("RGBA", (64, 300)), ("L", (33, 20)), ("P", (90, 90))]):
-        channels = {"RGB": 3, "RGBA": 4}.get(mode, 1)
-        array = noise.integers(0, 256, (size[1], size[0], channels), dtype=np.uint8)
-        base = Image.fromarray(array.squeeze(), "L" if channels == 1 else mode)
-        paths.append(tmp_path / f"{number}.png")
-        (base.convert("P") if mode == "P" else base).save(paths[-1])
-    return paths
-
-
-def ask(*parts) -> list[dict]:
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
-
-
-def upstream_reader(monkeypatch):
-    """qwen-vl-utils' own function. It imports torchvision for videos; reading images needs none of it."""
-    pytest.importorskip("requests")
-    for name in ("torchvision", "torchvision.io", "torchvision.transforms"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    root = sys.modules["torchvision"]
-    root.io, root.transforms = sys.modules["torchvision.io"], sys.modules["torchvision.transforms"]
-    root.__version__ = "0.99"
-    root.transforms.InterpolationMode = object
-    for name in ("qwen_vl_utils", "qwen_vl_utils.vision_process"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return importlib.import_module("qwen_vl_utils").process_vision_info
-
-
-def test_images_are_read_as_qwen_vl_utils_does(shots, monkeypatch):
-    if importlib.util.find_spec("qwen_vl_utils") is None:
-        pytest.skip("qwen-vl-utils is not installed")
-    messages = ask(
-        {"type": "image", "image": str(shots[0])},
-        {"type": "image", "image": f"file://{shots[1]}"},
-        {"type": "image", "image": str(shots[2]), "min_pixels": 128 * 128},
-        {"type": "image", "image": Image.open(shots[3]), "max_pixels": 64 * 64},
-        {"type": "image", "image": str(shots[0]), "resized_height": 90, "resized_width": 70},
-    )
-    theirs = upstream_reader(monkeypatch)(messages, image_patch_size=16)[0]
-    ours = [read_image(part, 16) for part in image_parts(messages)]
-    assert [image.size for image in ours] == [image.size for image in theirs]
-    assert all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("value", "pattern"),
-    [
-        ("gone.png", "gone.png: no such image"),
-        ("text.png", "cannot be read as an image"),
-        ("cut.png", "cannot be read as an image"),
-        (".", "cannot be read as an image"),
-        *[(url, "nothing is fetched") for url in ("http://h/a.png", "HTTPS://h/a.png", "data:image/png;base64,AA")],
-        *[(value, "a path or a PIL image") for value in (None, "")],
-        (Image.new("RGB", (1, 500)), "1 x 500"),
-    ],
-)
-def test_bad_images_are_named(shots, tmp_path, monkeypatch, value, pattern):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.png").write_text("hello")
-    (tmp_path / "cut.png").write_bytes(shots[0].read_bytes()[:400])
-    with pytest.raises(ImagePathError, match=pattern) as caught:
-        read_image({"type": "image", "image": value}, 16)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ModelError, match="videos"):
-        image_parts(ask({"type": "video", "video": "a.mp4"}))
-
-
-@pytest.mark.parametrize("head", [b"RIFF\xf0\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10), b"\0\0\0\x20ftypavif"])
-def test_a_file_too_large_to_be_a_picture_is_not_read(tmp_path, shots, head):
-    """Pillow reads such files whole when it opens them."""
-    with (tmp_path / "big").open("wb") as file:
-        file.write(head)
-        file.truncate(MOST_BYTES + (1 << 20))
-    reason = r"big: an image file of 257 MiB is too large \(256 MiB at most\)$"
-    with mock.patch.object(Image, "open", side_effect=AssertionError("opened")):
-        for read in (open_image, image_size):
-            with pytest.raises(ImagePathError, match=reason):
-                read(tmp_path / "big")
-    # a large file is still a picture, up to what the largest picture takes uncompressed
-    with shots[0].open("r+b") as file:
-        file.truncate(MOST_BYTES)
-    assert image_size(shots[0]) == Image.open(shots[0]).size

@@ -35,12 +35,6 @@ def test_tokens_add_up_over_lines_and_are_never_cut_off(encoder: SentenceEncoder
     assert encoder.count_many([]) == []
 
 
-def test_order_and_company_do_not_matter(encoder: SentenceEncoder) -> None:
-    texts = ["short", "a much longer sentence about the weather in spring " * 5, "middle sized text here"]
-    alone = torch.cat([encoder.encode([text]) for text in texts])
-    torch.testing.assert_close(encoder.encode(texts), alone, atol=1e-5, rtol=1e-4)
-
-
 def test_unknown_model_is_one_line() -> None:
     with pytest.raises(ModelError, match=r"sentence encoder '/nowhere/at/all' cannot be loaded[^\n]*$"):
         SentenceEncoder("/nowhere/at/all")

@@ -7,10 +7,9 @@ import torch
 
 from remind.core.errors import ConfigError, ModelError
 from remind.models import generate as answer
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.generate import Generation, batches, generate
-from remind.models.load import load_backbone
 
 PROMPTS = ["Who went hiking?", "A much longer question " * 12, "x", "Ana: hello there\nBo: hi <|im_end|> you"]
 
@@ -94,15 +93,6 @@ def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest
     outputs = generate(nano, PROMPTS, 4, batch_size=4)
     assert outputs[1] == Generation("", long, failure="error", message="no room for this")
     assert [o for i, o in enumerate(outputs) if i != 1] == [o for i, o in enumerate(plain) if i != 1]
-
-
-def test_done_prompts_are_skipped(nano: Backbone) -> None:
-    seen: list[int] = []
-    plain = generate(nano, PROMPTS, 4)
-    done = [False, True, True, False]
-    outputs = generate(nano, PROMPTS, 4, batch_size=2, done=done, on_output=lambda i, _: seen.append(i))
-    assert outputs == [plain[0], None, None, plain[3]]
-    assert sorted(seen) == [0, 3]
 
 
 def test_bad_settings_and_models_are_refused(nano: Backbone) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from remind.core.errors import ModelError
 from remind.models import gguf as ours
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'remind-toolkit[smollm2]'")
 

@@ -1,11 +1,8 @@
-"""Images of a state in training, grounding and evaluation: the same tokens and pixels, those of qwen-vl-utils."""
+"""Images of a state in training, grounding and evaluation: the same tokens and pixels."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,13 @@ from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.conditions import Prompter
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.places import Part
-from remind.models.backbone import Backbone
+from remind.grounding.codes import Part
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.images import _qwen_vl_utils, read_image
-from remind.models.load import load_backbone
-from remind.models.pictures import Pictures, Place, content_of, places_of
-from remind.pipeline import record_of
+from remind.models.images import Pictures, Place, content_of, image_block, open_image, pixel_inputs, places_of
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import record_of
 from tests.grounding.conftest import saes_for
-from tests.models.test_chat import upstream_reader
 
 MOST = 12
 #: Sizes of the images: small, large, wide and flat.
@@ -106,34 +100,6 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
     assert {"a red bike", "(no caption)", "a fence"} <= covered
 
 
-def test_as_qwen_vl_utils_and_the_processor_show_it(
-    nano: Backbone, state: FactualState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A plain chat, the template as text, the package's own `process_vision_info`, the image processor on its own."""
-    turns = (replace(state.dialogue.turns[0], text="Look here!"), *state.dialogue.turns[1:])
-    state = replace(state, dialogue=Dialogue("d", (Session("s", None, turns),)))
-    record = record_of(ReflectiveState(AttentionalState(state, ()), ""), "test")
-    processor = nano.processor.image_processor
-    text, rest, content = record.x0.text, record.x0.text, []
-    for caption, image in (("a red bike", 0), ("(no caption)", 1), ("a fence", 3)):
-        before, rest = rest.split(caption, 1)
-        path = state.dialogue.images[image].path
-        limits = {"min_pixels": processor.size["shortest_edge"], "max_pixels": MOST * 32 * 32}
-        content += [{"type": "text", "text": before}, {"type": "image", "image": path, **limits}]
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": rest}]}]
-    images, _ = upstream_reader(monkeypatch)(messages, image_patch_size=16)
-    pixels = processor(images=images, do_resize=False, return_tensors="pt")
-    prompt = nano.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    pieces = prompt.split("<|image_pad|>")
-    for number, row in enumerate(pixels["image_grid_thw"]):
-        pieces[number] += "<|image_pad|>" * (int(row.prod()) // 4)
-    shown = Pictures(nano, MOST)
-    assert shown.prompt(nano.tokenizer, record, "x0") == nano.tokenizer("".join(pieces))["input_ids"]
-    ours = shown.tensors([image.path for image in state.dialogue.images if image.path], "q")
-    assert all(torch.equal(ours[name], pixels[name]) for name in ours)
-    assert text.count("Caption]") == 4
-
-
 def test_tokens_of_a_text_stand_where_they_stood(nano: Backbone, state: FactualState) -> None:
     """Each stretch of text between images, tokenised alone."""
     rendered = record_of(ReflectiveState(AttentionalState(state, ()), ""), "test").x0
@@ -154,6 +120,48 @@ def test_tokens_of_a_text_stand_where_they_stood(nano: Backbone, state: FactualS
     assert Pictures(nano, MOST).tokens(nano.tokenizer, rendered.text, ()) == nano.tokenize(rendered.text)
     assert content_of(rendered.text, ()) == rendered.text
     assert places_of(rendered, [], "q", "x0") == ()
+
+
+@pytest.mark.parametrize("most", [4, 12, 500])
+def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: Path, most: int) -> None:
+    """All at once, resized by the library."""
+    paths = []
+    for number, (mode, size) in enumerate([("RGB", (200, 120)), ("L", (64, 300)), ("P", (90, 90)), ("1", (333, 150))]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Picture.effect_noise(size, 40 + number).convert(mode).save(paths[-1])
+    processor = nano.processor.image_processor
+    size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": min(most * 32 * 32, 256 * 256)}
+    expected = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
+    found = pixel_inputs(nano, paths, most)
+    assert all(torch.equal(found[name], expected[name]) for name in ("pixel_values", "image_grid_thw"))
+    counts = [len(image_block(nano, path, most)) - 2 for path in paths]
+    assert counts == (found["image_grid_thw"].prod(-1) // 4).tolist()
+    transparent = tmp_path / "a.png"
+    Picture.new("RGBA", (8, 8), (9, 9, 9, 0)).save(transparent)
+    assert open_image(transparent).getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("gone.png", "gone.png: no such image"),
+        ("text.png", "cannot be read as an image"),
+        ("cut.png", "cannot be read as an image"),
+        (".", "cannot be read as an image"),
+        ("thin.png", "1 x 500 pixels cannot be shown"),
+        ("http://h/a.png", "nothing is fetched"),
+        ("data:image/png;base64,AA", "nothing is fetched"),
+    ],
+)
+def test_bad_images_are_named(nano: Backbone, tmp_path: Path, monkeypatch, name: str, pattern: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Picture.effect_noise((90, 90), 40).save(tmp_path / "whole.png")
+    Picture.new("RGB", (1, 500)).save(tmp_path / "thin.png")
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:400])
+    with pytest.raises(ImagePathError, match=pattern) as caught:
+        pixel_inputs(nano, [name], MOST)
+    assert "\n" not in str(caught.value)
 
 
 def test_grounding_sees_the_pixels(nano: Backbone, state: FactualState, tmp_path: Path) -> None:
@@ -187,36 +195,3 @@ def test_what_cannot_be_shown_is_named(nano: Backbone, state: FactualState, tmp_
     (tmp_path / "1.png").unlink()
     with pytest.raises(ImagePathError, match=r"^[^\n]*1\.png \[q\]: no such image$"):
         Grounder(nano, saes, None, pixels).ground(state)
-
-
-def test_an_image_that_few_tokens_cannot_show_is_refused(nano: Backbone, tmp_path: Path) -> None:
-    """qwen-vl-utils would give it no height at all."""
-    path = str(tmp_path / "thin.png")
-    Picture.new("RGB", (3000, 20)).save(path)
-    part = {"type": "image", "image": path, "max_pixels": 4 * 32 * 32}
-    for show in (
-        lambda: Pictures(nano, 4).ids(nano.tokenizer, content_of("a b", [Place(1, 2, path)])),
-        lambda: Pictures(nano, 4).tensors([path], "q"),
-        lambda: read_image(part, 16),
-    ):
-        with pytest.raises(ImagePathError, match=r"thin\.png[^\n]*3000 x 20 pixels cannot be shown"):
-            show()
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_qwen_vl_utils_opens_without_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    """Missing, or installed and not loadable; nothing is left behind that others would take for either package."""
-    if broken:
-        (tmp_path / "torchvision").mkdir()
-        (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms')")
-        monkeypatch.syspath_prepend(tmp_path)
-    elif find_spec("torchvision") is not None:
-        pytest.skip("torchvision is installed")
-    for name in ("qwen_vl_utils", "qwen_vl_utils.vision_process"):  # another test may have opened it
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    _qwen_vl_utils.cache_clear()
-    package = _qwen_vl_utils()
-    assert package.smart_resize(300, 500, 32) == (288, 512)
-    assert not {"qwen_vl_utils", "torchvision", "torchvision.transforms"} & set(sys.modules)
-    with pytest.raises(RuntimeError if broken else ModuleNotFoundError, match="torchvision"):
-        import_module("torchvision")

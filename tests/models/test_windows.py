@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from PIL import Image as Picture
 
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
-from remind.models.backbone import Backbone
-from remind.models.chat import open_image
-from remind.models.images import image_block, pixel_inputs, takes_images
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.images import takes_images
 from remind.models.windows import batches, make_windows
 from sae.harvest import harvest
 
@@ -59,15 +56,6 @@ def test_images_stand_before_their_captions_and_stay_whole(nano: Backbone, pictu
         assert {turn for token, turn in zip(ids, turns, strict=True) if token == config.image_token_id} == {0, 2}
 
 
-def test_blocks_have_as_many_tokens_as_the_model_makes_of_the_pixels(nano: Backbone, pictured: Dialogue) -> None:
-    merge = nano.processor.image_processor.merge_size**2
-    for most in (4, 16, 500):
-        for path in (image.path for image in pictured.images if image.path):
-            count = len(image_block(nano, path, most)) - 2
-            assert count == int(pixel_inputs(nano, [path], most)["image_grid_thw"].prod()) // merge
-            assert 1 <= count <= max(most, 4)
-
-
 def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured: Dialogue) -> None:
     windows = make_windows(nano, [pictured], 40, "test", image_tokens=16)
     [(inputs, turns)] = list(batches(nano, windows, 16, image_tokens=16))
@@ -107,26 +95,3 @@ def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_pat
     [window] = make_windows(nano, [pictured], 1000, "test")
     assert window.images == ()
     assert nano.model.config.image_token_id not in window.ids
-
-
-def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files may hold pictures that are large in memory. What the model sees is that of all at once."""
-    paths = []
-    for number, size in enumerate([(90, 60), (64, 64), (64, 64), (33, 150)]):
-        paths.append(str(tmp_path / f"{number}.png"))
-        Picture.effect_noise(size, 40 + number).convert("RGB").save(paths[-1])
-    processor = nano.processor.image_processor
-    size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": 500 * 32 * 32}
-    joint = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
-    seen: list[weakref.ref[Picture.Image]] = []
-
-    def watched(path: str) -> Picture.Image:
-        assert [one for one in seen if one() is not None] == []
-        image = open_image(path)
-        seen.append(weakref.ref(image))
-        return image
-
-    monkeypatch.setattr("remind.models.images.open_image", watched)
-    alone = pixel_inputs(nano, paths, 500)
-    assert len(seen) == len(paths)
-    assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))

@@ -19,11 +19,18 @@ from remind.data.readers import read
 from remind.data.sample import sample_path
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
-from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig, scan
-from remind.perception.costs import prompt_costs
-from remind.perception.index import DialogueIndex
-from remind.perception.ranking import falling
-from remind.perception.retrieve import relevance, retrieve, retrieve_segments, top_count
+from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.index import DialogueIndex, prompt_costs
+from remind.perception.retrieve import (
+    DENSE_CONTEXT,
+    LEXICAL_CONTEXT,
+    SIGMA,
+    by_falling,
+    relevance,
+    retrieve,
+    take_segments,
+    top_count,
+)
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.testbed.world import WorldConfig, make_world
 from remind.text.words import stems
@@ -119,8 +126,8 @@ def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: 
     kept = within(by_eq_1(index, vector, config))
     if config.method == "cue":
         return kept
-    lexical = smoothed(index, z(bm25(index, question)), config.sigma, config.lexical_context)
-    dense = smoothed(index, z(cosines(vector, index.vectors)), config.sigma, config.dense_context)
+    lexical = smoothed(index, z(bm25(index, question)), SIGMA, LEXICAL_CONTEXT)
+    dense = smoothed(index, z(cosines(vector, index.vectors)), SIGMA, DENSE_CONTEXT)
     return greedy(index, lexical + dense, section(index, kept))
 
 
@@ -159,54 +166,46 @@ def random_dialogue(seed: int, turns: int) -> Dialogue:
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_random_dialogues(seed: int, data: st.DataObject) -> None:
     """Many turns here have the same words, so that ties are common."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "SMALL", data.draw(st.sampled_from([1, 10**6])))
-        dialogue = random_dialogue(seed, data.draw(st.integers(1, 250)))
-        encoder = Loose(data.draw(st.sampled_from([7, 64])))
-        tokens = data.draw(st.sampled_from([8, 30, 128]))
-        index = DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(max_tokens=tokens), None)  # type: ignore[arg-type]
-        for question in ("dog tea violin", "the", "rain moon rain"):
-            config = RetrieveConfig(
-                method=data.draw(st.sampled_from(["cue", "hybrid"])),
-                top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
-                max_context_tokens=data.draw(st.sampled_from([40, 200, 7200, None])),
-                whole_tokens=data.draw(st.sampled_from([0, 150, 1000])),
-                sigma=data.draw(st.sampled_from([0.0, 1.5, 2.5])),
-                dense_context=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
-            )
-            vector = encoder.encode([question])[0] * 3
-            wanted = expected(index, question, vector, config)
-            assert section(index, wanted) == rendered_cost(index, wanted)
-            found = retrieve(index, question, vector, None, config)
-            retrieved = within(found.segments)
-            without = by_eq_1(index, vector, replace(config, max_context_tokens=None))
-            whole = retrieved == list(range(len(dialogue.turns))) and section(index, retrieved) <= config.whole_tokens
-            assert found.capped == (section(index, within(without)) > cap_of(config) and not whole)
-            if section(index, wanted) <= cap_of(config):
-                assert retrieved == wanted
-            elif config.method == "cue":
-                # the best segment, cut to a run of turns
-                assert retrieved == list(range(retrieved[0], retrieved[-1] + 1))
-                assert set(retrieved) <= set(wanted)
-                assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
+    dialogue = random_dialogue(seed, data.draw(st.integers(1, 250)))
+    encoder = Loose(data.draw(st.sampled_from([7, 64])))
+    tokens = data.draw(st.sampled_from([8, 30, 128]))
+    index = DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(max_tokens=tokens), None)  # type: ignore[arg-type]
+    for question in ("dog tea violin", "the", "rain moon rain"):
+        config = RetrieveConfig(
+            method=data.draw(st.sampled_from(["cue", "hybrid"])),
+            top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
+            max_context_tokens=data.draw(st.sampled_from([40, 200, 7200, None])),
+            whole_tokens=data.draw(st.sampled_from([0, 150, 1000])),
+        )
+        vector = encoder.encode([question])[0] * 3
+        wanted = expected(index, question, vector, config)
+        assert section(index, wanted) == rendered_cost(index, wanted)
+        found = retrieve(index, question, vector, None, config)
+        retrieved = within(found.segments)
+        without = by_eq_1(index, vector, replace(config, max_context_tokens=None))
+        whole = retrieved == list(range(len(dialogue.turns))) and section(index, retrieved) <= config.whole_tokens
+        assert found.capped == (section(index, within(without)) > cap_of(config) and not whole)
+        if section(index, wanted) <= cap_of(config):
+            assert retrieved == wanted
+        elif config.method == "cue":
+            # the best segment, cut to a run of turns
+            assert retrieved == list(range(retrieved[0], retrieved[-1] + 1))
+            assert set(retrieved) <= set(wanted)
+            assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
 
 
 @pytest.mark.parametrize(
     ("name", "method"), [("locomo/locomo_dev.json", "hybrid"), ("realtalk/Chat_5_Nicolas_Nebraas.json", "cue")]
 )
-def test_real_dialogues_to_the_prompt(
-    name: str, method: str, remind_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan, "SMALL", 1)
+def test_real_dialogues_to_the_prompt(name: str, method: str, remind_data: Path, tmp_path: Path) -> None:
     corpus = read(remind_data / name)
     dialogue = corpus.dialogues[0]
     questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:8]
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
     perception = Perception(config, Loose(64), OfflineLLM(), tmp_path)  # type: ignore[arg-type]
     index = perception.index(dialogue)
-    assert index.cues(None).scan.coded
     for question in questions:
-        found = perception.perceive(dialogue, question)
+        (found,) = perception.perceive(dialogue, [question])
         vector = index.encoder.encode([question.text])[0]
         positions = expected(index, question.text, vector, config.retrieve)
         assert list(found.positions) == positions
@@ -220,13 +219,14 @@ def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueInd
 
 def test_relevance_is_the_cosine_of_eq_1() -> None:
     rng = np.random.default_rng(0)
-    q, cues = rng.normal(size=7) * 3, rng.normal(size=(20, 7)) * rng.uniform(0.1, 9, size=(20, 1))
+    q, cues = rng.normal(size=7), rng.normal(size=(20, 7))
+    q, cues = q / np.linalg.norm(q), cues / np.linalg.norm(cues, axis=1, keepdims=True)
     expected = [float(np.dot(q, k) / math.sqrt(np.dot(q, q)) / math.sqrt(np.dot(k, k))) for k in cues]
     found = relevance(torch.tensor(q), torch.tensor(cues))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
     single = relevance(torch.tensor(q, dtype=torch.float32), torch.tensor(cues, dtype=torch.float32))
-    np.testing.assert_allclose(single.numpy(), expected, rtol=1e-5, atol=1e-6)
-    assert relevance(torch.tensor(q), torch.zeros(2, 7, dtype=torch.float64)).tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
+    assert by_falling(np.array([1.0, 3.0, 1.0, 2.0])) == [1, 3, 0, 2]
 
 
 def test_top_count_is_the_exact_ceiling() -> None:
@@ -291,9 +291,7 @@ def test_a_turn_longer_than_the_cap_is_kept_and_logged(
     index = index_of(make_dialogue(["Ana: hi", f"Ben: {'words ' * 50}", "Ana: bye"]), bag, max_tokens=20)
     scores = np.array([float(part.start <= 1 <= part.end) for part in index.segments])
     with caplog.at_level(logging.WARNING):
-        kept = retrieve_segments(
-            index, lambda first: falling(scores, first), torch.ones(32), RetrieveConfig(max_context_tokens=10)
-        )
+        kept = take_segments(index, by_falling(scores), torch.ones(32), RetrieveConfig(max_context_tokens=10))
     assert kept == ((Segment(1, 1),), True)
     assert "turn 1:2 takes" in caplog.text
 
@@ -304,9 +302,7 @@ def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialog
     assert index.segments == (Segment(0, 4),)
     vector = index.encoder.encode(["grey grey grey"])[0]
     heading = index.costs.headings[0]
-    (kept,), capped = retrieve_segments(
-        index, lambda first: falling(np.ones(1), first), vector, RetrieveConfig(max_context_tokens=heading + 8)
-    )
+    (kept,), capped = take_segments(index, [0], vector, RetrieveConfig(max_context_tokens=heading + 8))
     assert capped
     assert kept.start <= 3 <= kept.end
     assert kept.end - kept.start == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.perception.config import SegmentConfig
-from remind.perception.segment import segment
+from remind.perception.index import segment
 from remind.states.pyramid import Segment
 
 

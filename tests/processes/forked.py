@@ -25,7 +25,7 @@ IMPORTED = (
     "remind.train_pra.run",
     "remind.models.backbone",
     "remind.llm.client",
-    "remind.pipeline",
+    "remind.build.states",
     "experiments.proof.prove",
     "sae",
     "accelerate",

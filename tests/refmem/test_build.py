@@ -18,7 +18,7 @@ from scripted_chat import value_for
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
-from remind.core.processes import sole_writer
+from remind.core.run_folder import RunFolder
 from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
 from remind.data.readers import read, write_refmem
 from remind.data.split import SplitConfig, assign_splits, check_overlap
@@ -91,7 +91,7 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
     assert [name for name in STAGES if (broken / name).exists()] == ["clusters"]
     assert any(path.name.endswith(".tmp") for path in broken.iterdir())
     build = Build(config(dialogues, broken), corpus)
-    with sole_writer(broken):
+    with RunFolder(broken).held():
         build.run()
     assert [name for name, stage in build.done.items() if stage.reused] == ["clusters"]
     assert files(broken) == files(whole)
@@ -160,7 +160,10 @@ def test_small_inputs_and_what_cannot_be_built(
     assert {question.dimension for question in benchmark.questions} <= set(TEXT_DIMENSIONS)
     assert {question.split for question in benchmark.questions} == {"train", "test"}
     assert "no items for:" in capsys.readouterr().out
-    with sole_writer(tmp_path / "out"), pytest.raises(ConfigError, match=f"process {os.getpid()} on .* is at work"):
+    with (
+        RunFolder(tmp_path / "out").held(),
+        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* at work"),
+    ):
         build_refmem(config(path, tmp_path / "out"))
     write_refmem(Corpus((make_dialogue(sessions=1, images=False),)), path)
     with pytest.raises(DataError, match="no item is left"):

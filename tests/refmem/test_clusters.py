@@ -20,7 +20,7 @@ from sklearn.cluster import KMeans
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
-from remind.models.chat import opened
+from remind.models.images import open_image
 from remind.perception.config import SegmentConfig
 from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig
@@ -199,11 +199,11 @@ def test_pictures_are_opened_one_by_one(tiny_clip: Path, tmp_path: Path, monkeyp
 
     def watched(path: str) -> Pillow.Image:
         assert [one for one in seen if one() is not None] == []
-        image = opened(path)
+        image = open_image(path)
         seen.append(weakref.ref(image))
         return image
 
-    monkeypatch.setattr("remind.refmem.images.opened", watched)
+    monkeypatch.setattr("remind.refmem.images.open_image", watched)
     assert ClipEncoder(str(tiny_clip)).encode(paths).shape == (4, 12)
     assert len(seen) == 4
 

@@ -10,7 +10,7 @@ import pytest
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.windows import batches, make_windows, mixed, prompt_lines, window_size
 from remind.train_sae import TrainSAEConfig
 from remind.train_sae.config import default_layers

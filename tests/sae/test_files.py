@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import resource
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from sae import DocumentFrequency, FormatError, SAEError, StorageError, TopKSAE, files, load_idf, save_idf
+from sae import DocumentFrequency, FormatError, SAEError, StorageError, TopKSAE, files, save_idf
 
 LIMIT = 4096
 BIG = {"a": torch.arange(5000.0)}
@@ -111,30 +109,3 @@ def test_sweep_takes_temporaries_of_these_names_only(tmp_path: Path) -> None:
         (temporary.parent / ".tmpAbCdEf").write_text("what a library leaves")
         files.sweep(tmp_path, "part_*.x")
         assert {p.name for p in tmp_path.iterdir()} == set(names[1:])
-
-
-@pytest.mark.parametrize("name", ["cfg.json", "sae_weights.safetensors", "activation_scaler.json", "idf.safetensors"])
-def test_only_regular_files_are_opened(name: str, tmp_path: Path, pipe: Callable[[Path], None]) -> None:
-    TopKSAE(16, 32, 4).save(tmp_path)
-    save_idf(tmp_path, DocumentFrequency(32))
-    config = json.loads((tmp_path / "cfg.json").read_text())
-    config["normalize_activations"] = "expected_average_only_in"
-    (tmp_path / "cfg.json").write_text(json.dumps(config))
-    (tmp_path / "activation_scaler.json").write_text('{"scaling_factor": 2.0}')
-
-    def load() -> object:
-        return TopKSAE.load(tmp_path), load_idf(tmp_path)
-
-    load()
-    pipe(tmp_path / name)
-    with pytest.raises(FormatError, match=f"{name}: is not a regular file"):
-        load()
-    (tmp_path / name).unlink()
-    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):  # short names only
-        server.bind(name)
-        with pytest.raises(FormatError, match=f"{name}: is not a regular file"):
-            load()
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(FormatError, match=f"{name}: is not a regular file"):
-        load()

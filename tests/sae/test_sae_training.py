@@ -25,8 +25,7 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.windows import Window, make_windows
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues

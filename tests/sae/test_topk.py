@@ -154,7 +154,7 @@ def test_an_interrupted_save_never_loads_as_a_mixture(tmp_path: Path, monkeypatc
     monkeypatch.setattr("sae.files.write_json", stop)
     with pytest.raises(KeyboardInterrupt):
         random_coder(6, 24, 2, seed=1, dtype=torch.float32).save(tmp_path)
-    with pytest.raises(FormatError, match=r"cfg\.json: no such file"):
+    with pytest.raises(FormatError, match=r"cfg\.json: cannot be read: No such file"):
         TopKSAE.load(tmp_path)
 
 
@@ -163,7 +163,10 @@ def test_an_interrupted_save_never_loads_as_a_mixture(tmp_path: Path, monkeypatc
     [
         ({"architecture": "temporal"}, "architecture is 'temporal'"),
         ({"normalize_activations": "layer_norm"}, "'layer_norm' is applied to each token"),
-        ({"normalize_activations": "expected_average_only_in"}, r"needs activation_scaler\.json, which is missing"),
+        (
+            {"normalize_activations": "expected_average_only_in"},
+            r"activation_scaler\.json: cannot be read: No such file",
+        ),
         ({"reshape_activations": "hook_z"}, "hook_z"),
         ({"k": 0}, "k must be a positive integer"),
         ({"k": 25}, "k = 25 exceeds d_sae = 24"),
@@ -189,16 +192,16 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             TopKSAE.load(tmp_path)
 
-    refused("cfg.json: no such file")
+    refused("cfg.json: cannot be read: No such file")
     coder.save(tmp_path)
     weights.write_bytes(weights.read_bytes()[:999])
-    refused("damaged")
+    refused("sae_weights.safetensors: cannot be read")
     save_file({name: torch.zeros(2) for name in ("W_enc", "W_dec", "b_enc")}, weights)
     refused(r"b_dec is missing|W_enc is \[2\]")
     weights.unlink()
-    refused("no such file")
+    refused("sae_weights.safetensors: cannot be read: No such file")
     (tmp_path / "cfg.json").write_text("{")
-    refused("not readable as JSON")
+    refused("cfg.json: cannot be read")
     coder.b_enc[3] = math.inf
     coder.save(tmp_path)
     refused("b_enc holds values that are not finite")

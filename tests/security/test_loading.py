@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,14 @@ from in_process import run_module
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-from experiments.cost.flops import load_config
 from remind import PRAConfig, PRATrainer
 from remind.core.errors import ImagePathError, ModelError, RemindError
 from remind.core.files import sha256_file
 from remind.data.sample import sample_path
-from remind.grounding.load import load_saes
+from remind.grounding.ground import load_saes
 from remind.memory_training import checkpoint
-from remind.models.chat import PICTURE_FORMATS, open_image
-from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
+from remind.models.images import PICTURE_FORMATS, open_image
 from remind.refmem.images import ClipEncoder
 from remind.train_pra.run import read_config
 from sae import layer_folder, load_layers
@@ -53,25 +49,6 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "canary"
     yield path
     assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("load", "name"),
-    [
-        (load_backbone, "config.json"),
-        (load_backbone, "model.safetensors"),
-        (SentenceEncoder, "modules.json"),
-        (ClipEncoder, "model.safetensors"),
-    ],
-)
-def test_a_pipe_in_a_model_folder_is_not_waited_for(
-    load: Callable[[str], object], name: str, tiny: Path, tmp_path: Path, pipe: Callable[[Path], None]
-) -> None:
-    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
-    (folder / name).parent.mkdir(exist_ok=True)
-    pipe(folder / name)
-    with pytest.raises(ModelError, match=f"{name}: is not a regular file"):
-        load(str(folder))
 
 
 def test_the_bomb_works(canary: Path) -> None:
@@ -140,87 +117,6 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
         ClipEncoder(str(folder))
 
 
-@pytest.fixture
-def fetched() -> Iterator[list[str]]:
-    """Names of the kernels that were fetched, as if the package `kernels` were installed."""
-    names: list[str] = []
-
-    def get_kernel(name: str, *_: Any, **__: Any) -> Any:
-        names.append(name)
-        raise FileNotFoundError(name)
-
-    installed = {"return_value": True}
-    with (
-        mock.patch("transformers.integrations.hub_kernels.get_kernel", get_kernel),
-        mock.patch("transformers.integrations.hub_kernels.is_kernels_available", **installed),
-        mock.patch("transformers.modeling_utils.is_kernels_available", **installed),
-        mock.patch("transformers.utils.is_kernels_available", **installed),
-    ):
-        yield names
-
-
-@pytest.mark.parametrize(
-    ("parts", "field", "value"),
-    [
-        ((), "_attn_implementation", "owner/kernel"),
-        ((), "attn_implementation", {"": "sdpa", "text_config": "owner/kernel"}),
-        ((), "attn_implementation", "paged|flash_attention_2"),
-        ((), "_experts_implementation", "sonicmoe"),
-        (("text_config",), "_attn_implementation", "owner/kernel"),
-        (("text_config", "per_layer_config", "0"), "_attn_implementation", "owner/kernel"),
-    ],
-)
-def test_kernels_that_a_model_folder_names_are_not_fetched(
-    parts: tuple[str, ...], field: str, value: Any, model: Path, fetched: list[str]
-) -> None:
-    config = part = json.loads((model / "config.json").read_text())
-    for name in parts:
-        part = part.setdefault(name, {})
-    part[field] = value
-    (model / "config.json").write_text(json.dumps(config))
-    for load in (load_backbone, load_config):
-        with pytest.raises(ModelError, match=rf"^[^\n]*{field}[^\n]*$") as refused:
-            load(str(model))
-        assert str(model) in str(refused.value)
-    assert fetched == []
-
-
-def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
-    """Those of CLIP and of sentence encoders, whose parts have configurations of their own."""
-    config = {"model_type": "clip", "text_config": {"_attn_implementation": "owner/kernel"}}
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "config.json").write_text(json.dumps(config))
-    for load, folder in ((ClipEncoder, tmp_path / "part"), (SentenceEncoder, tmp_path)):
-        with pytest.raises(ModelError, match=r"'owner/kernel'"):
-            load(str(folder))
-    assert fetched == []
-
-
-def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
-    for name, implementation in (("eager", "eager"), (None, "sdpa")):
-        change(model / "config.json", _attn_implementation=name)
-        assert load_backbone(model).model.config._attn_implementation == implementation
-
-
-def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path) -> None:
-    """Imported after `remind` it sees no package `kernels`, which others see; this fake one always fetches."""
-    (tmp_path / "kernels.py").write_text(f"def get_kernel(*_, **__):\n    open({str(canary)!r}, 'w')\n")
-    (tmp_path / "bitsandbytes").mkdir()
-    (tmp_path / "bitsandbytes" / "__init__.py").write_text("import bitsandbytes.inner\n")
-    (tmp_path / "bitsandbytes" / "inner.py").write_text(
-        "import contextlib\nwith contextlib.suppress(ImportError):\n"
-        "    from kernels import get_kernel\n    get_kernel('owner/kernel')\n"
-    )
-    words = "import kernels, remind, bitsandbytes, sys; print(sys.modules['kernels'] is kernels, bitsandbytes.__file__)"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    line = [sys.executable, "-c", words]
-    process = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
-    unchanged, file = process.stdout.split()
-    assert unchanged == "True"
-    assert file.startswith(str(tmp_path))
-    assert "kernels" not in process.stderr
-
-
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "pytorch_model.bin", "sae_weights.pt"])
 def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
     folder = layer_folder(saes, 1)
@@ -252,9 +148,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of an alignment, with a checkpoint after the first of two steps."""
     out = tmp_path_factory.mktemp("runs") / "run"
     aligning(out, max_steps=1).train()
-    state = out / "checkpoint-1" / "pra.json"
+    state = out / "checkpoint-1" / "trainer_state.json"
     content = json.loads(state.read_text())
-    content["settings"]["max_steps"] = 2
+    content["stateful_callbacks"]["RunState"]["attributes"]["settings"]["max_steps"] = 2
     state.write_text(json.dumps(content))
     return out
 

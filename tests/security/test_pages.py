@@ -13,7 +13,7 @@ from in_process import run_module
 
 from remind import read
 from remind.core.files import write_rows
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.refmem.items import Item
 from sae import TopKSAE
 from sae.dashboard import write_dashboard

@@ -24,7 +24,7 @@ TESTS = {
     "Dialogues are data": "models/test_chat states/test_prompts",
     "Pages": "security/test_pages viewing/test_pages sae/test_dashboard refmem/test_annotation_page "
     "evaluation/test_report",
-    "Pictures": "security/test_loading data/test_chat models/test_chat models/test_windows refmem/test_clusters",
+    "Pictures": "security/test_loading data/test_chat models/test_pictures refmem/test_clusters",
     "Files": "security/test_keys security/test_files security/test_loading core/test_files sae/test_files",
     "Notebooks": "test_notebooks viewing/test_workbench",
 }
@@ -44,7 +44,7 @@ def test_every_promise_is_in_the_table() -> None:
 
 
 def test_the_page_names_the_image_formats() -> None:
-    from remind.models.chat import PICTURE_FORMATS
+    from remind.models.images import PICTURE_FORMATS
 
     text = PAGE.read_text(encoding="utf-8")
     assert all(re.search(rf"\b{name}\b", text, re.IGNORECASE) for name in PICTURE_FORMATS)

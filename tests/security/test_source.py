@@ -44,7 +44,7 @@ OWN = {
     ("remind/train_pra/export.py", "kind"): "the export just written, opened again to check it",
     ("remind/train_pra/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
     ("experiments/cost/flops.py", "AutoConfig"): "the folder of the MiniLM package; and a folder, without its code",
-    ("remind/models/load.py", "Qwen2VLImageProcessorPil"): "a class of the library, which runs no code of a folder",
+    ("remind/models/backbone.py", "Qwen2VLImageProcessorPil"): "a class of the library, which runs no code of a folder",
 }
 
 

@@ -9,7 +9,7 @@ import solver
 from scipy.stats import binom
 
 from remind.data.dialogue import Question
-from remind.states.parquet import read_states
+from remind.states.dataset import read_states
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import LadderConfig, write_states
 from remind.testbed.world import World, WorldConfig, make_world
@@ -50,7 +50,7 @@ def test_dev_and_test_files_stay_as_they_are_byte_by_byte(tmp_path: Path) -> Non
     clean = write_states(world, tmp_path / "clean", LadderConfig())
     noisy = write_states(world, tmp_path / "wrong", LadderConfig(), LabelConfig(noise=1, paraphrased=True))
     unlabelled = write_states(world, tmp_path / "none", LadderConfig(), LabelConfig(labelled=0))
-    names = sorted(path.name for path in clean.glob("part-*"))
+    names = sorted((path.name for path in clean.glob("*.parquet")), reverse=True)
     assert len(names) == 5
     for other in (noisy, unlabelled):
         same = [(clean / name).read_bytes() == (other / name).read_bytes() for name in names]

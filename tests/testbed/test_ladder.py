@@ -13,7 +13,7 @@ from scipy.stats import binom
 from solver import bank
 
 from remind.core.errors import ConfigError
-from remind.states.parquet import StateRecord, read_states
+from remind.states.dataset import StateRecord, read_states
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, WorldQuestion, make_world
 

@@ -11,8 +11,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from remind.llm.auxiliary import ChatLLM
-from remind.reflect import summarise_all
-from remind.states.parquet import read_manifest, read_states
+from remind.reflect import summarise
+from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState
 from remind.states.rebuild import blocks_of
 from remind.testbed.built import BuiltConfig, Marks, build_world, marked, train_saes
@@ -36,7 +36,7 @@ def states(world: World) -> list[ReflectiveState]:
 def concluded(world: World, states: list[AttentionalState], config: ReaderConfig) -> list[str | None]:
     """The value that each summary's conclusion names; None: it names none."""
     llm = ChatLLM({"summary": Reader(config)})
-    summaries = [state.summary for state in summarise_all(llm, states)]
+    summaries = [state.summary for state in summarise(llm, states)]
     assert not llm.failures
     values = []
     for item, summary in zip(world.questions, summaries, strict=True):

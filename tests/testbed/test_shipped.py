@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from experiments.pretrain.run import MEASURED, SECOND_RUN, PretrainConfig, measure
 from remind.data.sample import corpus_path, sample_path
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import nano_folder, nano_tokenizer
 
 #: Every answer in the bundled sample was worked out anew from turns and captions alone, and its evidence, options and

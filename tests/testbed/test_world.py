@@ -140,7 +140,7 @@ def test_training_shares_no_wording_with_dev_and_test() -> None:
         ({"train": 0, "dev": 0, "test": 0}, "train, dev and test"),
         ({"evidence": (3, 2)}, "evidence must be"),
         ({"formats": ()}, "formats is"),
-        ({"formats": ("single", "essay")}, "formats[1] must be"),
+        ({"formats": ("single", "essay")}, "formats must be"),
     ],
 )
 def test_a_bad_value_is_named(bad: dict, word: str) -> None:

@@ -15,13 +15,11 @@ from torch import Tensor
 from experiments.inside import InsideConfig, _row, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
-from remind.pipeline import record_of
-from remind.states.parquet import write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, record_of
 from remind.viewing.compare_models import compare_models, ratio
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, measure, questions_of, readings
@@ -76,12 +74,16 @@ def hidden(backbone: Backbone, ids: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_so_many_questions_of_each_dialogue(before: Backbone, tmp_path: Path) -> None:
-    again = [replace(record(number % 3), question_id=f"q{number}") for number in range(6)]
-    write_part(tmp_path, 0, again)
-    write_manifest(tmp_path, {"inputs": {}, "config": {}})
-    for limit, each, wanted in ((None, None, 6), (4, None, 4), (None, 1, 3), (2, 1, 2)):
+    again = [replace(record(number % 3), question_id=f"q{number}") for number in (0, 3, 1, 4, 2, 5)]
+    write_states(tmp_path, again)
+    for limit, each, wanted in (
+        (None, None, (0, 3, 1, 4, 2, 5)),
+        (4, None, (0, 3, 1, 4)),
+        (None, 1, (0, 1, 2)),
+        (2, 1, (0, 1)),
+    ):
         found = questions_of(before, str(tmp_path), "test", limit, each)
-        assert [one.record.question_id for one in found] == [f"q{number}" for number in range(wanted)]
+        assert [one.record.question_id for one in found] == [f"q{number}" for number in wanted]
 
 
 def test_what_all_levels_share(before: Backbone, questions: list[Reading]) -> None:
@@ -198,9 +200,7 @@ def test_patches(before: Backbone, after: Backbone, questions: list[Reading]) ->
 
 
 def states_folder(folder: Path, count: int = 3) -> Path:
-    for number in range(count):
-        write_part(folder, number, [record(number)])
-    write_manifest(folder, {"inputs": {"made.json": "0" * 64}, "config": {}})
+    write_states(folder, [record(number) for number in range(count)], {"inputs": {"made.json": "0" * 64}})
     return folder
 
 

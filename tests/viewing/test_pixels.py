@@ -17,16 +17,16 @@ import yaml
 from PIL import Image as Picture
 from transformers import GenerationMixin
 
+from remind.build import build
+from remind.build.config import BuildStatesConfig
 from remind.core.errors import ConfigError, ImagePathError
 from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import save_nano
-from remind.pipeline.build import build_states
-from remind.pipeline.config import BuildStatesConfig
-from remind.states.parquet import read_manifest
+from remind.states.dataset import read_manifest
 from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.train_pra.config import DataConfig, TrainConfig
 from remind.viewing.inspector import InspectConfig, inspect_grounding
@@ -63,7 +63,7 @@ def cfg(tmp_path: Path) -> BuildStatesConfig:
 
 
 def test_states_and_pages_show_the_pixels(cfg: BuildStatesConfig, tmp_path: Path) -> None:
-    states = build_states(cfg)
+    states = build(cfg)
     settings = read_manifest(states)["config"]["grounding"]
     assert (settings["images"], settings["image_tokens"]) == ("pixels", 16)
     model = save_nano(tmp_path / "model")
@@ -84,10 +84,10 @@ def test_states_and_pages_show_the_pixels(cfg: BuildStatesConfig, tmp_path: Path
     assert "img-src data:" in html
     # the same files give the same states; others are another build
     before = states.joinpath("manifest.json").read_bytes()
-    assert build_states(cfg) == states
+    assert build(cfg) == states
     Picture.new("RGB", (600, 300), (200, 20, 30)).save(tmp_path / "bike.png")
     with pytest.raises(ConfigError, match="exists, built from other input or settings"):
-        build_states(cfg)
+        build(cfg)
     assert states.joinpath("manifest.json").read_bytes() == before
 
 
@@ -95,7 +95,7 @@ def test_an_image_outside_of_the_root_stops_the_build(cfg: BuildStatesConfig, tm
     (tmp_path / "other").mkdir()
     grounding = replace(cfg.grounding, image_root=str(tmp_path / "other"))
     with pytest.raises(ImagePathError, match=r"^[^\n]*bike\.png \[d\]: is outside grounding\.image_root [^\n]*$"):
-        build_states(replace(cfg, grounding=grounding))
+        build(replace(cfg, grounding=grounding))
     assert not Path(cfg.out).exists()
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from remind import read
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json, write_json
+from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import FusionConfig, grounding_config
-from remind.models.load import load_backbone
-from remind.pipeline import record_of
-from remind.states.parquet import MANIFEST, read_states, write_manifest, write_part
+from remind.models.backbone import load_backbone
+from remind.states.dataset import MANIFEST, read_states, write_states
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy, one_line
+from remind.states.records import record_of
 from remind.viewing.inspector import InspectConfig, inspect_grounding
 from remind.viewing.inspector.page import write_page
 from remind.viewing.inspector.run import page_names
@@ -50,9 +50,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     states = [FactualState(dialogue, one, (Segment(0, 12), Segment(20, 35)), strategy) for one in questions]
     reflected = [ReflectiveState(grounder.ground(state), "She drinks </script> tea.") for state in states]
     records = [record_of(state, "test") for state in reflected]
-    write_part(folder / "states", 0, records)
     config = {"input": str(folder / "talk.jsonl"), "format": None, "backbone": "nano", "sae": str(folder / "sae")}
-    write_manifest(folder / "states", {"config": {**config, "grounding": asdict(SETTINGS)}})
+    write_states(folder / "states", records, {"config": {**config, "grounding": asdict(SETTINGS)}})
     return SimpleNamespace(folder=folder, states=str(folder / "states"), records=records)
 
 
@@ -152,7 +151,7 @@ def test_a_manifest_makes_nobody_ask_the_hub(
     built: Any, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States may be another's, and their manifest may name what it likes."""
-    monkeypatch.setattr("remind.models.load.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("remind.models.backbone.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
     moved = changed(built, tmp_path / "moved", backbone=name)
     with pytest.raises(ConfigError, match=r"^the states name the backbone [^\n]*; give --backbone$"):
         inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(tmp_path / "x.html")))
@@ -172,7 +171,7 @@ def test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to(
         caches.append(cache)
         return Path(built.folder / "sae")
 
-    monkeypatch.setattr("remind.grounding.load.folder_of_saes", folder_of_saes)
+    monkeypatch.setattr("remind.grounding.ground.folder_of_saes", folder_of_saes)
     config = {"backbone": str(nano_folder()), "grounding": grounding, "cache": str(cache), "sae": None}
     moved = changed(built, tmp_path / "moved", **config)
     out = tmp_path / "x.html"
@@ -184,9 +183,8 @@ def test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to(
 
 def changed(built: Any, folder: Path, **config: Any) -> Path:
     """The states with other words in their manifest."""
-    write_part(folder, 0, read_states(built.states))
     manifest = read_json(Path(built.states) / MANIFEST)
-    write_json(folder / MANIFEST, {**manifest, "config": {**manifest["config"], **config}})
+    write_states(folder, read_states(built.states), {**manifest, "config": {**manifest["config"], **config}})
     return folder
 
 

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import logging
-import stat
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from remind.core.errors import DataError, FormatError
-from remind.data.dialogue import Corpus
+from remind.core.errors import DataError, FormatError, shown
+from remind.data.dialogue import Corpus, note_ids
 from remind.data.readers import chat, dialogcc, friends, locomo, longmemeval, msc, realtalk, refmem
+from remind.data.readers.builder import Draft, head, natural
 from remind.data.readers.mapped import MappedReader
-from remind.data.readers.mapping import SUFFIXES as MAPPING_SUFFIXES
 from remind.data.readers.mapping import FieldMapping
 from remind.data.readers.refmem import write_refmem
-from remind.data.readers.source import Source, natural, shown
 
-__all__ = ["FORMATS", "read", "sniff", "stream", "write_refmem"]
+__all__ = ["FORMATS", "format_of", "mapping_files", "read", "sniff", "stream", "write_refmem"]
 
 SUFFIXES = {".json", ".jsonl", ".csv"}
 _log = logging.getLogger(__name__)
 
 
-class Reader(NamedTuple):
-    """`matches` looks at the first record of a file; `stream` takes all files of one corpus."""
+#: Takes all files of one corpus.
+Drafts = Callable[[Sequence[Path]], Iterator[Draft]]
 
-    matches: Callable[[Source], bool]
-    stream: Callable[[Sequence[Source]], Iterator[Corpus]]
+
+class Reader(NamedTuple):
+    """How a format is told by the `head` of a file, and read."""
+
+    matches: Callable[[dict[str, Any]], bool]
+    drafts: Drafts
 
 
 _READERS = {
-    "refmem": Reader(refmem.matches, refmem.stream),
-    "locomo": Reader(locomo.matches, locomo.stream),
-    "longmemeval": Reader(longmemeval.matches, longmemeval.stream),
-    "realtalk": Reader(realtalk.matches, realtalk.stream),
-    "msc": Reader(msc.matches, msc.stream),
-    "dialogcc": Reader(dialogcc.matches, dialogcc.stream),
-    "friends": Reader(friends.matches, friends.stream),
+    "refmem": Reader(lambda first: first.get("type") in refmem.TYPES, refmem.drafts),
+    "locomo": Reader(lambda first: isinstance(first.get("conversation"), dict), locomo.drafts),
+    "longmemeval": Reader(lambda first: "haystack_sessions" in first, longmemeval.drafts),
+    "realtalk": Reader(lambda first: any(map(locomo.SESSION.fullmatch, first)), realtalk.drafts),
+    "msc": Reader(lambda first: isinstance(first.get("dialog"), list), msc.drafts),
+    "dialogcc": Reader(lambda first: isinstance(first.get("dialogue"), list), dialogcc.drafts),
+    "friends": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.drafts),
     # only where it is asked for: the same files are recognised as friends
-    "friends_seasons": Reader(friends.matches, friends.stream_seasons),
-    # last: it accepts any record with a text
-    "chat": Reader(chat.matches, chat.stream),
+    "friends_seasons": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.season_drafts),
+    # last: it accepts any record with a text; True is a column of a CSV file
+    "chat": Reader(lambda first: any(first.get(key, True) is not True for key in chat.KEYS), chat.drafts),
 }
 #: Names of the formats.
 FORMATS = tuple(_READERS)
@@ -63,128 +66,83 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
         ImagePathError: a local image that is missing or leaves the folder of its file.
         DataError: a file or record that cannot be used; the message names file and record.
     """
-    pieces = list(stream(path, format))
-    return Corpus.merge(pieces, [path] * len(pieces))
+    return Corpus.merge(list(stream(path, format)))
 
 
 def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
-    A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
-    RefMem-Bench questions, one file where a later line may belong to an earlier dialogue (chat in single turns,
-    Friends), all files of Friends by season, and of a mapping file the questions in records of their own.
+    A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of all, the questions that
+    stand in records of their own (RefMem-Bench, a mapping file), one file where a later line may belong to an earlier
+    dialogue (chat in single turns, Friends), and all files of Friends by season. Turns without words and images are
+    left out; how many there were stands in the log.
 
     Raises:
         As `read`, before the first piece or between two.
     """
-    sources, _, reader = _opened(Path(path), format)
-    return reader.stream(sources)
+    paths, _, drafts = _chosen(Path(path), format)
+    first: dict[tuple[str, str], str | Path] = {}
+    blank = 0
+    for draft in drafts(paths):
+        piece = draft.corpus()
+        note_ids(piece, draft.place.path, first, draft.place.record)
+        blank += piece.blank
+        yield piece
+    if not first:
+        raise DataError("holds no dialogues", path)
+    if blank:
+        _log.warning("%s: turns without words or images, which are left out: %d", path, blank)
 
 
 def format_of(path: str | Path, format: str | None = None) -> str:
     """The name of the format that `read` reads a path by; of a mapping file its own. Raises as `read`."""
-    name = _opened(Path(path), format)[1]
+    name = _chosen(Path(path), format)[1]
     return Path(name).stem if mapping_files(name) else name
-
-
-def _opened(path: Path, format: str | None) -> tuple[list[Source], str, Reader]:
-    """The files of a path, their format and what reads them."""
-    reader = None if format is None else _reader(path, format)
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        reason = "no such file or folder" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise DataError(reason, path) from None
-    if stat.S_ISDIR(mode):
-        paths, format = _folder(path, format, reader)
-        sources = [Source(file) for file in paths]
-    else:
-        # a source that was examined holds its first record
-        format = _check(Source(path), format, reader)
-        sources = [Source(path)]
-    return sources, format, reader or _READERS[format]
 
 
 def mapping_files(format: str | None) -> list[Path]:
     """The mapping file that a format is, if it is one; it decides what is read as much as the data do."""
-    return [Path(format)] if format is not None and format.lower().endswith(MAPPING_SUFFIXES) else []
+    return [Path(format)] if format is not None and format.lower().endswith((".yaml", ".yml")) else []
 
 
-def _reader(path: Path, format: str) -> Reader:
-    """Raises FormatError for an unknown format, ConfigError for a mapping file that cannot be used."""
-    for file in mapping_files(format):
-        mapped = MappedReader(FieldMapping(file))
-        return Reader(mapped.matches, mapped.stream)
-    if format not in _READERS:
-        known = ", ".join(FORMATS)
-        raise FormatError(f"unknown format {shown(format)}; known: {known}, or a mapping file (.yaml)", path)
-    return _READERS[format]
-
-
-def sniff(source: Source) -> str | None:
+def sniff(path: Path) -> str | None:
     """The format of a file by its content, or None."""
-    return next((name for name, reader in _READERS.items() if reader.matches(source)), None)
+    first = head(path)
+    return next((name for name, reader in _READERS.items() if reader.matches(first)), None)
 
 
-def _check(source: Source, format: str | None, reader: Reader | None) -> str:
-    """The format of a single file, which must be `format` if that is given."""
-    content = sniff(source)
-    if format is not None and reader is not None and reader.matches(source):
-        return format
-    if content is not None and format is None:
-        return content
-    if longmemeval.without_haystack(source):
-        raise FormatError(
-            "holds LongMemEval's questions without haystacks; use a file of native instances", source.path
-        )
-    if content is None and not source.is_json and source.path.suffix.lower() in {".json", ".jsonl"}:
-        raise DataError("not JSON: it begins with neither { nor [", source.path, "line 1")
-    if format is not None:
-        hint = "" if content is None else f": it looks like {content}"
-        raise FormatError(f"not a {format} file{hint}", source.path)
-    raise FormatError(f"not in a known format ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
+def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
+    """The files of a path that are of one format, that format, and what reads them. Raises as `read`."""
+    known = f"{', '.join(FORMATS)}, or a mapping file (.yaml)"
+    for file in mapping_files(format):
+        reader = MappedReader(FieldMapping(file))
+        return reader.files(_files(path)), str(format), reader.drafts
+    if format is not None and format not in _READERS:
+        raise FormatError(f"unknown format {shown(format)}; known: {known}", path)
+    found: dict[str | None, list[Path]] = {}
+    for file in _files(path):
+        fits = format is not None and _READERS[format].matches(head(file))
+        found.setdefault(format if fits else sniff(file), []).append(file)
+    names = [name for name in found if name is not None]
+    if format is None and len(names) > 1:
+        raise FormatError(f"holds files of several formats ({', '.join(names)}); name one", path)
+    name = format or next(iter(names), None)
+    if name is None:
+        raise FormatError(f"not in a known format: {known}; subfolders are not read", path)
+    if name not in found:
+        raise FormatError(f"not of format {name}" + (f": it looks like {names[0]}" if names else ""), path)
+    for other, files in found.items():
+        for file in files if other != name else ():
+            _log.warning("%s: left out, not a %s file", file, name)
+    return found[name], name, _READERS[name].drafts
 
 
-def _folder(folder: Path, format: str | None, reader: Reader | None) -> tuple[list[Path], str]:
-    """The files of a folder that are of one format, and that format."""
-    by_format: dict[str, list[Path]] = {}
-    others: list[Path] = []
-    for path in _files(folder):
-        source = Source(path)
-        name = sniff(source) if reader is None or not reader.matches(source) else format
-        if name is None or (format is not None and name != format):
-            others.append(path)
-        else:
-            by_format.setdefault(name, []).append(path)
-    if not by_format:
-        wanted = "a format we know" if format is None else f"format {format}"
-        names = {file.parent.name for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES and file.is_file()}
-        below = ", ".join(sorted(names)[:3])
-        hint = f"; subfolders are not read, but there are data files in {below}/; use that" if names else ""
-        raise FormatError(f"the folder holds no file of {wanted}{hint}", folder)
-    if len(by_format) > 1:
-        raise FormatError(f"the folder holds files of several formats ({', '.join(by_format)}); name one", folder)
-    [(name, paths)] = by_format.items()
-    for path in others:
-        _log.warning("%s: left out, not a %s file", path, name)
-    return paths, name
-
-
-def _files(folder: Path) -> list[Path]:
-    """Data files in natural order. Raises DataError for a link that leads nowhere."""
+def _files(path: Path) -> list[Path]:
+    """A file itself; of a folder its data files in natural order. Raises DataError."""
+    if not os.path.isdir(path):
+        return [path]
     try:
-        entries = [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        entries = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", folder) from None
-    files: list[Path] = []
-    for path in sorted(entries, key=lambda path: natural(path.name)):
-        try:
-            regular = stat.S_ISREG(path.stat().st_mode)
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", path) from None
-        if regular:
-            files.append(path)
-        else:
-            _log.warning("%s: left out, not a regular file", path)
-    return files
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
+    return sorted((entry for entry in entries if not entry.is_dir()), key=lambda entry: natural(entry.name))

@@ -2,104 +2,93 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from remind.data.dialogue import Corpus, Image
-from remind.data.readers.builder import CorpusBuilder, Draft
-from remind.data.readers.source import Place, Source, shown
+from remind.core.errors import shown
+from remind.data.dialogue import Image
+from remind.data.readers import refmem
+from remind.data.readers.builder import Draft, Place, objects
 
 #: Where a turn may name its speaker, most specific first.
 _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
+#: A record with one of these may be of this format.
+KEYS = (*_TURNS, *_WORDS)
 
 
-def matches(source: Source) -> bool:
-    first = source.first
-    return any(isinstance(first.get(key), list) for key in _TURNS) or any(key in first for key in _WORDS)
-
-
-def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
-    """A line is a dialogue `{"id"?, "messages" | "turns": […]}` or a turn.
+def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
+    """A line is a dialogue `{"id"?, "messages" | "turns": […], "questions"?: […]}`, a turn, or
+    `{"dialogue"?, "questions": […]}`.
 
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
     `content` may be a list of OpenAI text and image_url parts; an image is a path, a URL or an object
     `{"path" | "url", "caption"?, "source"?}`. Default ids: `<file>-<line>` for a whole dialogue, `<file>` for single
-    turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn.
+    turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn. For questions see
+    `_Chat._ask`.
 
     Raises:
-        DataError: a turn without speaker or text, an id twice, a session that comes back after another, two different
-            lists of turns in a dialogue or two different texts in a turn.
+        DataError: a turn without speaker, an id twice, a session that comes back after another.
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
-    out = CorpusBuilder()
-    for source in sources:
-        whole: set[str] = set()
+    for path in paths:
         # a later turn may belong to any dialogue of single turns: from the first one on all are held till the file ends
         held: dict[str, _Chat] = {}
-        for number, (place, value) in enumerate(source.records, start=1):
-            record = place.mapping(value, "a line")
-            turns = _one_of(place, record, _TURNS)
-            stem = source.path.stem
-            key, default = ("dialogue", stem) if turns is None else ("id", f"{stem}-{number:05d}")
-            name = default if record.get(key) is None else place.name(record[key], key)
+        for number, place, record in objects([path], "a line"):
+            turns = _first(record, _TURNS)
+            key, name = ("dialogue", path.stem) if turns is None else ("id", f"{path.stem}-{number:05d}")
+            if record.get(key) is not None:
+                name = place.name(record[key], key)
             if turns is None:
-                if name in whole:
-                    what = f"dialogue id {shown(name)} occurs twice: this turn follows a whole dialogue"
-                    raise place.error(what)
-                held.setdefault(name, _Chat(source.place.at(name), name)).add(place, record)
-                continue
-            if name in whole or name in held:
-                raise place.error(f"dialogue id {shown(name)} occurs twice")
-            whole.add(name)
-            chat = _Chat(place.at(name), name)
-            for count, turn in enumerate(chat.draft.place.sequence(turns, "messages"), start=1):
-                where = chat.draft.place.at(f"turn {count}")
-                chat.add(where, where.mapping(turn, "a turn"))
-            if held:
-                held[name] = chat
+                chat = held.setdefault(name, _Chat(Place(path).at(name), name))
+                if "questions" not in record or _first(record, _WORDS) is not None:
+                    chat.add(place, record)
             else:
-                out.add_dialogue(chat.draft)
-                yield out.piece()
+                chat = _Chat(place.at(name), name)
+                for count, value in enumerate(chat.place.sequence(turns, "messages"), start=1):
+                    where = chat.place.at(f"turn {count}")
+                    chat.add(where, where.mapping(value, "a turn"))
+            asked = place.sequence(record.get("questions") or [], "questions")
+            chat.asked += [(place, place.mapping(value, "a question")) for value in asked]
+            if turns is not None and name in held:
+                raise place.error(f"dialogue id {shown(name)} occurs twice")
+            if turns is not None and held:
+                held[name] = chat
+            elif turns is not None:
+                yield chat.finished()
         for chat in held.values():
-            out.add_dialogue(chat.draft)
-            yield out.piece()
-    out.end(sources)
+            yield chat.finished()
 
 
-def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> object:
-    """The value under either key. Raises DataError if both have one and they differ."""
-    given = [record[key] for key in keys if record.get(key) is not None]
-    if len(given) > 1 and given[0] != given[1]:
-        raise place.error(f"{keys[0]} and {keys[1]} are both given and differ; keep one")
-    return given[0] if given else None
+def _first(record: dict[str, Any], keys: Sequence[str]) -> Any:
+    return next((record[key] for key in keys if record.get(key) is not None), None)
 
 
-class _Chat:
-    """A dialogue to which turns are added one by one."""
+class _Chat(Draft):
+    """A dialogue to which turns are added one by one, and at the end the questions about it."""
 
     def __init__(self, place: Place, name: str) -> None:
-        self.draft = Draft(place, name)
-        self._sessions: dict[str, int] = {}
+        super().__init__(place, name)
+        self.asked: list[tuple[Place, dict[str, Any]]] = []
         self._session: str | None = None
+        self._count = 0
 
     def add(self, place: Place, turn: dict[str, Any]) -> None:
         given = turn.get("session")
         session = (self._session or "S1") if given is None else place.name(given, "session")
         time = place.time(turn.get("time"), "time")
         if session != self._session:
-            if session in self._sessions:
-                raise place.error(f"session {shown(session)} appears again after another; keep its turns together")
-            self.draft.session(session, time)
-            self._session, self._sessions[session] = session, 0
-        self._sessions[session] += 1
+            self.session(session, time)
+            self._session, self._count = session, 0
+        self._count += 1
         given = turn.get("id")
-        turn_id = f"{session}:T{self._sessions[session]}" if given is None else place.name(given, "id")
-        speaker = next((turn[key] for key in _SPEAKER if turn.get(key) is not None), None)
-        text, images = self._content(place, _one_of(place, turn, _WORDS))
+        turn_id = f"{session}:T{self._count}" if given is None else place.name(given, "id")
+        text, images = self._content(place, _first(turn, _WORDS))
         images += [self._image(place, entry) for entry in place.sequence(turn.get("images") or [], "images")]
-        self.draft.turn(place, turn_id, speaker, text, time, images)
+        self.turn(place, turn_id, _first(turn, _SPEAKER), text, time, images)
 
     def _content(self, place: Place, content: object) -> tuple[object, list[Image]]:
         if not isinstance(content, list):
@@ -113,19 +102,49 @@ class _Chat:
                 texts.append(place.text(part.get("text"), "a text part"))
             elif kind == "image_url":
                 images.append(self._image(place, part))
-            else:
+            elif kind not in ("tool_use", "tool_result"):
                 raise place.error(f"content part of type {shown(kind)}; known: text, image_url")
         return "\n".join(texts), images
 
     def _image(self, place: Place, entry: object) -> Image:
         if isinstance(entry, str):
-            return self.draft.image(place, place.name(entry, "an image path"))
+            return self.image(place, place.name(entry, "an image path"))
         fields = place.mapping(entry, "an image")
         reference = next((fields[key] for key in ("path", "url", "image_url") if fields.get(key)), None)
         if isinstance(reference, dict):
             reference = reference.get("url")
-        caption = place.optional_text(fields.get("caption"), "caption")
-        origin = place.optional_text(fields.get("source"), "source")
+        reference, caption, origin = (
+            place.optional_text(value, "the image")
+            for value in (reference, fields.get("caption"), fields.get("source"))
+        )
         if reference is None and caption is None and origin is None:
             raise place.error("an image without path, url, source or caption")
-        return self.draft.image(place, place.optional_text(reference, "the image"), caption, origin)
+        return self.image(place, reference, caption, origin)
+
+    def finished(self) -> Draft:
+        """The dialogue with its questions. Raises DataError."""
+        for number, (place, asked) in enumerate(self.asked):
+            self._ask(place, f"{self.id}-q{number:03d}", asked)
+        return self
+
+    def _ask(self, place: Place, name: str, asked: dict[str, Any]) -> None:
+        """Add a question: the fields of `refmem`'s without type and context, all but the text optional.
+
+        The text may be `text`, answers `answer`; one answer or reference needs no list. An answer may be the text of an
+        option in place of its letter. Without a format a question with options is single, or multi if it has several
+        answers.
+        """
+        row = {**asked, "id": name if asked.get("id") is None else asked["id"]}
+        row["question"] = _first(asked, ("question", "text"))
+        answers, evidence = _first(asked, ("answers", "answer")), asked.get("evidence")
+        row["evidence"] = [evidence] if isinstance(evidence, str) else evidence
+        answers = place.sequence(
+            [] if answers is None else [answers] if isinstance(answers, str | int) else answers, "answers"
+        )
+        options = place.sequence(row.get("options") or [], "options")
+        letters = dict(zip(map(str, options), string.ascii_uppercase, strict=False))
+        texts = [str(answer) if isinstance(answer, int | float) else answer for answer in answers]
+        row["answers"] = [text if text in letters.values() else letters.get(str(text), text) for text in texts]
+        if row.get("format") is None:
+            row["format"] = "direct" if not options else "multi" if len(answers) > 1 else "single"
+        refmem.add_question(self, place, row)

@@ -4,86 +4,73 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
-from remind.data.dialogue import Corpus, Question
-from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
-from remind.data.readers.evidence import Resolved
+from remind.data.dialogue import Question
+from remind.data.readers.builder import Draft, Place, Resolved, objects
 from remind.data.readers.locomo import answers_of
-from remind.data.readers.source import Place, Source
 
 _TIME = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:\s*\([A-Za-z]+\))?(?:\s+(\d{1,2}):(\d{2}))?")
 
 
-def matches(source: Source) -> bool:
-    return "haystack_sessions" in source.first
-
-
-def without_haystack(source: Source) -> bool:
-    """Whether the file holds LongMemEval's questions only."""
-    return {"query", "gold_ids"} <= source.first.keys()
-
-
-def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """One dialogue per instance, in the order of the dates; sessions `S<n>` and turns `S<n>:T<m>`, counted from 1.
 
-    Session ids of the file are not kept, since they name the gold sessions. Evidence: the turns with `has_answer`; if
-    there are none, all turns of the gold sessions. A gold session that is missing or empty is a dangling reference.
-    Questions whose id ends in `_abs` cannot be answered from the haystack; their gold answer says why.
+    Where a date is in words, the order is that of the file. Session ids of the file are not kept, since they name the
+    gold sessions. Evidence: the turns with `has_answer`; if there are none, all turns of the gold sessions. A gold
+    session that is missing or empty is a dangling reference. Questions whose id ends in `_abs` cannot be answered from
+    the haystack; their gold answer says why.
 
     Raises:
         DataError: a record that lacks what it needs, or lists of sessions, ids and dates of unequal length.
     """
-    return one_per_record(sources, "an instance", _instance)
+    for _, place, instance in objects(paths, "an instance"):
+        question_id = place.name(instance.get("question_id"), "question_id")
+        place = place.at(question_id)
+        haystack = place.sequence(instance.get("haystack_sessions"), "haystack_sessions")
+        names = _names(place, instance.get("haystack_session_ids"), "haystack_session_ids")
+        gold = _names(place, instance.get("answer_session_ids") or [], "answer_session_ids")
+        dates = place.sequence(instance.get("haystack_dates"), "haystack_dates")
+        if not len(haystack) == len(names) == len(dates):
+            raise place.error(
+                f"{len(haystack)} sessions, {len(names)} session ids and {len(dates)} dates: must be equal"
+            )
+        times = [iso_time(place.text(date, "a date")) for date in dates]
+        order = list(range(len(haystack)))
+        if all(_TIME.fullmatch(date.strip()) for date in dates):
+            # the oracle files are not in time order
+            order.sort(key=times.__getitem__)
 
+        draft = Draft(place, question_id)
+        flagged: list[str] = []
+        in_gold: list[str] = []
+        for number, position in enumerate(order, start=1):
+            draft.session(f"S{number}", times[position])
+            for count, value in enumerate(place.sequence(haystack[position], "a session"), start=1):
+                turn_id = f"S{number}:T{count}"
+                where = place.at(turn_id)
+                turn = where.mapping(value, "a turn")
+                flag = turn.get("has_answer")
+                if flag is not None and not isinstance(flag, bool):
+                    raise where.error("has_answer should be true or false")
+                if draft.turn(where, turn_id, turn.get("role"), turn.get("content")):
+                    flagged += [turn_id] * bool(flag)
+                    in_gold += [turn_id] * (names[position] in gold)
 
-def _instance(out: CorpusBuilder, place: Place, _: int, instance: dict[str, Any]) -> None:
-    question_id = place.name(instance.get("question_id"), "question_id")
-    place = place.at(question_id)
-    haystack = place.sequence(instance.get("haystack_sessions"), "haystack_sessions")
-    names = _names(place, instance.get("haystack_session_ids"), "haystack_session_ids")
-    dates = place.sequence(instance.get("haystack_dates"), "haystack_dates")
-    if not len(haystack) == len(names) == len(dates):
-        raise place.error(f"{len(haystack)} sessions, {len(names)} session ids and {len(dates)} dates: must be equal")
-    times = [iso_time(place.text(date, "a date")) for date in dates]
-    order = list(range(len(haystack)))
-    if all(_TIME.fullmatch(date.strip()) for date in dates):
-        # the oracle files are not in time order
-        order.sort(key=times.__getitem__)
-
-    gold = _names(place, instance.get("answer_session_ids") or [], "answer_session_ids")
-    draft = Draft(place, question_id)
-    flagged: list[str] = []
-    in_gold: list[str] = []
-    for number, position in enumerate(order, start=1):
-        draft.session(f"S{number}", times[position])
-        for count, value in enumerate(place.sequence(haystack[position], "a session"), start=1):
-            turn_id = f"S{number}:T{count}"
-            where = place.at(turn_id)
-            turn = where.mapping(value, "a turn")
-            draft.turn(where, turn_id, turn.get("role"), turn.get("content"))
-            flag = turn.get("has_answer")
-            if flag is not None and not isinstance(flag, bool):
-                raise where.error("has_answer should be true or false")
-            if flag:
-                flagged.append(turn_id)
-            if names[position] in gold:
-                in_gold.append(turn_id)
-    out.add_dialogue(draft)
-
-    present = {name for name, session in zip(names, haystack, strict=True) if session}
-    dangling = tuple(name for name in gold if name not in present)
-    evidence = flagged or in_gold
-    date = instance.get("question_date")
-    question = Question(
-        id=question_id,
-        dialogue_id=question_id,
-        text=place.name(instance.get("question"), "question"),
-        answers=answers_of(place, instance),
-        category=place.optional_text(instance.get("question_type"), "question_type"),
-        time=None if date is None else place.time(iso_time(place.text(date, "question_date")), "question_date"),
-    )
-    out.add_question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
+        present = {name for name, session in zip(names, haystack, strict=True) if session}
+        dangling = tuple(name for name in gold if name not in present)
+        evidence = flagged or in_gold
+        date = place.optional_text(instance.get("question_date"), "question_date")
+        question = Question(
+            id=question_id,
+            dialogue_id=question_id,
+            text=place.name(instance.get("question"), "question"),
+            answers=answers_of(place, instance),
+            category=place.optional_text(instance.get("question_type"), "question_type"),
+            time=None if date is None else place.time(iso_time(date), "question_date"),
+        )
+        draft.question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
+        yield draft
 
 
 def _names(place: Place, value: object, what: str) -> list[str]:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
-from remind.data.dialogue import Corpus
-from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
-from remind.data.readers.source import Place, Source
+from remind.data.readers.builder import Draft, objects
 
 _SPEAKER = re.compile(r"Speaker \d+")
 
 
-def matches(source: Source) -> bool:
-    first = source.first
-    return isinstance(first.get("dialog"), list) and isinstance(first.get("previous_dialogs", []), list)
-
-
-def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """One dialogue per row: the previous sessions, then its own. Ids are `<file>-<initial_data_id>`.
 
     The files of different session counts overlap: a row of session 3 begins with the row of session 2 of the same
@@ -28,35 +21,27 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
         DataError: a record that lacks what it needs.
     """
     seen: set[str] = set()
-
-    def add(out: CorpusBuilder, place: Place, number: int, row: dict[str, Any]) -> None:
+    for count, place, row in objects(paths, "a row"):
         metadata = row.get("metadata")
         given = metadata.get("initial_data_id") if isinstance(metadata, dict) else None
         name = None if given is None else f"{place.path.stem}-{place.name(given, 'initial_data_id')}"
         if name is None or name in seen:
-            name = f"{place.path.stem}-row_{number:05d}"
+            name = f"{place.path.stem}-row_{count:05d}"
         seen.add(name)
-        out.add_dialogue(_row(place, name, row))
-
-    return one_per_record(sources, "a row", add)
-
-
-def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:
-    draft = Draft(place, dialogue_id)
-    previous = place.sequence(row.get("previous_dialogs", []), "previous_dialogs")
-    for number, item in enumerate([*previous, row], start=1):
-        session = place.mapping(item, "a session")
-        # the previous sessions say how long ago they were
-        ago = None if item is row else place.optional_text(session.get("time_back"), "time_back")
-        draft.session(f"S{number}", ago.strip() if ago else None)
-        for index, value in enumerate(place.sequence(session.get("dialog"), "dialog")):
-            turn_id = f"S{number}:T{index + 1}"
-            where = place.at(turn_id)
-            turn = where.mapping(value, "a turn")
-            draft.turn(where, turn_id, _speaker(turn.get("id"), index), turn.get("text"))
-    return draft
-
-
-def _speaker(name: object, index: int) -> str:
-    """Speakers alternate; earlier sessions name none, and some turns give a crowd worker's number instead."""
-    return name if isinstance(name, str) and _SPEAKER.fullmatch(name) else f"Speaker {index % 2 + 1}"
+        draft = Draft(place, name)
+        previous = place.sequence(row.get("previous_dialogs", []), "previous_dialogs")
+        for number, item in enumerate([*previous, row], start=1):
+            session = place.mapping(item, "a session")
+            # the previous sessions say how long ago they were
+            ago = None if item is row else place.optional_text(session.get("time_back"), "time_back")
+            draft.session(f"S{number}", ago.strip() if ago else None)
+            for index, value in enumerate(place.sequence(session.get("dialog"), "dialog")):
+                turn_id = f"S{number}:T{index + 1}"
+                where = place.at(turn_id)
+                turn = where.mapping(value, "a turn")
+                # speakers alternate; earlier sessions name none, and some turns give a crowd worker's number instead
+                speaker = turn.get("id")
+                if not isinstance(speaker, str) or not _SPEAKER.fullmatch(speaker):
+                    speaker = f"Speaker {index % 2 + 1}"
+                draft.turn(where, turn_id, speaker, turn.get("text"))
+        yield draft

@@ -3,105 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ImagePathError
+from remind.core.errors import ImagePathError, shown
 from remind.core.files import write_rows
-from remind.data.dialogue import Corpus, Dialogue, Image, Question, Turn
-from remind.data.readers.builder import CorpusBuilder, Draft, check_question, check_turn
-from remind.data.readers.evidence import exact
-from remind.data.readers.source import Place, Source, shown
+from remind.data.dialogue import Corpus, Dialogue, Image, Question
+from remind.data.readers.builder import Draft, Place, check_question, objects
 
-_TYPES = ("context", "question")
+TYPES = ("context", "question")
 
 
-def matches(source: Source) -> bool:
-    return source.first.get("type") in _TYPES
-
-
-def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """Contexts become dialogues; images are numbered in order over the whole context. Files of a folder are one corpus:
     a question may be in another file than its context, and before it. Questions come in the order of their contexts.
 
-    A first pass counts the questions of each context; then contexts and questions are read side by side, and a piece is
-    a context with its questions. Questions that come before their turn are held.
+    A first pass holds the questions; contexts are read one by one.
 
     Raises:
         DataError: a record of another type or that lacks what it needs, a question whose context is missing.
         ImagePathError: an image that is missing or leaves the folder of its file.
     """
-    counts = _count(sources)
-    out = CorpusBuilder()
-    questions = (item for item in _records(sources) if item[1]["type"] == "question")
-    held: dict[str, list[tuple[Place, dict[str, Any]]]] = {}
-    for place, record in _records(sources):
+    asked: dict[str, list[tuple[Place, dict[str, Any]]]] = {}
+    for _, place, record in objects(paths, "a record"):
+        if record.get("type") not in TYPES:
+            raise place.error(f"unknown record type {shown(record.get('type'))}; known: {', '.join(TYPES)}")
         if record["type"] == "question":
-            continue
-        dialogue = out.add_dialogue(context(place, record))
-        own = held.setdefault(dialogue.id, [])
-        while len(own) < counts[dialogue.id]:
-            if (item := next(questions, None)) is None:
-                raise place.error("changed while it was read; try again when nothing writes to it")
-            held.setdefault(item[0].name(item[1].get("context_id"), "context_id"), []).append(item)
-        for where, question in held.pop(dialogue.id):
-            add_question(out, where, question, dialogue)
-        yield out.piece()
-    out.end(sources)
+            asked.setdefault(place.name(record.get("context_id"), "context_id"), []).append((place, record))
+    for _, place, record in objects(paths, "a record"):
+        if record.get("type") == "context":
+            name = place.name(record.get("id"), "id")
+            draft = Draft(place.at(name), name)
+            add_sessions(draft, record.get("sessions"))
+            for where, question in asked.pop(name, []):
+                add_question(draft, where, question)
+            yield draft
+    for name, questions in asked.items():
+        raise questions[0][0].error(f"its dialogue {shown(name)} is missing")
 
 
-def _count(sources: Sequence[Source]) -> Counter[str]:
-    """Number of questions of each context. Raises DataError for a question id twice or a context that is missing."""
-    contexts: set[str] = set()
-    first: dict[str, Place] = {}
-    places: dict[str, Place] = {}
-    counts: Counter[str] = Counter()
-    for place, record in _records(sources):
-        name = place.name(record.get("id"), "id")
-        if record["type"] == "context":
-            contexts.add(name)
-            continue
-        place = place.at(name)
-        if name in places:
-            raise place.error(f"question id {shown(name)} occurs twice, first in {places[name]}")
-        places[name] = place
-        context = place.name(record.get("context_id"), "context_id")
-        first.setdefault(context, place)
-        counts[context] += 1
-    for context, place in first.items():
-        if context not in contexts:
-            raise place.error(f"its dialogue {shown(context)} is missing")
-    return counts
-
-
-def _records(sources: Sequence[Source]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    for source in sources:
-        for place, value in source.records:
-            record = place.mapping(value, "a record")
-            if record.get("type") not in _TYPES:
-                raise place.error(f"unknown record type {shown(record.get('type'))}; known: {', '.join(_TYPES)}")
-            yield place, record
-
-
-def context(place: Place, record: dict[str, Any]) -> Draft:
-    """The dialogue of a context record. Raises DataError and ImagePathError where `stream` does."""
-    name = place.name(record.get("id"), "id")
-    place = place.at(name)
-    draft = Draft(place, name)
-    for value in place.sequence(record.get("sessions"), "sessions"):
-        session = place.mapping(value, "a session")
-        session_id = place.name(session.get("id"), "session id")
-        draft.session(session_id, place.optional_text(session.get("time"), "time"))
-        for item in place.sequence(session.get("turns"), "turns"):
-            turn = place.mapping(item, "a turn")
+def add_sessions(draft: Draft, value: object) -> None:
+    """Add the sessions of a context record. Raises DataError and ImagePathError where `drafts` does."""
+    place = draft.place
+    for item in place.sequence(value, "sessions"):
+        session = place.mapping(item, "a session")
+        draft.session(place.name(session.get("id"), "session id"), place.optional_text(session.get("time"), "time"))
+        for entry in place.sequence(session.get("turns"), "turns"):
+            turn = place.mapping(entry, "a turn")
             turn_id = place.name(turn.get("id"), "turn id")
             where = place.at(turn_id)
             images = [_image(draft, where, image) for image in where.sequence(turn.get("images") or [], "images")]
-            time = where.optional_text(turn.get("time"), "time")
-            draft.turn(where, turn_id, turn.get("speaker"), turn.get("text"), time, images)
-    return draft
+            draft.turn(where, turn_id, turn.get("speaker"), turn.get("text"), turn.get("time"), images)
 
 
 def _image(draft: Draft, place: Place, value: object) -> Image:
@@ -110,8 +63,8 @@ def _image(draft: Draft, place: Place, value: object) -> Image:
     return draft.image(place, path, caption, source)
 
 
-def add_question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue: Dialogue) -> None:
-    """Add the question of a question record about a dialogue of this piece. Raises DataError where `stream` does."""
+def add_question(draft: Draft, place: Place, record: dict[str, Any]) -> None:
+    """Add the question of a question record. Raises DataError where `drafts` does."""
     name = place.name(record.get("id"), "id")
     place = place.at(name)
     images = place.sequence(record.get("images") or [], "images")
@@ -120,24 +73,24 @@ def add_question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialo
     category = record.get("category")
     if category is not None and (isinstance(category, bool) or not isinstance(category, int | str)):
         raise place.error("category should be text or a whole number")
+    options, answers, evidence = (
+        tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
+        for key in ("options", "answers", "evidence")
+    )
     question = Question(
         id=name,
-        dialogue_id=dialogue.id,
+        dialogue_id=draft.id,
         text=place.name(record.get("question"), "question"),
-        format=record.get("format"),  # type: ignore[arg-type]  # checked by the builder
-        options=_texts(place, record, "options"),
-        answers=_texts(place, record, "answers"),
+        format=record.get("format"),  # type: ignore[arg-type]  # checked by the draft
+        options=options,
+        answers=answers,
         images=tuple(images),
         dimension=place.optional_text(record.get("dimension"), "dimension"),
         category=category,
         time=place.time(record.get("time"), "time"),
         split=place.optional_text(record.get("split"), "split"),
     )
-    out.add_question(place, question, exact(_texts(place, record, "evidence"), dialogue.positions))
-
-
-def _texts(place: Place, record: dict[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
+    draft.question(place, question, draft.exact(evidence))
 
 
 def write_refmem(corpus: Corpus, path: str | Path) -> None:
@@ -147,26 +100,21 @@ def write_refmem(corpus: Corpus, path: str | Path) -> None:
         DataError: a turn or question that could not be read back.
         ImagePathError: an image file outside the folder of `path`, which its reader would refuse.
     """
-    target = Path(path)
-    records = list(_rows(corpus, target))
-    for record in records:
-        Place(target).text(json.dumps(record, ensure_ascii=False), "a record")
-    write_rows(target, records)
+    write_rows(path, _rows(corpus, Path(path)))
 
 
 def _rows(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
-    folder = target.parent.resolve()
     for dialogue in corpus.dialogues:
-        place = Place(target, dialogue.id)
-        for turn in dialogue.turns:
-            check_turn(place.at(turn.id), turn)
-        yield {"type": "context", "id": dialogue.id, "sessions": _sessions(dialogue, place, folder)}
+        record: dict[str, Any] = {"type": "context", "id": dialogue.id, "sessions": _sessions(dialogue, target)}
+        Place(target, dialogue.id).text(json.dumps(record, ensure_ascii=False), "a record")
+        yield record
     dangling: dict[str, list[str]] = {}
     for lost in corpus.dangling:
         dangling.setdefault(lost.question_id, []).append(lost.reference)
     for question in corpus.questions:
-        check_question(Place(target, question.id), question, corpus.dialogue(question.dialogue_id))
-        yield {
+        place = Place(target, question.id)
+        check_question(place, question, len(corpus.dialogue(question.dialogue_id).images))
+        record = {
             "type": "question",
             "id": question.id,
             "context_id": question.dialogue_id,
@@ -181,26 +129,29 @@ def _rows(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
             "category": question.category,
             "time": question.time,
         }
+        place.text(json.dumps(record, ensure_ascii=False), "a record")
+        yield record
 
 
-def _sessions(dialogue: Dialogue, place: Place, folder: Path) -> list[dict[str, Any]]:
-    """Sessions as records, with image paths relative to `folder`."""
-
-    def image_record(image: Image) -> dict[str, Any]:
-        path = None
-        if image.path is not None:
-            try:
-                path = Path(image.path).resolve().relative_to(folder).as_posix()
-            except ValueError:
-                what = f"image {image.path!r} lies outside {folder}; write the file beside its images"
-                raise ImagePathError(what, place.path, place.record) from None
-        return {"path": path, "caption": image.caption, "source": image.source}
-
-    def turn_record(turn: Turn) -> dict[str, Any]:
-        images = [image_record(image) for image in turn.images]
-        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "time": turn.time, "images": images}
-
-    return [
-        {"id": session.id, "time": session.time, "turns": [turn_record(turn) for turn in session.turns]}
-        for session in dialogue.sessions
-    ]
+def _sessions(dialogue: Dialogue, target: Path) -> list[dict[str, Any]]:
+    """Sessions as records, with image paths relative to the folder of `target`."""
+    folder = target.parent.resolve()
+    sessions = []
+    for session in dialogue.sessions:
+        turns = []
+        for turn in session.turns:
+            place = Place(target, dialogue.id).at(turn.id)
+            if not turn.speaker.strip() or not (turn.text.strip() or turn.images):
+                raise place.error("a turn needs a speaker, and words or images")
+            images = []
+            for image in turn.images:
+                path = None if image.path is None else Path(image.path).resolve()
+                if path is not None and not path.is_relative_to(folder):
+                    what = f"image {image.path!r} lies outside {folder}; write the file beside its images"
+                    raise ImagePathError(what, place.path, place.record)
+                inside = None if path is None else path.relative_to(folder).as_posix()
+                images.append({"path": inside, "caption": image.caption, "source": image.source})
+            row = {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "time": turn.time, "images": images}
+            turns.append(row)
+        sessions.append({"id": session.id, "time": session.time, "turns": turns})
+    return sessions

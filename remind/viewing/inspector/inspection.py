@@ -13,10 +13,9 @@ from remind.data.dialogue import Dialogue, Question
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.grounding import Grounder, GroundingTrace
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS, FactualState, Rendered, Span
 from remind.states.rebuild import blocks_of, factual_of
-from remind.states.records import kind_of
+from remind.states.records import StateRecord, kind_of
 from remind.viewing.pages import gold_turns, marked_turns
 from sae.pages import digits
 

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remind.build.states import asked
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar, track
@@ -17,7 +18,6 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.grounding.config import grounding_config
 from remind.models import BUILT_IN
-from remind.pipeline.outline import asked
 from remind.viewing.config import InspectConfig
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
         DataError, FormatError: states or corpus that cannot be used or do not fit each other; no such question.
         ModelError: SAEs that do not fit the backbone, or a model that cannot answer.
     """
-    from remind.states.parquet import read_manifest
+    from remind.states.dataset import read_manifest
     from remind.viewing.inspector.page import index_row, write_index, write_page
 
     out = Path(cfg.out)
@@ -74,7 +74,7 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
 
 
 def _chosen(cfg: InspectConfig) -> Iterator[StateRecord]:
-    from remind.states.parquet import iterate_states
+    from remind.states.dataset import iterate_states
 
     if cfg.all:
         number = 0
@@ -118,14 +118,14 @@ class Inspector:
     """
 
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
+        from remind.build.config import BuildStatesConfig
         from remind.grounding import Grounder
-        from remind.grounding.load import folder_of_saes, load_saes
+        from remind.grounding.ground import folder_of_saes, load_saes
+        from remind.models.backbone import load_backbone
         from remind.models.encoder import SentenceEncoder
         from remind.models.generate import check_generates
-        from remind.models.load import load_backbone
-        from remind.models.pictures import Pictures
-        from remind.pipeline.config import BuildStatesConfig
-        from remind.states.parquet import MANIFEST
+        from remind.models.images import Pictures
+        from remind.states.dataset import MANIFEST
         from remind.train_pra.export import images_in_training
         from remind.viewing.explanations import read_explanations
 
@@ -160,7 +160,7 @@ class Inspector:
     def inspect(self, record: StateRecord) -> Inspection:
         """Ground the question of a record, and let the model answer it where there is one."""
         from remind.models.generate import generate
-        from remind.models.pictures import level_content
+        from remind.models.images import level_content
         from remind.viewing.inspector.inspection import inspect_record, level_answers
 
         question = next((one for one in self.corpus.questions if one.id == record.question_id), None)

@@ -11,7 +11,7 @@ from remind.states.pyramid import one_line
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from remind.grounding.trace import GroundingTrace
+    from remind.grounding.ground import GroundingTrace
     from sae.figures import Picture
 
 _MARKED, _PLAIN, _GOLD, _FEATURE = "#E69F00", "#b8c4cc", "#009E73", "#0072B2"

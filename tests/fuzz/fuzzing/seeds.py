@@ -142,7 +142,7 @@ values: {format: {SC: single, MC: multi, open: direct}, split: {x: train}}
 PREDICTION = {"question_id": "q1", "text": "<answer>A</answer>", "prompt_tokens": 3, "new_tokens": 2, "finished": True}
 PREDICTION |= {"failure": None, "message": "", "prompt": "0123456789abcdef", "evidence_shown": ["t1"]}
 PREDICTION |= {"images_shown": [0], "cut_turns": 0, "left_out": None}
-MANIFEST = {"format": "remind-states", "format_version": 2, "inputs": {}, "questions": 1}
+MANIFEST = {"format": "remind-states", "format_version": 4, "inputs": {}, "questions": 1}
 _OPERATION = {"dialogue": "d", "session": "s", "store": "core", "coarse": False, "status": "applied", "why": ""}
 _OPERATION |= {"time": "2024-05", "sources": ["t1"], "by": {"model": "m", "prompt": "p", "key": "k"}}
 LOG: list[Any] = [
@@ -180,6 +180,21 @@ ANSWERS = (
     "<answer>B. green</answer><explanation>[0, 12]</explanation>",
     "<answer>a</answer><answer>b</answer> < / explanation >",
 )
+
+
+def changed(content: Any, path: str, value: Any) -> Any:
+    """A copy of JSON with another value at a dotted path; `...` removes it, one place behind a list's end is added."""
+    copy = inner = json.loads(json.dumps(content))
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    for key in keys:
+        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]
+    if value is ...:
+        del inner[last]
+    elif isinstance(inner, list) and last == len(inner):
+        inner.append(value)
+    else:
+        inner[last] = value
+    return copy
 
 
 def as_list(value: Any) -> bytes:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from hypothesis import strategies as st
-
-from remind.states.parquet import SCHEMA
 
 #: Spelt by hand, since `json` would not write it.
 RAW = ("NaN", "-Infinity", "1e400", "1" * 5000, "[" * 100_000 + "]" * 100_000, '{"a":' * 2000 + "1" + "}" * 2000)
@@ -73,17 +68,3 @@ def _change(draw: st.DrawFn, value: Any) -> Any:
     else:
         container[key] = RAW[0] if action == "raw" else draw(hostile_values)
     return holder[0]
-
-
-@st.composite
-def changed_part(draw: st.DrawFn, seed: bytes) -> bytes:
-    """A Parquet file of states with values replaced within its schema, else with bytes changed."""
-    rows = pq.read_table(io.BytesIO(seed)).to_pylist()
-    for _ in range(draw(st.integers(1, 3))):
-        rows = _change(draw, rows)
-    out = io.BytesIO()
-    try:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), out)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, KeyError):
-        return draw(changed_bytes(seed))
-    return out.getvalue()

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzzing import seeds
-from fuzzing.strategies import changed_bytes, changed_json, changed_part
+from fuzzing.strategies import changed_bytes, changed_json
 from remind.core.errors import RemindError
 from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import FORMATS, read, stream, write_refmem
 from remind.evaluation.parse import parse_answer
-from remind.states import parquet
-from remind.states.parquet import StateRecord, read_part, write_part
+from remind.states import dataset
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
 #: Seconds that no input may take.
 SLOW = 20.0
@@ -140,42 +140,30 @@ def _predictions(data: bytes, folder: Path) -> None:
 
 
 def _manifest(data: bytes, folder: Path) -> None:
-    (folder / parquet.MANIFEST).write_bytes(data)
-    parquet.read_manifest(folder)
-    parquet.state_parts(folder)
+    (folder / dataset.CARD).touch()
+    (folder / dataset.MANIFEST).write_bytes(data)
+    dataset.read_manifest(folder)
 
 
 def _states(data: bytes, folder: Path) -> None:
-    part = folder / parquet.part_name(0)
-    part.write_bytes(data)
-    (folder / parquet.MANIFEST).write_text(json.dumps(seeds.MANIFEST))
-    for levels, spans in ((("x0",), False), ((), True), (("x1", "x2"), True)):
-        read_part(part, levels, spans)
-    records = list(parquet.iterate_states(folder))
-    for record in records:
+    (folder / "row.json").write_bytes(data)
+    row = read_json(folder / "row.json")
+    if isinstance(row, dict):
+        record = record_of_row(row)
         _check_record(record)
-    copy = folder / "copy"
-    copy.mkdir(exist_ok=True)
-    assert repr(read_part(write_part(copy, 0, records))) == repr(records), "states changed on the way through a file"
-    parquet.read_states(folder)
+        assert record_of_row(row_of(record)) == record, "a state changed on the way through a row"
 
 
 def _check_record(record: StateRecord) -> None:
-    for name in ("x0", "x1", "x2"):
+    for name in record.levels:
         level = record.level(name)
-        end = level.dialogue[0]
         for turn in level.turns:
-            assert end <= turn.start <= turn.speaker[0] <= turn.speaker[1] <= turn.end <= level.dialogue[1]
-            assert all(turn.start <= first <= last <= turn.end for first, last in (turn.text, *turn.captions))
-            end = turn.end
-        assert level.dialogue[1] <= len(level.text)
+            assert 0 <= turn.start <= turn.end <= len(level.text)
         assert len(level.markers) % 2 == 0
 
 
 def sample_record() -> StateRecord:
     """The states of a small question."""
-    from remind.pipeline import record_of
-
     turns = tuple(Turn(f"t{number}", "Ana", f"line {number} é") for number in range(4))
     dialogue = Dialogue("d", (Session("s", None, turns),))
     question = Question("q", "d", "why?", answers=("so",), evidence=("t1",), category=4)
@@ -185,12 +173,11 @@ def sample_record() -> StateRecord:
 
 
 def _state_seeds() -> tuple[bytes, ...]:
-    with tempfile.TemporaryDirectory() as folder:
-        return (write_part(folder, 0, [sample_record()]).read_bytes(),)
+    return (json.dumps(row_of(sample_record())).encode(),)
 
 
 def _image(data: bytes, folder: Path) -> None:
-    from remind.models.chat import open_image
+    from remind.models.images import open_image
 
     path = folder / "input.png"
     path.write_bytes(data)
@@ -252,7 +239,7 @@ def make_targets() -> dict[str, Target]:
         "json": Target((seeds.as_list(seeds.REALTALK),), _json),
         "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
         "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
-        "states": Target(_state_seeds(), _states, (changed_part, changed_bytes)),
+        "states": Target(_state_seeds(), _states),
         "operations": Target((seeds.as_lines(seeds.LOG),), _operations),
         "proposals": Target(tuple(map(seeds.as_list, seeds.REPLIES)), _proposals),
         "image": Target(_image_seeds(), _image, (changed_bytes,)),

@@ -1,76 +1,25 @@
-"""Processes of one launch: the accelerator of a training run, and a team that deals out work of another kind."""
+"""The processes of one launch, among which an evaluation deals out its work."""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import distributed
 
-from remind.core.errors import ConfigError, ModelError, RemindError
-from remind.core.processes import WHOLE, Shard, shard_of
+from remind.core.errors import ConfigError, ModelError, RemindError, told
+from remind.core.processes import WHOLE, Shard
 
 T = TypeVar("T")
 #: How long a process waits for the others. They may have hours of work; one that dies is noticed at once.
 _PATIENCE = timedelta(days=30)
 #: Where a process says that it has failed.
 _FAILED = "failed"
-_DEEPSPEED = (
-    "training under DeepSpeed is not supported: a step runs the model several times before it goes backward, at which "
-    "ZeRO-3 fails (DeepSpeed issue 5321); use DDP, or FSDP with fsdp_version 2"
-)
-
-
-def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
-    """An `accelerate.Accelerator` for one process, DDP or FSDP2.
-
-    Raises:
-        ConfigError: processes that did not connect, a tracker that accelerate does not know, or a strategy the trainer
-            does not support.
-    """
-    from accelerate import Accelerator, DistributedDataParallelKwargs
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-    from accelerate.utils import GradientAccumulationPlugin
-
-    # asked here, since accelerate first misses a package that is of no use
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        raise ConfigError(_DEEPSPEED)
-    if unknown := [name for name in trackers if name not in LOGGER_TYPE_TO_CLASS]:
-        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
-    device = torch.accelerator.current_accelerator(check_available=True)
-    accelerator = Accelerator(
-        # without it, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64, in
-        # which metrics are summed
-        cpu=device is None or device.type == "mps",
-        log_with=list(trackers) or None,
-        project_dir=str(out),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        # the step accumulates by itself; a number in the launcher's config would divide the loss again
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-    )
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != accelerator.num_processes:
-        raise ConfigError(f"launched as {launched} processes that did not connect; see configs/accelerate/cpu_2.yaml")
-    kind = accelerator.distributed_type.value
-    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP") or (kind == "FSDP" and not accelerator.is_fsdp2):
-        raise ConfigError(f"training under {kind} is not supported; use DDP, or FSDP with fsdp_version 2")
-    if accelerator.mixed_precision not in ("no", "bf16"):
-        raise ConfigError(f"mixed_precision {accelerator.mixed_precision} is not supported; use no or bf16")
-    if launched > 1:
-        atexit.register(_leave_group)
-    return accelerator
-
-
-def sharded(accelerator: Any) -> bool:
-    """Whether parameters are sharded (FSDP2)."""
-    return bool(accelerator.distributed_type.value == "FSDP")
 
 
 class Team:
@@ -115,7 +64,7 @@ class Team:
         except (RemindError, OSError) as error:
             if self.leads:
                 raise
-            mine = _Failure(f"process {self.shard.index}: {_in_words(error)}")
+            mine = _Failure(f"process {self.shard.index}: {told(error)}")
             self._store.set(_FAILED, mine.message)
         results: list[Any] = [mine]
         if self._store is not None:
@@ -157,12 +106,6 @@ def _together(shard: Shard) -> Iterator[None]:
         raise ModelError(what) from None
 
 
-def _in_words(error: RemindError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
 @cache
 def join() -> Team:
     """The team of all processes of this launch (`accelerate launch`, torchrun); they join at the first call.
@@ -173,7 +116,7 @@ def join() -> Team:
         ConfigError: the environment names several processes and not where they meet.
         ModelError: another process has ended.
     """
-    shard = shard_of("auto")
+    shard = Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     if shard.count == 1 or distributed.is_initialized():
         return Team()
     with _together(shard):
@@ -183,10 +126,5 @@ def join() -> Team:
             raise ConfigError(f"{shard.count} processes cannot connect ({error}); use accelerate launch") from None
         # objects alone are exchanged, which stay on the CPU
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    atexit.register(_leave_group)
+    atexit.register(distributed.destroy_process_group)
     return Team(shard, store)
-
-
-def _leave_group() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

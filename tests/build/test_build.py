@@ -1,34 +1,29 @@
 """From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
 
-import errno
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import DatasetDict, load_dataset
 from fuzzing import seeds
 from in_process import run_module
 from small_corpus import first_dialogue, rows, short_haystack
 
-import remind.pipeline.assemble
-import remind.pipeline.dialogue
+import remind.build.states
 from remind import read
+from remind.build import BuildStatesConfig, build, build_states
+from remind.build.states import outline, with_cap
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.conditions import load_questions
-from remind.models.load import load_backbone, size_of
+from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
-from remind.pipeline import BuildStatesConfig, build_states, identity
-from remind.pipeline.build import with_cap
-from remind.pipeline.outline import outline
-from remind.states import prompts
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import iterate_states, read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
 from remind.train_pra.config import TrainConfig
 from remind.train_pra.run import make_trainer
@@ -44,8 +39,8 @@ def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_s
         first_dialogue(name, tmp_path / "sample")
     data = str(tmp_path / "sample")
     cache = str(tmp_path / "cache")
-    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=2, cache=cache))
-    second = build_states(
+    first = build(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=2, cache=cache))
+    second = build(
         BuildStatesConfig(
             data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=2, cache=cache
         )
@@ -79,7 +74,7 @@ def test_bad_input_is_refused_before_saes_are_trained_for_it(tmp_path: Path) -> 
     path, cache = tmp_path / "in.json", tmp_path / "cache"
     path.write_text("[{")
     with pytest.raises(DataError):
-        build_states(BuildStatesConfig(str(path), str(tmp_path / "out"), cache=str(cache)))
+        build(BuildStatesConfig(str(path), str(tmp_path / "out"), cache=str(cache)))
     assert not cache.exists()
     assert not (tmp_path / "out").exists()
 
@@ -100,7 +95,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
         settings = tmp_path / "settings.yaml"
         settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
         extra += ["--config", str(settings)]
-        place, word = f"{settings} [line 3]: ", "alpah"
+        place, word = f"{settings}:3: ", "alpah"
     else:
         extra = ["--sae", str(tmp_path / "sae")]
         TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
@@ -130,44 +125,13 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
     sae = tmp_path / "sae"
     if layer is not None:
         TopKSAE(width, 64, 4).save(layer_folder(sae, layer))
-    monkeypatch.setattr(
-        remind.pipeline.dialogue.DialogueBuilder, "build", lambda *_: pytest.fail("a dialogue was begun")
-    )
+    monkeypatch.setattr(remind.build.states.DialogueBuilder, "build", lambda *_: pytest.fail("a dialogue was begun"))
     cfg = BuildStatesConfig(
         str(corpus), str(tmp_path / "out"), backbone="nano", sae=str(sae), cache=str(tmp_path / "cache")
     )
     with pytest.raises(ModelError) as caught:
-        build_states(cfg)
+        build(cfg)
     assert str(caught.value).startswith(f"{sae}: {word}")
-
-
-@pytest.mark.parametrize("llm", ["offline-extractive-1", "chat-1 summary=m"])
-def test_states_are_stamped_with_the_prompts_they_are_made_with(
-    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, folder = Path(remind.pipeline.assemble.__file__).parents[2], tmp_path / "remind" / "states" / "prompts"
-    for package in ("remind", "sae"):
-        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("nano", "__pycache__"))
-    monkeypatch.setattr(identity, "__file__", str(tmp_path / "remind" / "pipeline" / "identity.py"))
-    monkeypatch.setattr(prompts, "source", lambda name: (folder / f"{name}.j2").read_text())
-    cfg = BuildStatesConfig("in", "out", backbone="nano-untrained", cache=str(tmp_path / "cache"))
-
-    def stamp() -> str:
-        return sha256_json(identity.build_identity(cfg, llm, tmp_path))
-
-    before, changed = stamp(), set()
-    for path in folder.glob("*.j2"):
-        text = path.read_text()
-        path.write_text(f"{text}.")
-        if stamp() != before:
-            changed.add(path.stem)
-        path.write_text(text)
-    (folder / "another.j2").write_text("{% block user %}Why?{% endblock %}")
-    assert stamp() == before
-    asked = {"ask_kind", "ask_cue", "ask_strategy", "ask_summary"} if llm.startswith("chat") else set()
-    assert changed == {"answer", "strategy", "reminder", "summary"} | asked
-    (tmp_path / "remind" / "reflect.py").write_text("")
-    assert stamp() != before
 
 
 def test_the_size_of_a_backbone_is_known_without_it() -> None:
@@ -199,7 +163,7 @@ def test_questions_whose_context_was_capped_are_counted(
     def counted(out: str, cap: int | None) -> int:
         cfg = BuildStatesConfig(str(path), str(tmp_path / out), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
         cfg.perception.retrieve = RetrieveConfig(top_share=1.0, whole_tokens=0, max_context_tokens=cap)
-        manifest = read_manifest(build_states(cfg))
+        manifest = read_manifest(build(cfg))
         assert manifest["config"]["perception"]["retrieve"]["max_context_tokens"] == cap
         return int(manifest["counts"]["capped"])
 
@@ -207,26 +171,6 @@ def test_questions_whose_context_was_capped_are_counted(
     assert "cap" not in capsys.readouterr().out
     assert counted("b", 60) == 2
     assert "the cap of 60 tokens left out segments of 2 questions" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("fails", ["the input", "the end"])
-def test_no_folder_on_the_way_to_out_is_left(
-    corpus: Path, tmp_path: Path, minilm_sae: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    if fails == "the input":
-        corpus.write_text("{oops")
-    else:
-        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows(1)))
-        monkeypatch.setattr(remind.pipeline.assemble, "write_manifest", full)
-    out = tmp_path / "not" / "there" / "yet"
-    with pytest.raises((DataError, OSError), match=r"not JSON|No space"):
-        build_states(
-            BuildStatesConfig(str(corpus), str(out), sae=str(minilm_sae), limit=1, cache=str(tmp_path / "cache"))
-        )
-    assert not (tmp_path / "not").exists()
 
 
 def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> None:
@@ -341,11 +285,55 @@ def test_a_split_that_shares_evidence_is_refused_or_reported(
     assert "built from other input or settings" in capsys.readouterr().err
 
 
+def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    states = build_states(read(corpus), saes=minilm_sae, out=tmp_path / "out", cache=cache)
+    assert isinstance(states, DatasetDict)
+    opened = load_dataset(str(tmp_path / "out"))
+    assert {name: part.num_rows for name, part in opened.items()} == {n: p.num_rows for n, p in states.items()}
+    assert sum(part.num_rows for part in states.values()) == 12
+    for name, part in states.items():
+        assert part.features == opened[name].features
+        assert {row["split"] for row in part} == {name}
+        assert part.cache_files  # memory-mapped
+    # as one filters and maps it
+    kept = states["test"].filter(lambda row: row["format"] == "direct").map(lambda row: {"dimension": None})
+    records = list(iterate_states(kept))
+    assert 0 < len(records) < states["test"].num_rows
+    assert len(load_questions(kept, "test", ["x0"]).records) == len(records)
+    # without a folder, from a file: the same
+    again = build_states(str(corpus), saes=minilm_sae, cache=cache)
+    assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
+
+
+def test_lower_levels_cost_no_saes_and_no_summaries(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build_states(str(corpus), saes=minilm_sae, cache=str(tmp_path / "cache"))
+    monkeypatch.setattr("remind.llm.offline.OfflineLLM.summaries", lambda *_: pytest.fail("a summary was written"))
+    two = build_states(str(corpus), saes=minilm_sae, levels=("x0", "x1"), cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(remind.build.states, "load_backbone", lambda *_, **__: pytest.fail("the backbone was loaded"))
+    monkeypatch.setattr(remind.build.states, "folder_of_saes", lambda *_: pytest.fail("SAEs were trained"))
+    one = build_states(str(corpus), levels=("x0",), cache=str(tmp_path / "cache"))
+    for levels, built in ((("x0", "x1"), two), (("x0",), one)):
+        for name, part in built.items():
+            assert {"x0", "x1", "x2"} & set(part.column_names) == set(levels)
+            for row, full in zip(part, whole[name], strict=True):
+                assert all(row[level] == full[level] for level in levels)
+                assert row["target"] == full["target"]
+    with pytest.raises(DataError, match=r"no level 'x1'; there are x0; build the states with it"):
+        load_questions(one, "test", ["x1"])
+    with pytest.raises(ConfigError, match="levels are x0, x0 and x1, or x0, x1 and x2, not x1"):
+        build_states(str(corpus), levels=("x1",))
+    with pytest.raises(ConfigError, match="has no setting limits"):
+        build_states(str(corpus), limits=3)
+
+
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
     # three sessions of 53: all of them take a minute
     path, instance = short_haystack(remind_data, tmp_path)
     gold = sum(turn.get("has_answer", False) for session in instance["haystack_sessions"] for turn in session)
-    folder = build_states(
+    folder = build(
         BuildStatesConfig(str(path), str(tmp_path / "out"), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
     )
     counts = read_manifest(folder)["counts"]

@@ -1,6 +1,4 @@
-"""SAEs from disk: ours and sae-lens's folders, sparsify's, Qwen-Scope's and Gemma Scope's files, others by a mapping.
-
-What is read beside sae-lens's format (`sae.format`):
+"""SAEs as others publish them: sparsify's folders, Qwen-Scope's and Gemma Scope's files, anything else by a mapping.
 
 - sparsify: folders with `cfg.json` and `sae.safetensors`, named by what they read (`layers.10`, `embed_tokens`);
   activation topk, no transcoders.
@@ -21,18 +19,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sae import files
-from sae import format as sae_format
 from sae.archive import read_archive
 from sae.errors import FormatError
-from sae.format import MOST, Stored
-from sae.jumprelu import JumpReLUSAE
-from sae.regular import check_regular
-from sae.topk import TopKSAE
+from sae.topk import MAPPING, MOST, TopKSAE, checked, coder_of
 
-MAPPING = "sae_mapping.json"
 Activation = Literal["topk", "jumprelu", "relu"]
 _TENSORS = {name: name for name in ("W_enc", "b_enc", "W_dec", "b_dec")}
 
@@ -84,95 +77,28 @@ GEMMA_SCOPE = Mapping({**_TENSORS, "threshold": "threshold"}, "jumprelu", subtra
 SPARSIFY = Mapping({"W_enc": "encoder.weight.T", "b_enc": "encoder.bias", "W_dec": "W_dec", "b_dec": "b_dec"})
 
 
-def load(path: str | Path, *, k: int | None = None, device: torch.device | str = "cpu") -> TopKSAE:
-    """Read an SAE; its parameters need no gradient.
-
-    Args:
-        path: a folder of sae-lens or sparsify, or with a mapping file that names one layer; a `.sae.pt` of Qwen-Scope,
-            or a `params.npz` of Gemma Scope.
-        k: entries of a token's codes where the file sets none (see `JumpReLUSAE`), 256 by default.
-
-    Raises FormatError for what is missing, damaged or of another kind.
-    """
-    path = Path(path)
+def load_published(path: Path, k: int | None, device: torch.device | str) -> TopKSAE:
+    """`sae.load` of what is not in sae-lens's format."""
     if path.suffix == ".pt":
-        return _coder(_mapped(path, replace(QWEN_SCOPE, k=k or _k_of(path))), device)
+        return _mapped(path, replace(QWEN_SCOPE, k=k or _k_of(path)), device)
     if path.suffix == ".npz":
-        return _coder(_mapped(path, replace(GEMMA_SCOPE, k=k)), device)
-    if (path / MAPPING).exists():
-        found = load_layers(path, device, k=k)
-        if len(found) != 1:
-            raise FormatError(f"{MAPPING} names {len(found)} layers: read them with load_layers", path)
-        return next(iter(found.values()))
-    if (path / "sae.safetensors").exists():
-        return _coder(_mapped(path / "sae.safetensors", replace(SPARSIFY, k=_sparsify_k(path / "cfg.json"))), device)
-    return _coder(sae_format.read(path, k or MOST), device)
+        return _mapped(path, replace(GEMMA_SCOPE, k=k), device)
+    if not (path / MAPPING).exists():
+        return _mapped(path / "sae.safetensors", replace(SPARSIFY, k=_sparsify_k(path / "cfg.json")), device)
+    found = load_mapped(path, k, device)
+    if len(found) != 1:
+        raise FormatError(f"{MAPPING} names {len(found)} layers: read them with load_layers", path)
+    return next(iter(found.values()))
 
 
-def load_layers(folder: str | Path, device: torch.device | str = "cpu", k: int | None = None) -> dict[int, TopKSAE]:
-    """Read all SAEs of a folder, by the number of the hidden state that they read, ascending; k as in `load`.
-
-    Raises FormatError for no SAE, one that cannot be read, or one of which it is not known what it reads.
-    """
-    folder = Path(folder)
-    if (folder / MAPPING).exists():
-        mapping = Mapping.read(folder / MAPPING)
-        if not mapping.layers:
-            raise FormatError("names no layers", folder / MAPPING)
-        mapping = replace(mapping, k=mapping.k or k)
-        paths = {int(layer): folder / name for layer, name in mapping.layers.items()}
-        return {layer: _coder(_mapped(paths[layer], mapping), device) for layer in sorted(paths)}
-    found: dict[int, Path] = {}
-    for path in sae_paths(folder):
-        layer = layer_of(path, folder)
-        if layer in found:
-            raise FormatError(f"is a second SAE of layer {layer}, beside {found[layer]}", path)
-        found[layer] = path
-    if not found:
-        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
-    return {layer: load(found[layer], k=k, device=device) for layer in sorted(found)}
-
-
-def sae_paths(folder: Path) -> list[Path]:
-    """What `load` is given for each SAE of a folder: folders with cfg.json, or files."""
-    if (folder / sae_format.CONFIG).exists():
-        return [folder]
-    ours = {path for path in folder.glob("layer_*") if path.is_dir() and path.name.removeprefix("layer_").isdecimal()}
-    gemma_scope = sorted(folder.glob("layer_*/**/params.npz"))
-    folders = {path.parent for path in folder.glob("*/cfg.json")} | (set() if gemma_scope else ours)
-    return sorted(folders) or sorted(folder.glob("layer*.sae.pt")) or gemma_scope
-
-
-def sae_files(folder: Path) -> list[Path]:
-    """All files of a folder that its SAEs' codes depend on, ascending."""
-    if (folder / MAPPING).exists():
-        return sorted([folder / MAPPING, *(folder / name for name in Mapping.read(folder / MAPPING).layers.values())])
-    inside = [one for path in sae_paths(folder) for one in (path.iterdir() if path.is_dir() else (path,))]
-    named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
-    return sorted(path for path in named if path.name != "training.json")
-
-
-def layer_of(path: Path, folder: Path) -> int:
-    """The hidden state that the SAE at `path` reads: by its name, or what sae-lens recorded. Else FormatError."""
-    name = path.relative_to(folder).parts[0] if path != folder else path.name
-    rules: list[tuple[str, int]] = [(r"layer(\d+)\.sae\.pt", 1), (r"layers\.(\d+)", 1)]
-    rules.append((r"layer_(\d+)", 1 if path.suffix == ".npz" else 0))
-    for pattern, after in rules:
-        if match := re.fullmatch(pattern, name):
-            return int(match[1]) + after
-    if name == "embed_tokens":
-        return 0
-    hook = _hook_name(path) if path.is_dir() else ""
-    for pattern, after in ((r"blocks\.(\d+)\.hook_resid_pre", 0), (r"blocks\.(\d+)\.hook_resid_post", 1)):
-        if match := re.fullmatch(pattern, hook):
-            return int(match[1]) + after
-    raise FormatError(f"it is not known what this SAE reads; write a {MAPPING}, or name the folder layer_<LL>", path)
-
-
-def _hook_name(path: Path) -> str:
-    config = files.read_json(path / sae_format.CONFIG)
-    metadata = config.get("metadata")
-    return str((metadata if isinstance(metadata, dict) else config).get("hook_name", ""))
+def load_mapped(folder: Path, k: int | None, device: torch.device | str) -> dict[int, TopKSAE]:
+    """`sae.load_layers` of a folder with a mapping."""
+    mapping = Mapping.read(folder / MAPPING)
+    if not mapping.layers:
+        raise FormatError("names no layers", folder / MAPPING)
+    mapping = replace(mapping, k=mapping.k or k)
+    paths = {int(layer): folder / name for layer, name in mapping.layers.items()}
+    return {layer: _mapped(paths[layer], mapping, device) for layer in sorted(paths)}
 
 
 def _k_of(path: Path) -> int:
@@ -194,7 +120,7 @@ def _sparsify_k(path: Path) -> int:
     return k
 
 
-def _mapped(path: Path, mapping: Mapping) -> Stored:
+def _mapped(path: Path, mapping: Mapping, device: torch.device | str) -> TopKSAE:
     stored = _tensors_of(path)
     tensors: dict[str, Tensor | None] = {}
     for ours in ("W_enc", "b_enc", "W_dec", "b_dec", *(("threshold",) if mapping.activation == "jumprelu" else ())):
@@ -219,14 +145,14 @@ def _mapped(path: Path, mapping: Mapping) -> Stored:
     assert k is not None
     if not 1 <= k <= d_sae:
         raise FormatError(f"k = {k}, but there are {d_sae} features", path)
-    found = sae_format.checked(tensors, d_in, d_sae, path)
+    found = checked(tensors, d_in, d_sae, path)
     if mapping.activation == "relu":
         found["threshold"] = torch.zeros_like(found["b_enc"])
     if not mapping.subtract_b_dec:
         # by parts: in float64 all of it may be larger than what is left of the memory
         shift = [found["b_dec"].double() @ part.double() for part in found["W_enc"].split(4096, dim=1)]
         found["b_enc"] = (found["b_enc"].double() + torch.cat(shift)).to(found["b_enc"].dtype)
-    return Stored(d_in, d_sae, k, found, {"path": str(path)})
+    return coder_of(found, k, {"path": str(path)}, device)
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
@@ -243,19 +169,8 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    check_regular(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (OSError, ValueError, TypeError, BadZipFile, EOFError) as error:
         raise FormatError(f"damaged, or not an npz file ({error})", path) from None
-
-
-def _coder(stored: Stored, device: torch.device | str) -> TopKSAE:
-    kind = JumpReLUSAE if "threshold" in stored.tensors else TopKSAE
-    coder = kind.__new__(kind)
-    nn.Module.__init__(coder)
-    coder.d_in, coder.d_sae, coder.k, coder.metadata = stored.d_in, stored.d_sae, stored.k, stored.metadata
-    for name, tensor in stored.tensors.items():
-        setattr(coder, name, nn.Parameter(tensor.to(device).contiguous(), requires_grad=False))
-    return coder.eval()

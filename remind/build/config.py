@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from remind.core.errors import ConfigError
 from remind.data.split import SplitConfig
@@ -11,9 +12,6 @@ from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
 from sae.ranges import PositiveInt, Share, Workers, check_ranges
 
-#: What takes long to import and every process of a build needs.
-LIBRARIES = ("remind.pipeline.workers", "sentence_transformers", "transformers")
-
 
 @dataclass
 class BuildStatesConfig:
@@ -21,9 +19,11 @@ class BuildStatesConfig:
 
     input: str | list[str]
     """File or folder of dialogues with questions; a list of several is merged."""
-    out: str
-    """Folder for the states (part-*.parquet and manifest.json). A folder built from the same input with the same
-    settings is left unchanged; any other existing folder is an error unless overwrite is set."""
+    out: str | None
+    """Folder for the states: a dataset that datasets.load_dataset opens. One that was begun with the same input and
+    settings is gone on with; any other is an error unless overwrite is set. None: a folder in the cache."""
+    levels: tuple[Literal["x0", "x1", "x2"], ...] = ("x0", "x1", "x2")
+    """States to build, from x0 up. x0 alone costs no SAE forward and no summary; x0 and x1 no summary."""
     ask: list[str] | None = None
     """Questions of your own about each dialogue, in place of those of the input: --ask "Who …?" --ask "When …?". They
     have no gold answer, and their split is test."""
@@ -54,11 +54,10 @@ class BuildStatesConfig:
     workers: Workers = 1
     """Number of processes, each with its own models, that build dialogues; 0: one per core."""
     shard: str | None = "auto"
-    """Part of the dialogues that this process builds, if several are started with the same input, out and cache. i/n
-    (from 1); slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last writes
-    out."""
+    """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1);
+    slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last finishes out."""
     cache: str = "~/.cache/remind"
-    """Folder for the results of every stage, by content hash; safe to delete. Shards must share it."""
+    """Folder for indexes, codes and replies, by what they are made from; safe to delete."""
     keep_codes: bool = True
     """Also keep the sparse codes of dialogues in the cache (8 bytes times k for each token and layer), so that other
     questions and settings need no further forward pass."""
@@ -71,6 +70,9 @@ class BuildStatesConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
+        self.levels = tuple(self.levels)
+        if self.levels != ("x0", "x1", "x2")[: len(self.levels)] or not self.levels:
+            raise ConfigError(f"levels are x0, x0 and x1, or x0, x1 and x2, not {', '.join(self.levels) or 'none'}")
         if self.ask is not None and not (self.ask and all(text.strip() for text in self.ask)):
             raise ConfigError("ask needs one or more questions, none of them blank")
 

@@ -1,0 +1,637 @@
+"""From dialogues to a folder of states: outline the corpus, build dialogue by dialogue, finish the folder.
+
+A dialogue's files are written when it is done, with an account of it; the manifest and the dataset card are written
+last. So a build that was killed goes on where it was, and several processes can build parts of one folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from multiprocessing import current_process
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from datasets import DatasetDict
+
+from remind.build.config import BuildStatesConfig
+from remind.build.identity import build_stamp, content_of, prompt_hashes, sae_hashes, settings_of, versions
+from remind.build.shards import shard_of
+from remind.core.errors import ConfigError, DataError, ModelError, named
+from remind.core.files import read_json, sha256_json, write_json
+from remind.core.processes import (
+    cores,
+    device_of,
+    give_back_memory,
+    leave_with_parent,
+    locked,
+    spawned_pool,
+)
+from remind.core.progress import ProgressBar
+from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
+from remind.data.readers import stream
+from remind.data.split import Overlap, assign_splits, check_overlap
+from remind.grounding import Grounder
+from remind.grounding.ground import check_saes, folder_of_saes, load_saes
+from remind.llm.auxiliary import ChatLLM, open_llm
+from remind.llm.endpoints import LLMConfig
+from remind.models.backbone import BackboneSize, load_backbone, model_folder, size_of
+from remind.models.encoder import SentenceEncoder
+from remind.perception import Perception
+from remind.reflect import summarise
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.dataset import CARD, MANIFEST, finish, load_states, write_part
+from remind.states.pyramid import LEVELS, AttentionalState, FactualState, State
+from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_share, record_of
+
+#: Share of its context that the dialogue may fill where a backbone reads all of x0 at once. The rest is for
+#: instructions, strategy and question, and because the cap is counted in other tokens, those of the sentence encoder.
+_DIALOGUE_SHARE = 0.75
+#: What a build keeps in its folder until it is finished: stamp, locks, and an account of every dialogue.
+_UNFINISHED = ".build"
+_log = logging.getLogger(__name__)
+
+
+def build_states(
+    corpus: Corpus | str | Path | Sequence[str],
+    backbone: str = "minilm",
+    saes: str | Path | None = None,
+    llm: LLMConfig | AuxiliaryLLM | None = None,
+    levels: Sequence[Any] = LEVELS,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> DatasetDict:
+    """The states of every question of a corpus, as a memory-mapped dataset: train, dev and test, those that exist.
+
+    ```python
+    states = build_states(read("locomo10.json"), backbone="smollm2", saes="runs/sae")
+    ```
+
+    Args:
+        corpus: from `read`, or a file or folder, or several.
+        backbone: model whose hidden states the SAEs read.
+        saes: folder of trained SAEs; None: small ones are trained first, and cached.
+        llm: what writes cues, strategies and summaries; None: offline rules.
+        levels: x0 alone costs no SAE forward and no summary; x0 and x1 no summary.
+        out: states folder to write; None: one in the cache.
+        settings: other fields of `BuildStatesConfig`, for example `limit` or `perception`.
+
+    Raises:
+        As `build`.
+    """
+    if unknown := sorted(settings.keys() - {entry.name for entry in fields(BuildStatesConfig)}):
+        raise ConfigError(f"build_states has no setting {unknown[0]}")
+    paths = [] if isinstance(corpus, Corpus) else [str(corpus)] if isinstance(corpus, str | Path) else list(corpus)
+    if isinstance(llm, LLMConfig):
+        settings["llm"] = llm
+    cfg = BuildStatesConfig(
+        input=paths,
+        out=None if out is None else str(out),
+        backbone=backbone,
+        sae=None if saes is None else str(saes),
+        levels=tuple(levels),
+        **settings,
+    )
+    own = corpus if isinstance(corpus, Corpus) else None
+    return load_states(build(cfg, own, None if isinstance(llm, LLMConfig) else llm))
+
+
+def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLLM | None = None) -> Path:
+    """Read, build and write; prints what dangles and the evidence recall of x0 by category.
+
+    Args:
+        corpus: in place of the input files. llm: in place of the endpoints; both need a single process.
+
+    Returns:
+        The states folder; in a dry run the file of the prompts. Where other shards have yet to end, it is unfinished.
+
+    Raises:
+        DataError, ImagePathError, FormatError: an input that cannot be used, or that changes meanwhile.
+        ConfigError: the output exists and is of another build, or the corpus has no questions.
+        ModelError: backbone and SAEs do not fit, or too much of what the LLM was asked for failed.
+        OSError: no room, or no right to write.
+    """
+    if cfg.workers != 1 and (corpus is not None or llm is not None):
+        raise ConfigError("workers: a corpus or an LLM in memory cannot be given to other processes; take 1")
+    encoder = SentenceEncoder(device=cfg.device, load=False)
+    asked = llm or open_llm(cfg.llm, encoder)
+    chat = asked if isinstance(asked, ChatLLM) else None
+    if cfg.llm.dry_run is not None:
+        return _dry_run(cfg, corpus, encoder, chat)
+    out = None if cfg.out is None else Path(cfg.out)
+    if out is not None and not _is_ours(out):
+        raise ConfigError(f"{out} exists and holds no states; choose another out")
+    plan = outline(cfg, corpus)
+    saes: Path | None = None
+    size = size_of(cfg.backbone)
+    if "x1" in cfg.levels:
+        saes = _saes(cfg, size)
+    cfg = with_cap(cfg, size)
+    inputs = content_of(cfg, corpus)
+    hashes = {} if saes is None else sae_hashes(saes)
+    stamp = build_stamp(cfg, inputs, asked.name, hashes, (task.dialogue for task in tasks(cfg, plan, corpus)))
+    out = out or Path(cfg.cache).expanduser() / "states" / stamp[:32]
+    with _claimed(out, cfg, stamp) as unfinished:
+        if unfinished is None:
+            print(f"states: {out} (unchanged: built before from the same input with the same settings)")
+            return out
+        left = _build_missing(cfg, corpus, plan, asked, saes, out, unfinished)
+        if left:
+            print(f"shard {cfg.shard} is done; {left} of {plan.dialogues} dialogues belong to others, not built yet")
+            return out
+        if content_of(cfg, corpus) != inputs:
+            raise DataError("the input has changed while the states were built; start again", *cfg.inputs[:1])
+        with locked(unfinished / "finish.lock"):
+            if not (out / CARD).exists():
+                _finish(cfg, plan, chat, asked.name, stamp, inputs, hashes, out, unfinished)
+    return out
+
+
+def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
+    """The settings with a `max_context_tokens` where there is none and the backbone is to read all of x0 at once."""
+    retrieve, codes = cfg.perception.retrieve, cfg.grounding.context_codes
+    joint = size.causal if codes == "auto" else codes == "joint"
+    if retrieve.max_context_tokens is not None or not joint:
+        return cfg
+    cap = max(1, int(_DIALOGUE_SHARE * size.max_length))
+    return replace(cfg, perception=replace(cfg.perception, retrieve=replace(retrieve, max_context_tokens=cap)))
+
+
+def _saes(cfg: BuildStatesConfig, size: BackboneSize) -> Path:
+    """The folder of SAEs, trained now if none is given; they fit the backbone."""
+    with locked(Path(cfg.cache).expanduser() / "sae.lock"):
+        folder = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
+    if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
+        # a model of the hub is known by its files, so they are fetched first
+        load_backbone(cfg.backbone, dtype=cfg.dtype)
+    check_saes(size, *load_saes(folder), cfg.grounding, folder)
+    return folder
+
+
+# the corpus
+
+
+class Task(NamedTuple):
+    """A dialogue and what is asked about it.
+
+    Attributes:
+        number: from 0.
+        splits: question id to split.
+        abstention: as in `FactualState`.
+    """
+
+    number: int
+    dialogue: Dialogue
+    questions: list[Question]
+    splits: dict[str, str]
+    abstention: bool
+
+
+@dataclass
+class Outline:
+    """What is kept of a corpus of any size: a few hundred bytes a question.
+
+    Attributes:
+        questions: without text, options and answers.
+        dialogues: number of those with questions. turns: of them all.
+        splits: question id to split.
+        overlap: gold evidence that training and test questions share.
+        references, dangling: as in `Corpus`, of the questions that are built.
+        abstention: whether prompts say what to answer where the conversation does not tell; see `BuildStatesConfig`.
+    """
+
+    questions: list[Question] = field(default_factory=list)
+    dialogues: int = 0
+    turns: int = 0
+    splits: Mapping[str, str] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    references: int = 0
+    dangling: list[Dangling] = field(default_factory=list)
+    abstention: bool = False
+
+
+def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
+    """Read everything once, since splits need all of it; it is never held.
+
+    Raises:
+        DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
+            sides of a split that is not only to be reported. Names the path it came by.
+        ConfigError: no questions.
+    """
+    # questions of one's own may well be such that the dialogue does not tell
+    plan = Outline(abstention=cfg.ask is not None)
+    first: dict[tuple[str, str], str | Path] = {}
+    for path, piece in _pieces(cfg, corpus):
+        note_ids(piece, path, first)
+        plan.abstention |= any(question.unanswerable for question in piece.questions)
+        plan.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
+        built: set[str] = set()
+        for dialogue, questions in piece.by_dialogue():
+            if questions:
+                plan.dialogues, plan.turns = plan.dialogues + 1, plan.turns + len(dialogue.turns)
+                built |= {question.id for question in questions[: cfg.limit]}
+        plan.references += sum(count for name, count in piece.referenced.items() if name in built)
+        plan.dangling += [item for item in piece.dangling if item.question_id in built]
+    if not plan.questions:
+        raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
+    if cfg.abstention is not None:
+        plan.abstention = cfg.abstention
+    plan.splits = assign_splits(plan.questions, cfg.split)
+    plan.overlap = check_overlap(
+        ((q.id, q.dialogue_id, plan.splits[q.id], (*q.evidence, *q.images)) for q in plan.questions),
+        lambda dialogue_id: first["dialogue", dialogue_id],
+        cfg.split.overlap == "report",
+    )
+    return plan
+
+
+def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -> Iterator[Task]:
+    """Read everything again, one dialogue in memory at a time. Raises DataError where the input has changed."""
+    number = 0
+    for _, piece in _pieces(cfg, corpus):
+        for dialogue, questions in piece.by_dialogue():
+            chosen = questions[: cfg.limit]
+            if any(question.id not in plan.splits for question in chosen):
+                raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
+            if chosen:
+                splits = {question.id: plan.splits[question.id] for question in chosen}
+                yield Task(number, dialogue, chosen, splits, plan.abstention)
+                number += 1
+    if number < plan.dialogues:
+        raise DataError(f"the input has changed while it was read: {plan.dialogues - number} dialogues are missing")
+
+
+def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
+    pieces = [("", corpus)] if corpus is not None else ((p, c) for p in cfg.inputs for c in stream(p, cfg.format))
+    for path, piece in pieces:
+        yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
+
+
+def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
+    """The dialogues, each with the same questions, which nobody has answered."""
+    return Corpus(
+        corpus.dialogues,
+        tuple(
+            Question(f"{dialogue.id}-ask{number}", dialogue.id, text.strip(), split="test")
+            for dialogue in corpus.dialogues
+            for number, text in enumerate(texts, start=1)
+        ),
+    )
+
+
+# a dialogue
+
+
+class DialogueBuilder:
+    """Builds dialogues one after the other. Models are loaded by the first dialogue that needs them.
+
+    Args:
+        saes: folder of the SAEs; None: no x1.
+        out: the states folder. unfinished: where accounts of dialogues are written.
+        llm: None: that of the settings.
+        device: of this process.
+    """
+
+    def __init__(
+        self,
+        cfg: BuildStatesConfig,
+        saes: Path | None,
+        out: Path,
+        unfinished: Path,
+        llm: AuxiliaryLLM | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.cfg, self.saes, self.out, self.unfinished = cfg, saes, out, unfinished
+        self.cache = Path(cfg.cache).expanduser()
+        self.encoder = SentenceEncoder(device=device, load=False)
+        self.llm = llm or open_llm(cfg.llm, self.encoder)
+        self.perception = Perception(cfg.perception, self.encoder, self.llm, self.cache / "index")
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self._grounder: Grounder | None = None
+
+    def build(self, task: Task) -> None:
+        """Write a dialogue's states into the folder, and then its account.
+
+        Raises:
+            DataError, ModelError: as the stages do; there is no account then.
+        """
+        self.seconds = {}
+        # what was encoded before must not show in the last bits of what is encoded now
+        self.encoder.forget()
+        with self._timed("perception"):
+            factual = self.perception.perceive(task.dialogue, task.questions, task.abstention)
+        states: Sequence[State] = factual
+        if self.saes is not None:
+            with self._timed("grounding"):
+                attentional = self._ground(factual)
+            states = attentional
+            if "x2" in self.cfg.levels:
+                with self._timed("summaries"):
+                    states = summarise(self.llm, attentional)
+        records = [record_of(state, task.splits[base.question.id]) for state, base in zip(states, factual, strict=True)]
+        write_part(self.out, records)
+        facts = [facts_of(record, base.capped) for record, base in zip(records, factual, strict=True)]
+        report = self.llm.take() if isinstance(self.llm, ChatLLM) else None
+        account = {"questions": facts, "report": report, "seconds": self.seconds}
+        write_json(account_path(self.unfinished, task.number), account)
+        give_back_memory()
+
+    def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
+        if self._grounder is None:
+            assert self.saes is not None
+            saes, idf = load_saes(self.saes)
+            backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.device)
+            config = self.cfg.grounding
+            if config.codes_folder is None and self.cfg.keep_codes:
+                config = replace(config, codes_folder=str(self.cache / "codes"))
+            self._grounder = Grounder(backbone, saes, idf, config, self.encoder)
+        return [self._grounder.ground(state) for state in states]
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = perf_counter()
+        yield
+        self.seconds[stage] = perf_counter() - began
+
+
+def account_path(unfinished: Path, number: int) -> Path:
+    return unfinished / f"{number:06d}.json"
+
+
+def facts_of(record: StateRecord, capped: bool = False) -> dict[str, Any]:
+    """What the summary of a build needs to know of a question, as JSON."""
+    share = evidence_share(record)
+    return {
+        "split": record.split,
+        "kind": record.kind,
+        "as_gold": record.kind == (record.dimension or FACTUAL),
+        "category": record.dimension or (f"category {record.category}" if record.category else "no category"),
+        "without_answer": record.target is None,
+        "without_marks": not record.x1.markers,
+        "capped": capped,
+        "recall": None if share is None else [share, marked_share(record) or 0.0],
+    }
+
+
+def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
+    """Mean evidence recall of x0 and of x1's blocks over questions with gold evidence, by category, then "all"."""
+    shares: dict[str, list[tuple[float, float]]] = {}
+    for fact in facts:
+        if fact["recall"] is not None:
+            for key in (fact["category"], "all"):
+                shares.setdefault(key, []).append(fact["recall"])
+    return {
+        key: {
+            "n": len(shares[key]),
+            "x0": sum(x0 for x0, _ in shares[key]) / len(shares[key]),
+            "marked": sum(marked for _, marked in shares[key]) / len(shares[key]),
+        }
+        for key in sorted(shares, key=lambda key: (key == "all", key))
+    }
+
+
+# all dialogues
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether states can be written there: nothing is there, or states are, finished or not."""
+    return not out.exists() or (out / MANIFEST).exists() or (out / _UNFINISHED).exists() or not any(out.iterdir())
+
+
+@contextmanager
+def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | None]:
+    """The folder of what is unfinished, which this process (of its shard) alone works in; None: there is nothing to do.
+
+    Raises:
+        ConfigError: another process is at work there, or the folder is of another build.
+    """
+    unfinished = out / _UNFINISHED
+    shard = shard_of(cfg.shard)
+    if cfg.overwrite and shard.count > 1:
+        raise ConfigError("overwrite does not work with shards; remove the folder first")
+    if cfg.overwrite and out.exists():
+        shutil.rmtree(out)
+    if (out / CARD).exists():
+        if read_json(out / MANIFEST).get("build") != stamp:
+            raise ConfigError(f"{out} exists, built from other input or settings; choose another out or set overwrite")
+        yield None
+        return
+    with locked(unfinished / f"{shard.index}.lock", wait=False, place=out):
+        mark = unfinished / "build.json"
+        if not mark.exists():
+            write_json(mark, {"build": stamp})
+        if read_json(mark)["build"] != stamp:
+            raise ConfigError(
+                f"{out} holds an unfinished build of other input or settings; choose another out or set overwrite"
+            )
+        yield unfinished
+
+
+def _build_missing(
+    cfg: BuildStatesConfig,
+    corpus: Corpus | None,
+    plan: Outline,
+    llm: AuxiliaryLLM,
+    saes: Path | None,
+    out: Path,
+    unfinished: Path,
+) -> int:
+    """Build what is missing of this shard; the number of dialogues of other shards that are missing then."""
+    shard, chat = shard_of(cfg.shard), llm if isinstance(llm, ChatLLM) else None
+    numbers = range(plan.dialogues)
+    done = {number for number in numbers if _is_done(unfinished, number)}
+
+    def missing() -> Iterator[Task]:
+        for task in tasks(cfg, plan, corpus):
+            if shard.holds(task.number) and task.number not in done:
+                yield task
+            elif task.number in done:
+                bar.skip(len(task.dialogue.turns))
+
+    seconds: Counter[str] = Counter()
+    own = sum(map(shard.holds, numbers))
+    count = len([number for number in done if shard.holds(number)])
+    with ProgressBar("states", plan.turns * own / plan.dialogues, percent=True) as bar:
+        for task in _built(cfg, saes, out, unfinished, llm, missing()):
+            count += 1
+            account = read_json(account_path(unfinished, task.number))
+            seconds.update(account["seconds"])
+            if chat is not None:
+                chat.merge(account["report"])
+                chat.check(cfg.max_failed, done=False)
+            bar.step(len(task.dialogue.turns), f"{count} of {own} dialogues")
+    if seconds:
+        print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
+    return sum(not account_path(unfinished, number).exists() for number in numbers)
+
+
+def _is_done(unfinished: Path, number: int) -> bool:
+    """Whether a dialogue is built, with nothing in it that the LLM failed to write."""
+    path = account_path(unfinished, number)
+    return path.exists() and not (read_json(path)["report"] or {}).get("failures")
+
+
+def _built(
+    cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, llm: AuxiliaryLLM, missing: Iterator[Task]
+) -> Iterator[Task]:
+    """Build dialogues, here or in worker processes, and yield each when it is done."""
+    workers = cfg.workers or cores()
+    if workers == 1:
+        device = device_of(cfg.device, int(os.environ.get("LOCAL_RANK", "0")))
+        builder = DialogueBuilder(cfg, saes, out, unfinished, llm, device)
+        for task in missing:
+            builder.build(task)
+            yield task
+        return
+    with spawned_pool(workers, _start, (cfg, saes, out, unfinished, max(1, cores() // workers))) as pool:
+        under_way: dict[Future[None], Task] = {}
+        try:
+            for task in missing:
+                under_way[pool.submit(_build, task)] = task
+                # one being built and one on its way for each process, so that memory stays flat
+                while len(under_way) >= 2 * workers:
+                    yield from _finished(under_way)
+            while under_way:
+                yield from _finished(under_way)
+        except BrokenProcessPool:
+            what = "a worker process died, perhaps for want of memory; take fewer workers. What is built stays"
+            raise ModelError(f"{what}: start it again") from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
+    for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+        task = under_way.pop(future)
+        future.result()
+        yield task
+
+
+_builder: DialogueBuilder | None = None
+
+
+def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, threads: int) -> None:
+    """In a new process."""
+    global _builder
+    leave_with_parent()
+    os.environ["REMIND_QUIET"] = "1"
+    import torch
+
+    torch.set_num_threads(threads)
+    number = (current_process()._identity or (1,))[0] - 1
+    _builder = DialogueBuilder(cfg, saes, out, unfinished, device=device_of(cfg.device, number))
+
+
+def _build(task: Task) -> None:
+    assert _builder is not None
+    _builder.build(task)
+
+
+def _finish(
+    cfg: BuildStatesConfig,
+    plan: Outline,
+    chat: ChatLLM | None,
+    llm: str,
+    stamp: str,
+    inputs: Mapping[str, str],
+    saes: Mapping[str, str],
+    out: Path,
+    unfinished: Path,
+) -> None:
+    """Manifest and card from the accounts of all dialogues; equal for equal builds, however they were distributed."""
+    facts: list[dict[str, Any]] = []
+    if chat is not None:
+        chat.take()
+    for number in range(plan.dialogues):
+        account = read_json(account_path(unfinished, number))
+        facts += account["questions"]
+        if chat is not None:
+            chat.merge(account["report"])
+    if chat is not None:
+        chat.check(cfg.max_failed)
+    config = settings_of(cfg)
+    settings = {key: value for key, value in config.items() if key not in ("llm", "max_failed")}
+    kinds = Counter(fact["kind"] for fact in facts if fact["kind"])
+    as_gold = Counter(fact["kind"] for fact in facts if fact["kind"] and fact["as_gold"])
+    counts = {name: sum(fact[name] for fact in facts) for name in ("without_answer", "without_marks", "capped")}
+    counts = {"dialogues": plan.dialogues, "questions": len(facts), **counts}
+    references = {"evidence_references": plan.references, "evidence_dangling": len(plan.dangling)}
+    manifest = {
+        "build": stamp,
+        "inputs": dict(inputs),
+        "config": {"input": cfg.input, **config},
+        "config_hash": sha256_json(settings if chat is None else {**settings, "llm": llm}),
+        "prompts": prompt_hashes(llm),
+        "llm": llm,
+        "llm_report": None if chat is None else chat.report(),
+        "abstention": plan.abstention,
+        "kind": cfg.perception.kind,
+        "kinds": {name: {"n": n, "as_gold": as_gold[name]} for name, n in sorted(kinds.items())},
+        "grounding_tokenizer": cfg.backbone,
+        "sae": dict(saes),
+        "counts": {**counts, **references},
+        "overlap": None if plan.overlap is None else asdict(plan.overlap),
+        "evidence_recall": recall_of(facts),
+        "dangling": [asdict(item) for item in plan.dangling],
+        "versions": versions(),
+    }
+    finish(out, manifest)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    print(_summary(manifest, Counter(fact["split"] for fact in facts), plan, cfg))
+    if chat is not None:
+        print(chat.report_text())
+    print(f"states: {out}")
+
+
+def _summary(manifest: Mapping[str, Any], splits: Mapping[str, int], plan: Outline, cfg: BuildStatesConfig) -> str:
+    """The counts and the evidence recall of a build as text."""
+    counts, kinds = manifest["counts"], manifest["kinds"]
+    shown = ", ".join(f"{splits[name]} {name}" for name in ("train", "dev", "test") if splits.get(name))
+    lines = [
+        f"{counts['questions']} questions over {counts['dialogues']} dialogues ({shown})",
+        f"{counts['without_answer']} questions have no gold answer",
+    ]
+    if "x1" in cfg.levels:
+        lines.append(f"{counts['without_marks']} questions have no marked turn: their x1 is x0")
+    if (cap := cfg.perception.retrieve.max_context_tokens) is not None:
+        cut = counts["capped"]
+        lines.append(f"the cap of {cap} tokens left out segments of {cut} questions that top_share would keep")
+    if kinds:
+        each = ", ".join(f"{row['n']} {name.replace('_', ' ')}" for name, row in kinds.items())
+        same = sum(row["as_gold"] for row in kinds.values())
+        lines.append(f"kinds inferred: {each}; {same} are those of the benchmark")
+    lines.append(f"{len(plan.dangling)} of {plan.references} evidence references name no turn and are left out")
+    lines += [f"  {item.question_id}: {item.reference!r}" for item in plan.dangling[:5]]
+    if len(plan.dangling) > 5:
+        lines.append("  … the rest is listed in manifest.json")
+    if plan.overlap is not None:
+        lines.append(f"overlap: {plan.overlap}")
+    if table := manifest["evidence_recall"]:
+        lines.append(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")
+        lines += [f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{row['marked']:>8.3f}" for key, row in table.items()]
+    return "\n".join(lines)
+
+
+def _dry_run(cfg: BuildStatesConfig, corpus: Corpus | None, encoder: SentenceEncoder, chat: ChatLLM | None) -> Path:
+    """Note all that building would ask, summaries without marked blocks; print the costs."""
+    if chat is None or chat.dry is None:
+        raise ConfigError("a dry run needs llm.default or another endpoint; the offline fallback sends no requests")
+    # the cap decides which segments a summary would be asked about
+    cfg = with_cap(cfg, size_of(cfg.backbone))
+    perception = Perception(cfg.perception, encoder, chat)
+    for task in tasks(cfg, outline(cfg, corpus), corpus):
+        states = perception.perceive(task.dialogue, task.questions, task.abstention)
+        if "x2" in cfg.levels:
+            chat.summaries([AttentionalState(state, ()) for state in states])
+    print(chat.dry.report())
+    return chat.dry.path

@@ -1,0 +1,233 @@
+"""States as a `datasets` dataset: a folder of Parquet files, one for each split of a dialogue, that anybody can open.
+
+Text, so that one build serves any backbone. The dataset card names the splits, so that `datasets.load_dataset(folder)`
+and a pushed copy open the same way; `manifest.json` says what the states were built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from remind.core.errors import DataError, FormatError, brief, shown
+from remind.core.files import atomic_path, read_json, sha256_file, sha256_json, write_json, write_text
+from remind.data.dialogue import SPLITS
+from remind.data.split import check_overlap
+from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord, record_of_row, row_of
+
+#: Of the columns and the manifest; another one is refused.
+FORMAT_VERSION = 4
+MANIFEST, CARD = "manifest.json", "README.md"
+#: A states folder, or its dataset, filtered and mapped as one likes.
+States: TypeAlias = str | Path | DatasetDict | Dataset
+
+_SPAN = List(Value("int32"))
+_TURN = {
+    "turn_id": Value("string"),
+    "start": Value("int32"),
+    "end": Value("int32"),
+    "speaker": _SPAN,
+    "text": _SPAN,
+    "captions": List(_SPAN),
+}
+_LEVEL = {
+    "text": Value("large_string"),
+    "dialogue": _SPAN,
+    "turns": List(_TURN),
+    "reasoning": List(_SPAN),
+    "anchors": List(_SPAN),
+    "markers": List(_SPAN),
+}
+#: Columns of a states dataset; of the levels those that were built. Images are paths as text.
+FEATURES = Features(
+    {
+        **{name: Value("string") for name in ("question_id", "dialogue_id", "split", "format")},
+        "question": Value("large_string"),
+        **{name: List(Value("large_string")) for name in ("options", "answers")},
+        **{name: Value("string") for name in ("dimension", "category")},
+        "visual": Value("bool"),
+        "evidence": List(Value("string")),
+        "evidence_lines": List(Value("large_string")),
+        "evidence_found": List(Value("string")),
+        **{name: List(Value("int32")) for name in ("images", "images_found")},
+        "target": Value("large_string"),
+        **dict.fromkeys(LEVELS, _LEVEL),
+        "salience": List(Value("float32")),
+        "pictures": List({"turn_id": Value("string"), "place": Value("int32"), "path": Value("string")}),
+        "kind": Value("string"),
+    }
+)
+_CARD = """---
+configs:
+- config_name: default
+  description: states {content}
+  data_files:
+{files}---
+# States of questions about dialogues
+
+Built by REMIND: `x0` (factual), `x1` (attentional) and `x2` (reflective) are prompts of one question, with the position
+of every turn; `target` is the answer to be learned. `{manifest}` says what they were built from.
+"""
+_log = logging.getLogger(__name__)
+
+
+def part_name(split: str, dialogue_id: str) -> str:
+    """The file of a dialogue's questions of one split."""
+    name = quote(dialogue_id, safe=" ")
+    if len(name) > 150:  # file systems take 255 bytes
+        name = f"{name[:100]}-{hashlib.sha256(dialogue_id.encode()).hexdigest()[:16]}"
+    return f"{split}-{name}.parquet"
+
+
+def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
+    """Write a dialogue's states, a Parquet file for each split; returns the names of the files."""
+    names = []
+    for split in SPLITS:
+        rows = [row_of(record) for record in records if record.split == split]
+        if rows:
+            features = Features({name: kind for name, kind in FEATURES.items() if name in rows[0]})
+            names.append(part_name(split, rows[0]["dialogue_id"]))
+            with atomic_path(Path(folder) / names[-1]) as path:
+                pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
+    return names
+
+
+def finish(folder: str | Path, manifest: Mapping[str, Any]) -> None:
+    """Write manifest and dataset card, which make a folder of parts a states folder."""
+    folder = Path(folder)
+    parts = sorted(folder.glob("*.parquet"))
+    there = [split for split in SPLITS if any(part.name.startswith(f"{split}-") for part in parts)]
+    # datasets knows a folder with a card by its name and card alone, and would take another's cached content for it
+    content = sha256_json([[part.name, sha256_file(part)] for part in parts])[:16]
+    write_json(folder / MANIFEST, {"format": "remind-states", "format_version": FORMAT_VERSION, **manifest})
+    files = "".join(f"  - split: {split}\n    path: {split}-*.parquet\n" for split in there)
+    write_text(folder / CARD, _CARD.format(content=content, files=files, manifest=MANIFEST))
+
+
+def write_states(folder: str | Path, records: Iterable[StateRecord], manifest: Mapping[str, Any] | None = None) -> None:
+    """A states folder of records that are in memory."""
+    by_dialogue: dict[str, list[StateRecord]] = {}
+    for record in records:
+        by_dialogue.setdefault(record.dialogue_id, []).append(record)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for own in by_dialogue.values():
+        write_part(folder, own)
+    finish(folder, manifest or {})
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a states folder.
+
+    Raises:
+        DataError: no such folder, or one that was not built to its end. FormatError: it is not of states, or of another
+            format version.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file() or not (path.parent / CARD).is_file():
+        what = "not a states folder, or not built to its end; make it with `remind build-states`"
+        # earlier versions wrote a manifest, and no card
+        if not path.is_file() or read_json(path).get("format_version") == FORMAT_VERSION:
+            raise DataError(what, folder)
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
+        raise FormatError("not the manifest of a states folder", path)
+    if (version := manifest.get("format_version")) != FORMAT_VERSION:
+        what = f"states of format version {shown(version)}, not {FORMAT_VERSION}; make them anew: remind build-states"
+        raise FormatError(what, path)
+    return manifest
+
+
+def load_states(folder: str | Path) -> DatasetDict:
+    """The splits of a states folder, memory-mapped: train, dev and test, those that exist.
+
+    Raises:
+        DataError, FormatError: as `read_manifest`, or files that cannot be read.
+    """
+    read_manifest(folder)
+    silent = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        return load_dataset(str(Path(folder).resolve()))
+    except (DatasetGenerationError, ValueError, OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot be read: {brief(error.__cause__ or error)}", folder) from None
+    finally:
+        if not silent:
+            enable_progress_bars()
+
+
+def iterate_states(states: States, split: str | None = None) -> Iterator[StateRecord]:
+    """The records of a states folder or dataset, one in memory at a time; only those of `split` if given.
+
+    Raises:
+        DataError, FormatError: as `load_states`, a question twice, or a row that is no state.
+    """
+    folder, seen = _folder(states), set[str]()
+    for part in _parts(states, split):
+        for row in part:
+            record = record_of_row(row, folder)
+            if record.question_id in seen:
+                raise DataError("the question occurs twice", folder, record.question_id)
+            seen.add(record.question_id)
+            if split is None or record.split == split:
+                yield record
+
+
+def read_states(states: States, split: str | None = None) -> list[StateRecord]:
+    """All records (of one split). Raises DataError if there are none, or if train and test share evidence."""
+    check_split(states)
+    chosen = list(iterate_states(states, split))
+    if not chosen:
+        there = ", ".join(sorted(set(question_splits(states).values()))) or "none"
+        raise DataError(f"no states of split {split!r} (there are: {there})", _folder(states))
+    return chosen
+
+
+def _folder(states: States) -> str | Path | None:
+    return states if isinstance(states, str | Path) else None
+
+
+def _parts(states: States, split: str | None = None) -> list[Dataset]:
+    """The datasets that may hold questions of a split."""
+    found = load_states(states) if isinstance(states, str | Path) else states
+    if isinstance(found, Dataset):
+        return [found]
+    return [part for name, part in found.items() if split in (None, name)]
+
+
+def _columns(states: States, *names: str) -> Iterator[dict[str, Any]]:
+    """Rows with these columns alone."""
+    for part in _parts(states):
+        yield from part.select_columns(list(names))
+
+
+def question_splits(states: States) -> dict[str, str]:
+    """Question id to split."""
+    return {row["question_id"]: row["split"] for row in _columns(states, "question_id", "split")}
+
+
+def check_split(states: States) -> Counter[str]:
+    """The number of questions of each split.
+
+    Raises:
+        DataError: one piece of gold evidence serves both a training and a test question; where a folder was built with
+            `split.overlap` report, a warning is logged instead.
+    """
+    folder = _folder(states)
+    settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
+    rows = list(_columns(states, "question_id", "dialogue_id", "split", "evidence", "images"))
+    gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
+    if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
+        _log.warning("%s: %s", folder, overlap)
+    return Counter(row["split"] for row in rows)

@@ -1,0 +1,139 @@
+"""Work shared out over processes: the same bytes, whoever did what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from forked import Forked
+from small_corpus import contents
+
+import remind.build.states
+from remind.build import BuildStatesConfig, build
+from remind.build.shards import shard_of
+from remind.core.errors import ConfigError
+from remind.core.files import read_json
+from remind.core.processes import Shard, device_of
+
+ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "shard"),
+    [
+        (None, {"RANK": "1", "WORLD_SIZE": "2"}, Shard(0, 1)),
+        ("auto", {}, Shard(0, 1)),
+        ("auto", {"RANK": "1", "WORLD_SIZE": "4"}, Shard(1, 4)),
+        ("auto", {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, Shard(0, 1)),
+        ("3/16", {"RANK": "0", "WORLD_SIZE": "2"}, Shard(2, 16)),
+        ("slurm", {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, Shard(1, 4)),
+        ("slurm", {**ARRAY, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Shard(3, 7)),
+        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_STEP": "3", "SLURM_ARRAY_TASK_COUNT": "3"}, Shard(1, 3)),
+    ],
+)
+def test_a_process_finds_its_part(text: str | None, environment: Mapping[str, str], shard: Shard) -> None:
+    assert shard_of(text, environment) == shard
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "word"),
+    [
+        ("0/4", {}, "from 1 to n"),
+        ("5/4", {}, "from 1 to n"),
+        ("-1/4", {}, "from 1 to n"),
+        ("second", {}, "auto or slurm"),
+        ("slurm", {}, "neither"),
+        ("auto", {"RANK": "4", "WORLD_SIZE": "4"}, "not a valid part"),
+        ("auto", {"RANK": "x", "WORLD_SIZE": "4"}, "not a valid part"),
+        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "3"}, "name the parts"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(text: str, environment: Mapping[str, str], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        shard_of(text, environment)
+
+
+def test_shards_and_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 3, 7):
+        parts = [[n for n in range(20) if Shard(index, count).holds(n)] for index in range(count)]
+        assert sorted(number for part in parts for number in part) == list(range(20))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [device_of("cuda", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert (device_of("cuda:1", 0), device_of("cpu", 3)) == ("cuda:1", "cpu")
+
+
+@pytest.mark.slow
+def test_the_states_do_not_tell_how_the_work_was_shared(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, **more: object) -> Path:
+        paths = {"sae": str(minilm_sae), "cache": str(tmp_path / f"{name}-cache")}
+        return build(BuildStatesConfig(str(corpus), str(tmp_path / name), **paths, **more))  # type: ignore[arg-type]
+
+    alone = contents(run("alone"))
+    assert len(alone) >= 8
+    capsys.readouterr()
+    assert contents(run("two", workers=2)) == alone
+    assert "12 questions over 6 dialogues" in capsys.readouterr().out
+
+    for part in ("2/3", "1/3"):
+        run("thirds", shard=part)
+        assert f"shard {part} is done" in capsys.readouterr().out
+        assert not (tmp_path / "thirds" / "README.md").exists()
+    run("thirds", shard="3/3")
+    assert "12 questions over 6 dialogues" in capsys.readouterr().out
+    assert contents(tmp_path / "thirds") == alone
+    run("thirds", shard="1/3")
+    assert "unchanged" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_deal_out_the_dialogues(
+    corpus: Path, tmp_path: Path, start: Callable[..., Forked]
+) -> None:
+    process = start(corpus, tmp_path / "out", tmp_path / "cache", processes=2)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-2000:]
+    assert read_json(tmp_path / "out" / "manifest.json")["counts"]["dialogues"] == 6
+    assert out.count("is done; ") == 1
+
+
+def test_a_folder_is_gone_on_with_by_the_same_build_alone(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = remind.build.states.DialogueBuilder.build
+    built: list[int] = []
+
+    def config(**more: object) -> BuildStatesConfig:
+        paths = {"sae": str(minilm_sae), "cache": str(tmp_path / "cache")}
+        return BuildStatesConfig(str(corpus), str(tmp_path / "out"), **paths, **more)  # type: ignore[arg-type]
+
+    def third_fails(builder: remind.build.states.DialogueBuilder, task: remind.build.states.Task) -> None:
+        if len(built) == 2:
+            raise KeyboardInterrupt
+        built.append(task.number)
+        real(builder, task)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(remind.build.states.DialogueBuilder, "build", third_fails)
+        build(config())
+    with pytest.raises(ConfigError, match="holds an unfinished build of other input or settings"):
+        build(config(limit=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(remind.build.states.DialogueBuilder, "build", lambda b, t: built.append(t.number) or real(b, t))
+        build(config())
+        assert built == [0, 1, 2, 3, 4, 5]
+        capsys.readouterr()
+        build(config())
+        assert "unchanged" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="built from other input or settings"):
+        build(config(limit=1))
+    build(config(limit=1, overwrite=True))
+    assert "6 questions over 6 dialogues" in capsys.readouterr().out
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "monday.txt").write_text("dear diary")
+    for more in ({}, {"overwrite": True}):
+        cfg = BuildStatesConfig(str(corpus), str(tmp_path / "diary"), sae=str(minilm_sae), **more)
+        with pytest.raises(ConfigError, match="holds no states"):
+            build(cfg)
