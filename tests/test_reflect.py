@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,9 +28,9 @@ class Scripted(OfflineLLM):
         super().__init__()
         self.text, self.seen = text, []
 
-    def summary(self, state: AttentionalState) -> str:
-        self.seen.append(state)
-        return self.text
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+        self.seen += states
+        return [self.text] * len(states)
 
 
 def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -> None:

@@ -14,11 +14,11 @@ from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict
-from remind.llm.asking import verdicts as llm_verdicts
-from remind.llm.chat_models import Chats
+from remind.llm.asking import ROOM, VERDICT_SCHEMA, verdict_in
+from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.states import prompts
+from remind.states.auxiliary import Verdict
 from remind.states.pyramid import one_line
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def prompted(model: ChatModel) -> Callable[[list[tuple[Reference, str]]], list[V
         filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
         requests = [judge_request(*pairs[number]) for number in filled]
         with ProgressBar("judge", len(filled)) as bar:
-            replies = llm_verdicts(model, requests, lambda _, __: bar.step())
-        asked = dict(zip(filled, replies, strict=True))
+            replies = model.complete(requests, lambda _, __: bar.step())
+        asked = dict(zip(filled, map(verdict_in, replies), strict=True))
         return [asked.get(number, Verdict(False)) for number in range(len(pairs))]
 
     return verdicts

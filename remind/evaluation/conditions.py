@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
-from remind.llm.offline import declines
 from remind.models.chat import Content
 from remind.models.images import Place, content_of, places_of
 from remind.reflect import summarise
@@ -32,6 +31,7 @@ from remind.states.pyramid import (
 )
 from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
 from remind.states.records import ABSENT, Picture, StateRecord, pictures_of
+from remind.text.answers import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts

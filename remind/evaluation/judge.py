@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, RemindError
+from remind.core.errors import ConfigError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from remind.states.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
-#: Cases put to a judge at once, where it takes several; their verdicts are kept before the next ones are asked for.
+#: Cases put to a judge at once; their verdicts are kept before the next ones are asked for.
 _AT_ONCE = 64
 
 
@@ -83,7 +83,7 @@ def judge_answers(
         samples: question ids to which a judge's costs are booked, one for each case.
 
     Raises:
-        ModelError: a judge that takes several cases at once cannot be used at all.
+        ModelError: a judge that cannot be used at all.
     """
     rulings: dict[Case, Ruling] = dict(known or {})
     places: dict[Case, list[int]] = {}
@@ -91,10 +91,9 @@ def judge_answers(
         if case not in rulings:
             places.setdefault(case, []).append(index)
     new = list(places)
-    step = _AT_ONCE if hasattr(judge, "verdicts") else 1
     with ProgressBar("judge", len(cases), len(cases) - sum(map(len, places.values()))) as bar:
-        for start in range(0, len(new), step):
-            group = new[start : start + step]
+        for start in range(0, len(new), _AT_ONCE):
+            group = new[start : start + _AT_ONCE]
             names = [samples[places[case][0]] if samples else "" for case in group]
             for case, ruling in zip(group, _judge_group(judge, group, names), strict=True):
                 rulings[case] = ruling
@@ -108,25 +107,11 @@ def judge_answers(
 def _judge_group(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str]) -> list[Ruling]:
     rulings = [Ruling(False)] * len(cases)
     filled = [n for n, case in enumerate(cases) if case.prediction.strip()]
-    together = getattr(judge, "verdicts", None)
-    if together is None:
-        for n in filled:
-            rulings[n] = _judge_one(judge, cases[n])
-    elif filled:
-        verdicts = together([tuple(cases[n]) for n in filled], [samples[n] for n in filled])
+    if filled:
+        verdicts = judge.verdicts([cases[n] for n in filled], [samples[n] for n in filled])
         for n, verdict in zip(filled, verdicts, strict=True):
             rulings[n] = Ruling(verdict.value, verdict.failure or "", verdict.message)
     return rulings
-
-
-def _judge_one(judge: AuxiliaryLLM, case: Case) -> Ruling:
-    try:
-        verdict = judge.judge(case.question, case.references, case.prediction)
-    except RemindError as error:
-        return Ruling(None, "error", str(error))
-    if not isinstance(verdict, bool):
-        return Ruling(None, "neither", f"the judge's verdict is neither true nor false but {type(verdict).__name__}")
-    return Ruling(verdict)
 
 
 def case_of(record: StateRecord, output: Generation, parsed: ParsedAnswer) -> Case | None:

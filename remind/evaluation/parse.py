@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from remind.states.pyramid import LETTERS, one_line
+from remind.text.thoughts import without_thoughts
 
 _OPEN = {name: re.compile(rf"<\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
 _CLOSE = {name: re.compile(rf"<\s*/\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
@@ -117,7 +118,7 @@ def _images(explanation: str, problems: list[str]) -> frozenset[int]:
 def parse_answer(
     output: str, format: str = "direct", options: Sequence[str] = (), visual: bool = False
 ) -> ParsedAnswer:
-    """Read one output; never raises on any text.
+    """Read one output without its thoughts; never raises on any text.
 
     An answer without tags is the text before the explanation. Of several complete answers the first
     counts. The same holds for the explanation, except that without its tag there is none.
@@ -127,6 +128,7 @@ def parse_answer(
         options: the option texts; their number decides which letters exist.
         visual: whether the explanation holds image indices rather than dialogue lines.
     """
+    output = without_thoughts(output)
     problems: list[str] = []
     answer = _section(output, "answer", problems)
     if answer is None:

@@ -37,7 +37,7 @@ from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.offline import OfflineLLM
 from remind.models.backbone import load_backbone
 from remind.states import prompts

@@ -1,18 +1,20 @@
-"""What a chat model is asked for cues, strategies, summaries and verdicts, and how its replies are read."""
+"""What a chat model is asked for cues, kinds, strategies, summaries and verdicts, and how its replies are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import object_schema, without_thought
-from remind.states.auxiliary import blind, blind_state
+from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
+from remind.states.auxiliary import Verdict, blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.states.records import FACTUAL
+from remind.text.thoughts import without_thoughts
 from remind.text.words import check_dimension, guide, kind_of, target_speakers
 
 #: The template each stage asks with.
@@ -30,49 +32,64 @@ CUE_WORDS = 60
 MOST = 6
 _MAX_CHARACTERS = 400
 
-_MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>", re.IGNORECASE)
-_SECTIONS = re.compile(r"^\W*(understanding|evidence|conclusion)\b[^:\n]*:\W*", re.IGNORECASE | re.MULTILINE)
-_FINDING = re.compile(r"^\W*([A-Z])\W*[.):-]\s*(.+)$", re.MULTILINE)
+_MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
 _VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE)
 _VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
-
-
-# lengths are cut here and not by the schema: a reply that is only too long is no reason to pay for another
-_TEXT = {"type": "string"}
-_TEXTS = {"type": "array", "items": _TEXT}
-STRATEGY_SCHEMA: Mapping[str, Any] = object_schema(
-    target_speaker=_TEXTS,
-    related_entities=_TEXTS,
-    behavioural_focus=_TEXTS,
-    temporal_scope=_TEXTS,
-    reasoning={**_TEXTS, "minItems": 1},
-)
-KIND_SCHEMA: Mapping[str, Any] = object_schema(kind={"type": "string", "enum": [*DIMENSIONS, FACTUAL]})
-VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 
 
 class Unusable(ValueError):
     """A reply that is not what was asked for; its message says why."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The judge's verdict on one case.
+class Form(BaseModel):
+    """The fields of a reply; their JSON schema is what servers are sent."""
 
-    Attributes:
-        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
-        failure: why there is none: as in `Reply`, or "neither" where the reply is neither verdict.
-        message: the same in a line.
-    """
+    model_config = ConfigDict(extra="forbid")
 
-    value: bool | None
-    failure: str | None = None
-    message: str = ""
+
+Texts = Annotated[list[str], Field(max_length=MOST)]
+F = TypeVar("F", bound=Form)
+
+
+class StrategyForm(Form):
+    target_speaker: Texts
+    related_entities: Texts
+    behavioural_focus: Texts
+    temporal_scope: Texts
+    reasoning: Annotated[list[str], Field(min_length=1, max_length=MOST)]
+
+
+class KindForm(Form):
+    kind: Annotated[str, Field(json_schema_extra={"enum": [*DIMENSIONS, FACTUAL]})]
+
+
+class Finding(Form):
+    finding: str
+
+
+class OptionFinding(Form):
+    option: str
+    finding: str
+
+
+class SummaryForm(Form, Generic[F]):
+    """G_ref: understanding, a finding for each option (or on its own), conclusion (Table 11)."""
+
+    understanding: str
+    evidence: Annotated[list[F], Field(min_length=1, max_length=len(LETTERS))]
+    conclusion: str
+
+
+class VerdictForm(Form):
+    verdict: bool
+
+
+VERDICT_SCHEMA: Mapping[str, Any] = VerdictForm.model_json_schema()
 
 
 def plain(text: str) -> str:
-    """A model's reply on one line, without a leading thought, our markers and our answer tags."""
-    return one_line(_MARKUP.sub(" ", without_thought(text)))
+    """A model's reply on one line, without its thoughts, fences, our markers and our answer tags."""
+    return one_line(_MARKUP.sub(" ", without_thoughts(text)))
 
 
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
@@ -84,7 +101,7 @@ def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> 
     code = code_for([text])
     return _request(
         "cues",
-        dialogue.id,
+        f"{dialogue.id} {dialogue.turns[segment.start].id}..{dialogue.turns[segment.end].id} {dimension or 'factual'}",
         None,
         code=code,
         demand=ask.demand if ask else "stated facts: who did, has, likes or plans what, and when",
@@ -98,48 +115,37 @@ def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> 
 def read_cue(reply: Reply) -> str:
     """κ_n on one line, at most twice as long as asked for. Raises Unusable where nothing is left."""
     words = plain(reply.text).split()
-    if not words:
-        raise Unusable("the cue is empty")
+    if not words or not reply.finished:
+        raise Unusable("the cue was cut off" if words else "the cue is empty")
     return " ".join(words[: 2 * CUE_WORDS])
 
 
 def kind_request(question: Question) -> Request:
     """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
-    text, options = question_lines(question)
-    code = code_for([text, options])
-    return from_template(
-        "strategy",
-        "ask_kind",
-        question.id,
-        KIND_SCHEMA,
-        ROOM["strategy"],
-        code=code,
-        kinds=[(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")],
-        factual=FACTUAL,
-        question=fenced("question", text, code),
-        options=fenced("options", options, code) if options else "",
-    )
+    code, shown = _fenced_question(question)
+    kinds = [(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")]
+    schema, values = KindForm.model_json_schema(), {"code": code, "kinds": kinds, "factual": FACTUAL, **shown}
+    return from_template("strategy", "ask_kind", question.id, schema, ROOM["strategy"], **values)
 
 
 def read_kind(reply: Reply) -> str | None:
     """A dimension, or None for a factual question. Raises Unusable for anything else."""
-    value = reply.value.get("kind") if isinstance(reply.value, Mapping) else None
-    if value not in (*DIMENSIONS, FACTUAL):
+    kind = _form(KindForm, reply, "kind of question").kind
+    if kind not in (*DIMENSIONS, FACTUAL):
         raise Unusable("the reply names no kind of question")
-    return None if value == FACTUAL else str(value)
+    return None if kind == FACTUAL else kind
 
 
 def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
     question = blind(question)
     speakers = "\n".join(one_line(speaker) for speaker in dialogue.speakers)
-    text, options = question_lines(question)
-    code = code_for([speakers, text, options])
+    code, shown = _fenced_question(question, speakers)
     ask = guide(kind_of(question))
     return _request(
         "strategy",
         question.id,
-        STRATEGY_SCHEMA,
+        StrategyForm.model_json_schema(),
         code=code,
         demand=ask.demand,
         reasoning=ask.reasoning,
@@ -147,51 +153,36 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
         visual=question.visual,
         most=MOST,
         speakers=fenced("speakers", speakers, code),
-        question=fenced("question", text, code),
-        options=fenced("options", options, code) if options else "",
+        **shown,
     )
 
 
-def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]]:
-    """S_str, and the target speakers it named who do not speak in the dialogue and are left out. Raises Unusable."""
-    value = reply.value
-    if not isinstance(value, Mapping):
-        raise Unusable("the strategy is not a JSON object")
+def read_strategy(dialogue: Dialogue, reply: Reply) -> Strategy:
+    """S_str, without target speakers who do not speak in the dialogue. Raises Unusable."""
+    form = _form(StrategyForm, reply, "strategy")
     speakers: list[str] = []
-    unknown = []
-    for name in _lines(value, "target_speaker"):
-        same = [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
-        speakers += same
-        if not same:
-            unknown.append(name)
-    reasoning = _lines(value, "reasoning")
+    for name in _lines(form.target_speaker):
+        speakers += [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
+    reasoning = _lines(form.reasoning)
     if not reasoning:
         raise Unusable("the strategy has no reasoning step")
-    anchors = (tuple(_lines(value, key)) for key in ("related_entities", "behavioural_focus", "temporal_scope"))
-    return Strategy(tuple(reasoning), tuple(dict.fromkeys(speakers)), *anchors), unknown
-
-
-def summary_schema(question: Question) -> dict[str, Any]:
-    """What G_ref consists of: understanding, a finding for each option (or on its own), conclusion (Table 11)."""
-    option = {"option": {"type": "string", "enum": list(LETTERS[: len(question.options)])}} if question.options else {}
-    findings = {"type": "array", "minItems": 1, "items": object_schema(**option, finding=_TEXT)}
-    return object_schema(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
+    anchors = (tuple(_lines(one)) for one in (form.related_entities, form.behavioural_focus, form.temporal_scope))
+    return Strategy(tuple(reasoning), tuple(dict.fromkeys(speakers)), *anchors)
 
 
 def summary_request(state: AttentionalState) -> Request:
     """The question with x1: dialogue with marked blocks, and strategy (Section 4.4). No gold."""
     state = blind_state(state)
     question, strategy = state.factual.question, _strategy_lines(state.factual.strategy)
-    text, options = question_lines(question)
     bare = render(state.factual)
-    code = code_for([bare.text[slice(*bare.dialogue)], strategy, text, options])
+    code, asked = _fenced_question(question, bare.text[slice(*bare.dialogue)], strategy)
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
     shown = render(replace(state, marker=marker))
     return _request(
         "summary",
         question.id,
-        summary_schema(question),
+        _summary_form(question).model_json_schema(),
         code=code,
         marker=marker,
         demand=guide(kind_of(question)).demand,
@@ -201,26 +192,22 @@ def summary_request(state: AttentionalState) -> Request:
         most=MOST,
         conversation=fenced("conversation", shown.text[slice(*shown.dialogue)], code),
         strategy=fenced("guide", strategy, code) if strategy else "",
-        question=fenced("question", text, code),
-        options=fenced("options", options, code) if options else "",
+        **asked,
     )
 
 
 def read_summary(question: Question, reply: Reply) -> str:
-    """G_ref in three parts, in the layout the offline stand-in has: from the JSON, or from sections under their names.
+    """G_ref in three parts, in the layout the offline stand-in has.
 
     Raises:
         Unusable: a part is missing, or none of the question's options has a finding.
     """
-    value = reply.value if isinstance(reply.value, Mapping) else _sections(reply.text)
-    understanding, conclusion = (plain(str(value.get(key) or "")) for key in ("understanding", "conclusion"))
-    evidence = value.get("evidence")
+    form = _form(_summary_form(question), reply, "summary")
+    understanding, conclusion = plain(form.understanding), plain(form.conclusion)
     findings: dict[str, str] = {}
-    for number, item in enumerate(evidence if isinstance(evidence, list) else []):
-        if not isinstance(item, Mapping):
-            continue
-        key = str(item.get("option") or "").strip().upper() if question.options else str(number)
-        if text := plain(str(item.get("finding") or "")):
+    for number, item in enumerate(form.evidence):
+        key = item.option.strip(" .()").upper() if isinstance(item, OptionFinding) else str(number)
+        if text := plain(item.finding):
             findings.setdefault(key, text)
     letters = LETTERS[: len(question.options)]
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
@@ -238,46 +225,46 @@ def read_summary(question: Question, reply: Reply) -> str:
 
 def judge_request(question: str, references: Sequence[str], prediction: str, sample: str = "") -> Request:
     """Whether the prediction is equivalent to any of the references (Eq. 9, Figure 10). All are fenced as data."""
-    question, prediction = one_line(question), one_line(prediction)
     gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
-    code = code_for([question, gold, prediction])
-    return _request(
-        "judge",
-        sample,
-        VERDICT_SCHEMA,
-        code=code,
-        question=fenced("question", question, code),
-        references=fenced("references", gold, code),
-        prediction=fenced("prediction", prediction, code),
-    )
-
-
-def verdicts(
-    model: ChatModel, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-) -> list[Verdict]:
-    """A verdict per request, in order; what is no verdict is a failure and not a rejection."""
-    return [_verdict(reply) for reply in model.complete(requests, on_reply)]
+    parts = {"question": one_line(question), "references": gold, "prediction": one_line(prediction)}
+    code = code_for(parts.values())
+    shown = {name: fenced(name, text, code) for name, text in parts.items()}
+    return _request("judge", sample, VERDICT_SCHEMA, code=code, **shown)
 
 
 def read_verdict(text: str) -> bool | None:
     """The verdict of a reply: its JSON field, or a bare yes or no. None for neither, or for both."""
-    text = without_thought(text).strip()
+    text = without_thoughts(text).strip()
     named = {_VERDICTS[word.lower()] for word in _VERDICT.findall(text)}
     if named:
         return named.pop() if len(named) == 1 else None
     return _VERDICTS.get(text.strip("\"'`*_.! \n").lower())
 
 
-def _verdict(reply: Reply) -> Verdict:
+def verdict_in(reply: Reply) -> Verdict:
+    """The verdict in a reply; what is no verdict is a failure and not a rejection."""
     if reply.failure not in (None, "invalid"):
         return Verdict(None, reply.failure, reply.message)
-    value = reply.value.get("verdict") if isinstance(reply.value, Mapping) else None
-    value = value if isinstance(value, bool) else read_verdict(reply.text)
-    return Verdict(None, "neither", "the judge's reply is neither verdict") if value is None else Verdict(value)
+    value = reply.value["verdict"] if reply.failure is None and reply.value is not None else read_verdict(reply.text)
+    return (
+        Verdict(None, "neither", reply.message or "the reply is neither verdict") if value is None else Verdict(value)
+    )
 
 
 def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
     return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
+
+
+def _form(kind: type[F], reply: Reply, name: str) -> F:
+    """The form that a reply fills. Raises Unusable where it does not."""
+    try:
+        return kind.model_validate(reply.value)
+    except ValueError:
+        raise Unusable(reply.message or f"the reply holds no {name}") from None
+
+
+def _summary_form(question: Question) -> type[SummaryForm[Any]]:
+    return SummaryForm[OptionFinding] if question.options else SummaryForm[Finding]
 
 
 def question_lines(question: Question) -> tuple[str, str]:
@@ -285,6 +272,16 @@ def question_lines(question: Question) -> tuple[str, str]:
     when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
     options = [f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, question.options, strict=False)]
     return f"{when}{one_line(question.text)}", "\n".join(options)
+
+
+def _fenced_question(question: Question, *others: str) -> tuple[str, dict[str, str]]:
+    """A code that is in none of the texts, and question and options fenced with it."""
+    text, options = question_lines(question)
+    code = code_for([*others, text, options])
+    return code, {
+        "question": fenced("question", text, code),
+        "options": fenced("options", options, code) if options else "",
+    }
 
 
 def _strategy_lines(strategy: Strategy) -> str:
@@ -295,22 +292,7 @@ def _strategy_lines(strategy: Strategy) -> str:
     return "\n".join([*anchors, *(f"Step {n}: {one_line(step)}" for n, step in enumerate(strategy.reasoning, start=1))])
 
 
-def _lines(value: Mapping[str, Any], key: str) -> list[str]:
-    """The strings under the key, each on one line, once, at most `MOST`."""
-    items = value.get(key)
-    strings = [item for item in items if isinstance(item, str)] if isinstance(items, list) else []
-    texts = (plain(item)[:_MAX_CHARACTERS].strip() for item in strings)
+def _lines(items: Sequence[str]) -> list[str]:
+    """The texts, each on one line, once, at most `MOST`."""
+    texts = (plain(item)[:_MAX_CHARACTERS].strip() for item in items)
     return list(dict.fromkeys(text for text in texts if text))[:MOST]
-
-
-def _sections(text: str) -> dict[str, Any]:
-    """A reply in prose under the three names, as models that write no JSON give it."""
-    pieces = _SECTIONS.split(without_thought(text))
-    parts: dict[str, Any] = {}
-    for name, body in zip(pieces[1::2], pieces[2::2], strict=True):
-        parts.setdefault(name.lower(), body)
-    evidence = parts.get("evidence", "")
-    lettered = [{"option": letter, "finding": finding} for letter, finding in _FINDING.findall(evidence)]
-    bullets: Sequence[str] = [line.lstrip("-*• \t") for line in evidence.splitlines()]
-    parts["evidence"] = lettered or [{"finding": line} for line in bullets if line.strip()]
-    return parts

@@ -12,14 +12,14 @@ from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
-from remind.llm.asking import ROOM, TEMPLATES, Verdict
-from remind.llm.chat_models import Chats
+from remind.llm.asking import ROOM, TEMPLATES
+from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM, Failure, blind, blind_state
+from remind.states.auxiliary import AuxiliaryLLM, Failure, Verdict, blind, blind_state
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text.words import data
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from remind.llm.dry import DryRun
     from remind.models.encoder import SentenceEncoder
 
+S = TypeVar("S")
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 #: Requests of a stage before its share of failures can end work that is under way.
 _EARLY_CHECK = 100
 
@@ -44,7 +45,7 @@ class ChatLLM(AuxiliaryLLM):
     Args:
         models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
         stand_in: writes in their place; None: one that compares by shared words.
-        ledger: the costs of the models, for the report; None: it has no costs.
+        ledger: the costs of the models, for the report.
         dry: the dry run that the models belong to, if they do.
 
     Attributes:
@@ -60,10 +61,9 @@ class ChatLLM(AuxiliaryLLM):
     ) -> None:
         self.models = {stage: models[stage] for stage in TEMPLATES if stage in models}
         self.stand_in = stand_in or OfflineLLM()
-        self.ledger, self.dry = ledger, dry
+        self.ledger, self.dry = ledger or Ledger(), dry
         self.failures: list[Failure] = []
         self.asked: Counter[Stage] = Counter()
-        self._unknown_speakers: dict[str, list[str]] = {}
 
     @property
     def name(self) -> str:
@@ -80,29 +80,18 @@ class ChatLLM(AuxiliaryLLM):
     def kinds(self, questions: Sequence[Question]) -> list[str | None]:
         """The dimension each question is taken for, asked for together of the model that writes strategies."""
         return self._ask(
-            "strategy",
-            "kinds of questions",
-            [question.id for question in questions],
-            lambda n: asking.kind_request(questions[n]),
-            lambda n, reply: asking.read_kind(reply),
-            lambda missing: self.stand_in.kinds([questions[n] for n in missing]),
+            "strategy", questions, asking.kind_request, lambda _, one: asking.read_kind(one), self.stand_in.kinds
         )
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, asked for together. Raises DataError for an unknown dimension."""
-        turns = dialogue.turns
         return self._ask(
             "cues",
-            f"cues {dialogue.id}",
-            [f"{dialogue.id} {turns[s.start].id}..{turns[s.end].id} {dimension or 'factual'}" for s in segments],
-            lambda n: asking.cue_request(dialogue, segments[n], dimension),
-            lambda n, reply: asking.read_cue(reply),
-            lambda missing: self.stand_in.cues(dialogue, [segments[n] for n in missing], dimension),
+            segments,
+            lambda segment: asking.cue_request(dialogue, segment, dimension),
+            lambda _, reply: asking.read_cue(reply),
+            lambda left: self.stand_in.cues(dialogue, left, dimension),
         )
-
-    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-        """S_str of one question, as `strategies`."""
-        return self.strategies(dialogue, [question])[0]
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
         """S_str of each question, asked for together. A target speaker who is not in the dialogue is left out.
@@ -110,62 +99,33 @@ class ChatLLM(AuxiliaryLLM):
         Raises:
             DataError: an unknown dimension.
         """
-
-        def read(n: int, reply: Reply) -> Strategy:
-            strategy, unknown = asking.read_strategy(dialogue, reply)
-            if unknown:
-                self._unknown_speakers[questions[n].id] = unknown
-            return strategy
-
         return self._ask(
             "strategy",
-            f"strategies {dialogue.id}",
-            [question.id for question in questions],
-            lambda n: asking.strategy_request(dialogue, questions[n]),
-            read,
-            lambda missing: [self.stand_in.strategy(dialogue, blind(questions[n])) for n in missing],
+            questions,
+            lambda question: asking.strategy_request(dialogue, question),
+            lambda _, reply: asking.read_strategy(dialogue, reply),
+            lambda left: self.stand_in.strategies(dialogue, list(map(blind, left))),
         )
-
-    def summary(self, state: AttentionalState) -> str:
-        """G_ref of one state, as `summaries`."""
-        return self.summaries([state])[0]
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref of each state, asked for together: understanding, evidence by option, conclusion."""
-        questions = [state.factual.question for state in states]
-        dialogues = {state.factual.dialogue.id for state in states}
         return self._ask(
             "summary",
-            f"summaries {dialogues.pop()}" if len(dialogues) == 1 else "summaries",
-            [question.id for question in questions],
-            lambda n: asking.summary_request(states[n]),
-            lambda n, reply: asking.read_summary(questions[n], reply),
-            lambda missing: [self.stand_in.summary(blind_state(states[n])) for n in missing],
+            states,
+            asking.summary_request,
+            lambda state, reply: asking.read_summary(state.factual.question, reply),
+            lambda left: self.stand_in.summaries(list(map(blind_state, left))),
         )
-
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        """J(ŷ, y) of one answer. Raises ModelError where there is no verdict."""
-        (verdict,) = self.verdicts([(question, references, prediction)])
-        if verdict.value is None:
-            raise ModelError(f"no verdict from {self.models['judge'].name}: {verdict.message or verdict.failure}")
-        return verdict.value
 
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """J(ŷ, y) of each (question, references, prediction), asked for together.
-
-        Args:
-            samples: ids the costs are reported by, one for each case.
-        """
+        """J(ŷ, y) of each (question, references, prediction), asked for together."""
+        if "judge" not in self.models:
+            return self.stand_in.verdicts(cases)
         samples = samples or [""] * len(cases)
-        model = self.models.get("judge")
-        if model is None:
-            return [Verdict(self.stand_in.judge(*case)) for case in cases]
         requests = [asking.judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
-        self.asked["judge"] += len(requests)
-        with ProgressBar("judge", len(requests)) as bar:
-            verdicts = asking.verdicts(model, requests, lambda n, reply: bar.step())
+        verdicts = [asking.verdict_in(reply) for reply in self._replies("judge", requests)]
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
                 self.failures.append(Failure("judge", sample, verdict.failure, verdict.message))
@@ -201,76 +161,60 @@ class ChatLLM(AuxiliaryLLM):
             }
             for stage, model in self.models.items()
         }
-        return {
-            "stages": stages,
-            "stand_in": self.stand_in.name,
-            "failures": [asdict(failure) for failure in self.failures],
-            "unknown_speakers": dict(self._unknown_speakers),
-            "costs": None if self.ledger is None else self.ledger.summary(),
-        }
+        failures = [asdict(failure) for failure in self.failures]
+        return {"stages": stages, "stand_in": self.stand_in.name, "failures": failures, "costs": self.ledger.summary()}
 
     def report_text(self) -> str:
         """The report for a person: costs by stage, and how much the stand-in wrote."""
-        costs = [table(self.ledger.summary())] if self.ledger is not None else []
         failed = Counter((failure.stage, failure.failure) for failure in self.failures)
         lines = [
             f"{n} of {self.asked[stage]} {stage}: {why}; the offline stand-in wrote them"
             for (stage, why), n in failed.items()
         ]
-        return "\n".join([*costs, *lines])
+        return "\n".join([table(self.ledger.summary()), *lines])
 
     def take(self) -> dict[str, Any]:
         """What was asked, what failed and what it cost, as JSON for `merge`; all counts start again."""
-        taken = {
-            "asked": dict(self.asked),
-            "failures": [asdict(failure) for failure in self.failures],
-            "unknown_speakers": dict(self._unknown_speakers),
-            "costs": [] if self.ledger is None else self.ledger.take(),
-        }
-        for counts in (self.asked, self.failures, self._unknown_speakers):
-            counts.clear()
+        failures = [asdict(failure) for failure in self.failures]
+        taken = {"asked": dict(self.asked), "failures": failures, "costs": self.ledger.take()}
+        self.asked.clear()
+        self.failures.clear()
         return taken
 
     def merge(self, taken: Mapping[str, Any]) -> None:
         """Add what another one was asked, so that check and report cover both."""
         self.asked.update(taken["asked"])
         self.failures += [Failure(**failure) for failure in taken["failures"]]
-        self._unknown_speakers.update(taken["unknown_speakers"])
-        if self.ledger is not None:
-            self.ledger.merge(taken["costs"])
+        self.ledger.merge(taken["costs"])
 
     def _ask(
         self,
         stage: Stage,
-        title: str,
-        samples: Sequence[str],
-        make: Callable[[int], Request],
-        read: Callable[[int, Reply], T],
-        stand_in: Callable[[Sequence[int]], list[T]],
+        items: Sequence[S],
+        make: Callable[[S], Request],
+        read: Callable[[S, Reply], T],
+        stand_in: Callable[[list[S]], list[T]],
     ) -> list[T]:
-        """Ask for all at once and read each reply; the stand-in writes what is missing."""
-        everything = range(len(samples))
-        model = self.models.get(stage)
-        if model is None or not samples:
-            return stand_in(everything)
-        self.asked[stage] += len(samples)
-        with ProgressBar(title, len(samples)) as bar:
-            replies = model.complete([make(n) for n in everything], lambda n, reply: bar.step())
+        """Ask for all items at once and read each reply; the stand-in writes what is missing."""
+        if stage not in self.models or not items:
+            return stand_in(list(items))
+        requests = list(map(make, items))
         written: dict[int, T] = {}
-        for n, reply in enumerate(replies):
-            failure: str | None = reply.failure
-            message = reply.message
-            # an invalid reply was no JSON, but may still hold what was asked for
-            if failure in (None, "invalid"):
-                try:
-                    written[n] = read(n, reply)
-                    continue
-                except asking.Unusable as error:
-                    failure, message = failure or "unusable", message or str(error)
-            self.failures.append(Failure(stage, samples[n], str(failure), message))
-        missing = [n for n in everything if n not in written]
-        written.update(zip(missing, stand_in(missing) if missing else [], strict=True))
-        return [written[n] for n in everything]
+        for n, reply in enumerate(self._replies(stage, requests)):
+            try:
+                if reply.failure is not None:
+                    raise asking.Unusable(reply.message)
+                written[n] = read(items[n], reply)
+            except asking.Unusable as error:
+                self.failures.append(Failure(stage, requests[n].sample, reply.failure or "unusable", str(error)))
+        missing = [n for n in range(len(items)) if n not in written]
+        written.update(zip(missing, stand_in([items[n] for n in missing]) if missing else [], strict=True))
+        return [written[n] for n in range(len(items))]
+
+    def _replies(self, stage: Stage, requests: Sequence[Request]) -> list[Reply]:
+        self.asked[stage] += len(requests)
+        with ProgressBar(stage, len(requests)) as bar:
+            return self.models[stage].complete(requests, lambda *_: bar.step())
 
 
 def open_llm(
@@ -282,7 +226,7 @@ def open_llm(
         encoder: of the stand-in.
 
     Raises:
-        ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.chat_models.Chats`).
+        ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.client.Chats`).
     """
     stand_in = OfflineLLM(encoder)
     chats = Chats(cfg)

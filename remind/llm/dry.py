@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import DataError
 from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
-from remind.llm.chat_models import CachedChat, Put
+from remind.llm.client import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Exchange, Ledger
+from remind.llm.ledger import Ledger
 from remind.llm.request import Reply, Request
 from remind.llm.structured import placeholder
 
@@ -29,18 +30,17 @@ class DryRun:
 
     Args:
         path: JSONL; an older one is replaced. A line per request that would be sent.
+        ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
 
     Attributes:
-        ledger: every stand-in reply at its highest cost: it is taken to fill the room it has.
         replies: the stand-in replies by cache key.
 
     Raises:
         DataError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        self.ledger = Ledger()
+    def __init__(self, path: str | Path, ledger: Ledger) -> None:
+        self.path, self.ledger = Path(path).expanduser(), ledger
         self.replies: dict[str, Reply] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,23 +49,17 @@ class DryRun:
             raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
     def summary(self) -> dict[str, Any]:
-        """`stages` and `total`: completion_tokens and cost_usd are upper bounds, and what the cache holds is free."""
-
-        def estimate(costs: dict[str, Any]) -> dict[str, Any]:
-            sums = {name: costs["now"][name] for name in ("prompt_tokens", "completion_tokens", "cost_usd")}
-            return {"requests": costs["requests"], "cached": costs["cached"], **sums}
-
-        costs = self.ledger.summary()
-        stages = {name: estimate(stage) for name, stage in costs["stages"].items()}
-        return {"stages": stages, "total": estimate(costs["total"])}
+        """As `Ledger.summary`; what would be paid is under `now`: upper bounds of completion_tokens and cost_usd."""
+        return self.ledger.summary()
 
     def report(self) -> str:
         """The summary as text."""
         summary = self.summary()
         lines = [f"{'stage':<10}{'requests':>9}{'cached':>8}{'prompt':>12}{'reply at most':>15}{'USD at most':>13}"]
         for name, row in (*summary["stages"].items(), ("total", summary["total"])):
-            tokens = f"{row['prompt_tokens']:>12}{row['completion_tokens']:>15}"
-            lines.append(f"{name:<10}{row['requests']:>9}{row['cached']:>8}{tokens}{row['cost_usd']:>13.4f}")
+            now, counts = row["now"], f"{row['requests']:>9}{row['cached']:>8}"
+            tokens = f"{now['prompt_tokens']:>12}{now['completion_tokens']:>15}"
+            lines.append(f"{name:<10}{counts}{tokens}{now['cost_usd']:>13.4f}")
         lines.append(f"tokens counted as characters / {CHARACTERS}; nothing was asked; prompts: {self.path}")
         return "\n".join(lines)
 
@@ -85,48 +79,31 @@ class DryChat(CachedChat):
     def name(self) -> str:
         return f"dry run of {self.endpoint.identity}"
 
-    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
-        """Put a stand-in for each."""
-        for index in missing:
-            put(index, self._stand_in)
+    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
+        """Put what the cache or this dry run holds, else a stand-in, which is written down."""
+        for key, request in asked.items():
+            if key in self.run.replies:
+                put(replace(self.run.replies[key], cached=True))
+            else:
+                put(self.recorded(request) or self._stand_in(key, request))
 
-    def recorded(self, request: Request) -> Exchange:
-        """The exchange that the dry run or the cache holds. Raises NotRecorded."""
-        key = self.key_of(request)
-        if key in self.run.replies:
-            return Exchange(key, self.run.replies[key], cached=True)
-        return super().recorded(request)
-
-    def _stand_in(self, request: Request) -> Exchange:
+    def _stand_in(self, key: str, request: Request) -> Reply:
+        body = self.body(request)
         if request.body is None:
             text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
             tokens = sum(-(-len(message.text) // CHARACTERS) + _TEMPLATE_TOKENS for message in request.messages)
         else:
-            told = [request.body.get("messages"), request.body.get("tools")]
-            tokens = -(-len(json.dumps(told, ensure_ascii=False)) // CHARACTERS)
+            tokens = -(-len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False)) // CHARACTERS)
             message, reason = _message(request.body)
             text = json.dumps(completion(self.endpoint.model, message, reason, tokens, request.max_tokens))
-        line: dict[str, Any] = {
-            "stage": request.stage,
-            "sample": request.sample,
-            "prompt_id": request.prompt_id,
-            "endpoint": self.endpoint.title,
-            "messages": request.chat,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "schema": request.schema,
-            "prompt_tokens": tokens,
-            "cost_usd_at_most": self.endpoint.cost(tokens, request.max_tokens),
-        }
-        if request.system:
-            line |= {"system": request.system, "dialogue": request.dialogue}
-        if request.body is not None:
-            line = {**line, **self.body(request)}
+        about = {"stage": request.stage, "sample": request.sample, "prompt_id": request.prompt_id}
+        about |= {"system": request.system, "dialogue": request.dialogue} if request.system else {}
+        cost = self.endpoint.cost(tokens, request.max_tokens)
+        line = {**about, "endpoint": self.endpoint.title, **body, "prompt_tokens": tokens, "cost_usd_at_most": cost}
         with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        key = self.key_of(request)
-        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens)
-        return Exchange(key, self.run.replies[key])
+        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens, key=key)
+        return self.run.replies[key]
 
 
 def _message(body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -139,6 +116,6 @@ def _message(body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         arguments = json.dumps(placeholder(tools[0].get("parameters") or {}))
         call = {"id": "call_0", "type": "function", "function": {"name": tools[0]["name"], "arguments": arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-    kind = form.get("type", "text")
     schema = form.get("json_schema", {}).get("schema", {})
-    return {"role": "assistant", "content": DRY if kind == "text" else json.dumps(placeholder(schema))}, "stop"
+    text = DRY if form.get("type", "text") == "text" else json.dumps(placeholder(schema))
+    return {"role": "assistant", "content": text}, "stop"

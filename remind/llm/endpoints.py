@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
@@ -18,22 +17,6 @@ OPENAI_KEY = "OPENAI_API_KEY"
 #: As base_url: the model runs in this process.
 LOCAL = "local"
 
-#: Field names, in lower case with "_" between words, that could hold a key, a password or a header.
-_SECRET = re.compile(
-    r"(?:api|access|private)_?key|secret|pass_?w(?:or)?d|pass_?phrase|credential|cookie|authori[sz]|authenticat|bearer"
-    r"|(?:^|_)(?:o?auth|oauth2|pwd|jwt)(?:_|$)|^pass$|(?:^|_)headers$"
-    r"|(?:^|_)(?:access|api|auth|refresh|session|security|id)_tokens$|token_(?:value|string)$"
-)
-#: The same, unless they end as the next says: places in the caches of servers, and special tokens of models.
-_KEY_OR_TOKEN = re.compile(r"(?:keys?|token)$")
-_HARMLESS = re.compile(
-    r"^(?:prompt_)?cache_?key$|^extra_?key$|(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|image|video|audio|vision|boi|eoi|start"
-    r"|begin|end|stop|special|first|next|last|no|per|each|single|think|thinking|reasoning|newline|fim|prefix|suffix"
-    r"|middle)_?token$"
-)
-#: Parts of a JSON schema whose names are those of properties, which the schema describes without a value.
-_PROPERTIES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-
 
 @dataclass
 class EndpointConfig:
@@ -48,10 +31,10 @@ class EndpointConfig:
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
-    """Time limit of an attempt in seconds, from the connection to the last byte of the reply."""
+    """Time limit of a try in seconds, from the connection to the last byte of the reply."""
     retries: Annotated[int, Range(ge=0, le=1000)] = 6
     """Retries after 429, 5xx, time-outs, broken connections and broken replies. Delays grow up to 8 s, or follow
-    Retry-After, up to 120 s."""
+    Retry-After."""
     concurrency: Annotated[int, Range(ge=1, le=10_000)] = 8
     """Concurrent requests; for a local model: prompts per forward pass."""
     max_tokens: PositiveInt | None = None
@@ -62,23 +45,20 @@ class EndpointConfig:
     """USD per million prompt tokens."""
     price_completion: NonNegativeFloat = 0.0
     """USD per million completion tokens."""
-    structured: bool = False
-    """Send the JSON schema of a request as response_format; for servers that can hold a model to it."""
+    structured: bool = True
+    """Send the JSON schema of a request as response_format; a server that refuses it gets none from then on."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. Names
-    that could hold a key, and headers, are refused at any depth."""
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. No
+    place for keys: configurations are printed and saved."""
     device: str = "cpu"
     """Where a local model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"
     """Precision of a local model: float32, bfloat16, float16 or auto."""
 
     def check(self) -> None:
-        """Raise ConfigError for a value out of range, an address that is none, and what holds or may hold a key."""
+        """Raise ConfigError for a value out of range, and an address or a name of a variable that is none."""
         check_ranges(self, ConfigError)
-        # a key there would end up in manifests and reports
-        if (secret := _key_name(self.extra_body)) is not None:
-            raise ConfigError(f"extra_body must hold no {secret[:40]}; keys come from the environment (key_env)")
-        if self.key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
+        if self.key_env is not None and not self.key_env.isidentifier():
             raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
         if not self.local:
             _check_url(self.base_url)
@@ -97,7 +77,7 @@ class EndpointConfig:
     def identity(self) -> str:
         """`title`, and a hash of the settings that shape replies where any is not the usual one."""
         settings = [self.max_tokens, self.temperature, self.structured, self.extra_body]
-        return self.title if settings == [None, None, False, {}] else f"{self.title} {sha256_json(settings)[:8]}"
+        return self.title if settings == [None, None, True, {}] else f"{self.title} {sha256_json(settings)[:8]}"
 
     @property
     def needs_key(self) -> bool:
@@ -170,26 +150,3 @@ def _check_url(url: str) -> None:
     if not usable:
         example = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1"
         raise ConfigError(f"base_url must be {example}; what was given is neither (and not shown: it may hold a key)")
-
-
-def holds_key(name: str) -> bool:
-    """Whether a field of that name could hold a key, however it is written: `x-api-key`, `apiKey`, `API_KEY`."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
-    name = "_".join(re.findall(r"[a-z0-9]+", spaced.lower()))
-    return bool(_SECRET.search(name) or (_KEY_OR_TOKEN.search(name) and not _HARMLESS.search(name)))
-
-
-def _key_name(fields: Any) -> str | None:
-    """The first name in fields, at any depth, that could hold a key; None: there is none."""
-    stack = [(fields, False)]
-    while stack:
-        value, properties = stack.pop()
-        if isinstance(value, list | tuple):
-            stack += [(one, False) for one in reversed(value)]
-        elif isinstance(value, dict):
-            for name, inner in value.items():
-                described = properties and isinstance(inner, dict | bool)
-                if not described and holds_key(str(name)):
-                    return str(name)
-            stack += [(inner, not properties and name in _PROPERTIES) for name, inner in reversed(value.items())]
-    return None

@@ -1,147 +1,86 @@
-"""What was asked and what it cost: calls, tokens, USD and seconds by stage, endpoint, memory system and dialogue."""
+"""What was asked and what it cost: calls, tokens, USD and seconds by stage and endpoint."""
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from remind.core.errors import DataError
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
 
-_SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usage")
-_EMBEDDINGS = ("calls", "texts", "tokens", "seconds")
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One request to a model and its reply.
-
-    Attributes:
-        key: the request's cache key, by which nothing is counted twice.
-        reply: as it came, or as it was recorded; `calls`, tokens and seconds are what it cost then.
-        cached: whether it was recorded before.
-    """
-
-    key: str
-    reply: Reply
-    cached: bool = False
+SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usage")
 
 
 class Ledger:
-    """Costs of one run over all its endpoints. Threads may share it.
+    """Costs of one run over all its endpoints: a row for each reply. Threads may share it.
 
-    With a cache the costs are those of the whole work, not of the last start: what a killed run paid for is counted
-    when its replies are asked for again. `now` holds what this process paid itself.
-
-    Args:
-        path: JSON lines, one for each reply as it is counted. What an earlier process wrote there is counted as paid
-            before, also where it is never asked for again. One process at a time.
-
-    Raises:
-        DataError: the file cannot be read or written, or holds something else.
+    Sums take every answered request once, however often and by whom it was asked. So with a cache they are those of
+    the whole work, not of the last start: what a killed run paid is counted when its replies are asked for again.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path).expanduser()
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        # keys of requests, and with the system that asked
-        self._seen: set[str] = set()
-        self._asked: set[tuple[str, str]] = set()
         self._rows: list[dict[str, Any]] = []
-        if self.path is not None:
-            self._resume(self.path)
 
-    def add(self, request: Request, reply: Reply, exchanges: Sequence[Exchange], endpoint: EndpointConfig) -> None:
-        """Count a reply and the exchanges it took; a recorded exchange counts once, however often it is read.
+    def add(self, request: Request, reply: Reply, endpoint: EndpointConfig, failure: str | None) -> None:
+        """Count a reply; its calls, tokens and seconds are what it cost when it was paid for.
 
-        What another memory system has paid for counts once more as `shared`, which is in no sum of all systems.
+        Args:
+            failure: what became of the request in the end.
         """
-        with self._lock:
-            now = [one.reply for one in exchanges if not one.cached]
-            new = [one for one in exchanges if one.cached and (request.system, one.key) not in self._asked]
-            before = [one.reply for one in new if one.key not in self._seen]
-            shared = [one.reply for one in new if one.key in self._seen and request.system]
-            # a request that failed was not paid for, and may be by another process
-            keys = [one.key for one in exchanges if one.reply.failure is None]
-            self._note(request.system, keys)
-            spent = (*now, *before, *shared)
-            row = {
-                "stage": request.stage,
-                "endpoint": endpoint.title,
-                "system": request.system,
-                "dialogue": request.dialogue,
-                "cached": reply.cached,
-                "failure": reply.failure,
-                "now": _paid(now, endpoint),
-                "before": _paid(before, endpoint),
-                "shared": _paid(shared, endpoint),
-                "seconds": sum(one.seconds for one in spent) if spent and reply.failure in (None, "invalid") else None,
-            }
-            self._add(row, keys)
-
-    def paid(self, request: Request, key: str) -> None:
-        """A reply to be recorded was paid for by this process; `add` will say more."""
-        with self._lock:
-            self._note(request.system, [key])
-
-    def add_embeddings(
-        self, system: str, dialogue: str, stage: str, encoder: str, texts: int, tokens: int, seconds: float
-    ) -> None:
-        """Count a call of the sentence encoder."""
-        spent = dict(zip(_EMBEDDINGS, (1, texts, tokens, seconds), strict=True))
-        with self._lock:
-            place = {"stage": stage, "endpoint": encoder, "system": system, "dialogue": dialogue}
-            self._add({**place, "embeddings": spent}, [])
+        tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        # a failed request is asked again and counted again, but for others with the same words
+        answered = reply.failure is None
+        self._add({
+            "stage": request.stage, "endpoint": endpoint.title, "system": request.system, "dialogue": request.dialogue,
+            "key": reply.key if answered else None, "cached": reply.cached, "failure": failure,
+            "calls": reply.calls if answered or not reply.cached else 0, **tokens, "cost_usd": endpoint.cost(**tokens),
+            "unknown_usage": int(not reply.usage_known), "seconds": reply.seconds,
+        })  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """`total`, and the same by stage and by endpoint, costs in USD.
-
-        Seconds are per request that was answered, those of cached replies as first paid. `unknown_usage` is the number
-        of replies whose tokens the server did not count; they are in no sum.
-        """
-        with self._lock:
-            rows = [row for row in self._rows if "embeddings" not in row]
-
-        def grouped(field: str) -> dict[str, Any]:
-            names = sorted({row[field] for row in rows})
-            return {name: _summary([row for row in rows if row[field] == name]) for name in names}
-
-        return {"total": _summary(rows), "stages": grouped("stage"), "endpoints": grouped("endpoint")}
+        """`total`, and the same by stage and by endpoint, as `groups` has them."""
+        (total,) = self.groups()
+        stages, places = ({row[name]: row for row in self.groups(name)} for name in ("stage", "endpoint"))
+        return {"total": total, "stages": stages, "endpoints": places}
 
     def groups(self, *names: str) -> list[dict[str, Any]]:
         """Costs by fields of a row: system, dialogue, stage, endpoint; none: one group of all.
 
         Returns:
-            For each group in order its fields and the figures of `summary`, of which the sums are without `shared`;
-            further `shared`, `seconds_in_all` of answered requests, and `embeddings` of the sentence encoder.
+            For each group in order its fields, counts of requests, sums of tokens and USD, of which `now` was paid by
+            this process, and seconds of answered requests, of cached ones as first paid. `unknown_usage` is the number
+            of replies whose tokens the server did not count; they are in no sum. What several groups ask for is in
+            each of them.
         """
         with self._lock:
             rows = list(self._rows)
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {} if names else {(): []}
         for row in rows:
-            places.setdefault(tuple(row.get(name, "") for name in names), []).append(row)
-        result = []
-        for place, members in sorted(places.items()):
-            chats = [row for row in members if "embeddings" not in row]
-            texts = [row["embeddings"] for row in members if "embeddings" in row]
-            result.append({
-                **dict(zip(names, place, strict=True)),
-                **_summary(chats),
-                "shared": _sums(chats, "shared"),
-                "seconds_in_all": sum(row["seconds"] or 0.0 for row in chats),
-                "embeddings": {name: sum(one[name] for one in texts) for name in _EMBEDDINGS},
-            })  # fmt: skip
-        return result
+            places.setdefault(tuple(row[name] for name in names), []).append(row)
+        return [{**dict(zip(names, place, strict=True)), **self.sums(own)} for place, own in sorted(places.items())]
+
+    @staticmethod
+    def sums(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Counts and sums of rows."""
+        answered = {row["key"]: row for row in rows if row["key"] is not None}.values()
+        spent = [*answered, *(row for row in rows if row["key"] is None)]
+        now = [row for row in rows if not row["cached"]]
+        seconds = sorted(row["seconds"] for row in answered)
+        return {
+            "requests": len(rows),
+            "cached": sum(row["cached"] for row in rows),
+            "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
+            **{name: sum(row[name] for row in spent) for name in SUMS},
+            "now": {name: sum(row[name] for row in now) for name in SUMS},
+            "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
+            "seconds_in_all": sum(seconds),
+        }
 
     def take(self) -> list[dict[str, Any]]:
-        """All that was counted, as JSON for `merge`; the ledger is empty then, but counts nothing a second time."""
+        """All that was counted, as JSON for `merge`; the ledger is empty then."""
         with self._lock:
             rows, self._rows = self._rows, []
             return rows
@@ -151,39 +90,8 @@ class Ledger:
         with self._lock:
             self._rows += rows
 
-    def _note(self, system: str, keys: Sequence[str]) -> None:
-        self._seen.update(keys)
-        self._asked.update((system, key) for key in keys)
-
-    def _add(self, row: dict[str, Any], keys: Sequence[str]) -> None:
-        self._rows.append(row)
-        if self.path is not None:
-            try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**row, "keys": keys}) + "\n")
-            except OSError as error:
-                raise DataError(f"cannot be written: {error.strerror}", self.path) from None
-
-    def _resume(self, path: Path) -> None:
-        """Count what the file holds as paid before. A last line that a killed process left unfinished is removed."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                os.truncate(path, len(whole))
-        except OSError as error:
-            raise DataError(f"cannot be used: {error.strerror}", path) from None
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                self._note(row["system"], row.pop("keys"))
-                if "embeddings" not in row:
-                    row["before"] = {name: row["now"][name] + row["before"][name] for name in _SUMS}
-                    row["now"] = dict.fromkeys(_SUMS, 0)
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
+    def _add(self, row: dict[str, Any]) -> None:
+        with self._lock:
             self._rows.append(row)
 
 
@@ -199,31 +107,6 @@ def table(summary: Mapping[str, Any]) -> str:
     if unknown := summary["total"]["unknown_usage"]:
         lines.append(f"{unknown} replies came without a usable count of tokens; tokens and USD leave them out")
     return "\n".join(lines)
-
-
-def _paid(replies: Sequence[Reply], endpoint: EndpointConfig) -> dict[str, Any]:
-    calls, prompt_tokens, completion_tokens = (sum(getattr(one, name) for one in replies) for name in _SUMS[:3])
-    cost = endpoint.cost(prompt_tokens, completion_tokens)
-    unknown = sum(not one.usage_known for one in replies)
-    return dict(zip(_SUMS, (calls, prompt_tokens, completion_tokens, cost, unknown), strict=True))
-
-
-def _sums(rows: Sequence[Mapping[str, Any]], when: str) -> dict[str, Any]:
-    # rows that lie in caches may be older than a sum
-    return {name: sum(row.get(when, {}).get(name, 0) for row in rows) for name in _SUMS}
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    now, before = _sums(rows, "now"), _sums(rows, "before")
-    seconds = sorted(row["seconds"] for row in rows if row["seconds"] is not None)
-    return {
-        "requests": len(rows),
-        "cached": sum(row["cached"] for row in rows),
-        "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
-        **{name: now[name] + before[name] for name in _SUMS},
-        "now": now,
-        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
-    }
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from remind.core.files import sha256_json
 from remind.llm.cache import ReplyCache
-from remind.llm.chat_models import CachedChat, NotRecorded, Put
+from remind.llm.client import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Exchange, Ledger
+from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, ReplyFailure, Request
 
 if TYPE_CHECKING:
@@ -45,52 +45,39 @@ class LocalChat(CachedChat):
     def name(self) -> str:
         return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
 
-    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
-        """Generate what is missing; a request with a temperature, or with a body of its own, is refused.
+    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
+        """Generate what is not recorded; a request with a temperature, or with a body of its own, is refused.
 
         A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
         """
-        greedy = [index for index in missing if requests[index].temperature == 0 and requests[index].body is None]
-        for index in set(missing) - set(greedy):
-            put(index, self._refuse)
-        for room in sorted({requests[index].max_tokens for index in greedy}):
-            group = [index for index, request in enumerate(requests) if request.max_tokens == room]
-            self._generate(requests, group, [index not in greedy for index in group], put)
+        groups: dict[int, list[str]] = {}
+        for key, request in asked.items():
+            if request.temperature == 0 and request.body is None:
+                groups.setdefault(request.max_tokens, []).append(key)
+                continue
+            why = "a local model answers greedily: temperature 0"
+            if request.body is not None:
+                why = "a local model takes no tools; name a chat server"
+            put(Reply("", finished=False, failure="refused", message=why, key=key))
+        for room in sorted(groups):
+            self._generate({key: asked[key] for key in groups[room]}, room, put)
 
-    def _refuse(self, request: Request) -> Exchange:
-        message = "a local model answers greedily: temperature 0"
-        if request.body is not None:
-            message = "a local model takes no tools; name a chat server"
-        return Exchange(self.key_of(request), Reply("", finished=False, failure="refused", message=message))
-
-    def _generate(self, requests: Sequence[Request], group: Sequence[int], done: Sequence[bool], put: Put) -> None:
+    def _generate(self, asked: Mapping[str, Request], room: int, put: Put) -> None:
         from remind.models.generate import generate
 
+        keys, recorded = list(asked), {key: self.recorded(request) for key, request in asked.items()}
+        for reply in filter(None, recorded.values()):
+            put(reply)
         started = monotonic()
 
         def on_output(place: int, output: Generation) -> None:
             nonlocal started
-            request, reply = requests[group[place]], _reply(output, monotonic() - started)
+            put(self.record(asked[keys[place]], _reply(output, monotonic() - started)))
             started = monotonic()
-            exchange = self.record(request, reply)
-            put(group[place], lambda asked: exchange if asked is request else self._repair(asked))
 
-        prompts = [as_prompt(requests[index].messages) for index in group]
-        room = requests[group[0]].max_tokens
+        prompts, done = [as_prompt(asked[key].messages) for key in keys], [recorded[key] is not None for key in keys]
         generate(self.backbone, prompts, room, self.endpoint.concurrency, done, on_output)
-
-    def _repair(self, request: Request) -> Exchange:
-        """Generated on its own, unless it is recorded."""
-        from remind.models.generate import generate
-
-        try:
-            return self.recorded(request)
-        except NotRecorded:
-            started = monotonic()
-            (output,) = generate(self.backbone, [as_prompt(request.messages)], request.max_tokens)
-            assert output is not None
-            return self.record(request, _reply(output, monotonic() - started))
 
 
 def as_prompt(messages: Sequence[Message]) -> str:
@@ -110,12 +97,8 @@ def _files_hash(name: str) -> str:
     folder = model_folder(name)
     if folder is None:
         return name
-    lines = [
-        f"{file.relative_to(folder)} {file.stat().st_size} {file.stat().st_mtime_ns}"
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return sha256_json([[str(one), one.stat().st_size, one.stat().st_mtime_ns] for one in files])[:16]
 
 
 def _reply(output: Generation, seconds: float) -> Reply:

@@ -6,39 +6,23 @@ rule.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
-from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.auxiliary import AuxiliaryLLM, Verdict
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
-from remind.text.words import (
-    check_dimension,
-    data,
-    fillers,
-    guide,
-    infer_dimension,
-    kind_of,
-    plan,
-    rarity,
-    stem,
-    stems,
-    words,
-)
+from remind.text.answers import same_answer
+from remind.text.sentences import key_sentences, sentences, telling
+from remind.text.words import check_dimension, data, guide, infer_dimension, kind_of, plan, rarity, stem, stems, words
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
 
 VERSION = 1
-#: A cue's sentences together, in words; about what the text encoder still reads whole.
-CUE_WORDS = 60
-#: The judge's threshold on bag-of-words F1.
-JUDGE_F1 = 0.6
 #: How much a word of the dimension's lexicon adds to a sentence, next to the rarity of its own words.
 LEXICON_WEIGHT = 1.0
 #: What a caption's score is multiplied by for the visual dimensions.
@@ -46,16 +30,6 @@ CAPTION_WEIGHT = 3.0
 #: Lines quoted for each option, and for a question without options.
 QUOTED_PER_OPTION = 2
 QUOTED = 3
-
-_SENTENCE = re.compile(r"(?<=[.!?…])\s+|\n+")
-_ARTICLES = frozenset({"a", "an", "the"})
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    )
-}
-_UNKNOWN = ("no information", "not mentioned", "not enough information", "cannot be determined", "does not tell")
 
 
 class OfflineLLM(AuxiliaryLLM):
@@ -105,12 +79,21 @@ class OfflineLLM(AuxiliaryLLM):
             cues.append(key_sentences(said, scores) or ", ".join(speakers))
         return cues
 
-    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-        """S_str from the words of question and dialogue."""
-        return plan(dialogue, question, self._rarity(dialogue))
+    def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
+        """S_str of each question from its words and those of the dialogue."""
+        return [plan(dialogue, question, self._rarity(dialogue)) for question in questions]
 
-    def summary(self, state: AttentionalState) -> str:
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref in three parts: what is asked for, what the marked turns say to each option, and a conclusion."""
+        return [self._summary(state) for state in states]
+
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`)."""
+        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
+
+    def _summary(self, state: AttentionalState) -> str:
         question, turns = state.factual.question, state.factual.turns
         marked = [turns[index] for start, end in state.blocks for index in range(start, end + 1)]
         ask = guide(kind_of(question))
@@ -123,10 +106,6 @@ class OfflineLLM(AuxiliaryLLM):
         else:
             parts += self._quote_marked(question, marked, weights)
         return "\n".join(parts)
-
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`_same_answer`)."""
-        return any(_same_answer(reference, prediction) for reference in references)
 
     def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
         if self._weights is None or self._weights[0] is not dialogue:
@@ -177,82 +156,9 @@ def _quote(turn: Turn) -> str:
     return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")
 
 
-class Sentence(NamedTuple):
-    """A sentence of a turn, or the caption of one of its images."""
-
-    speaker: str
-    text: str
-    caption: bool
-
-
-def sentences(turns: Iterable[Turn]) -> list[Sentence]:
-    """What is said and shown in the turns, in order."""
-    parts = []
-    for turn in turns:
-        speaker = one_line(turn.speaker)
-        said = (one_line(part) for part in _SENTENCE.split(turn.text))
-        parts += [Sentence(speaker, part, False) for part in said if part]
-        parts += [Sentence(speaker, one_line(image.caption), True) for image in turn.images if image.caption]
-    return parts
-
-
-def telling(text: str, weights: Mapping[str, float]) -> float:
-    """Summed rarity of the content stems, damped by length so that a long sentence does not win by length alone."""
-    content = {stem(word) for word in words(text) if word not in fillers()}
-    return sum(weights.get(term, 0.0) for term in content) / (len(text.split()) + 3) ** 0.5
-
-
-def key_sentences(said: Sequence[Sentence], scores: Sequence[float]) -> str:
-    """The best-scored sentences within `CUE_WORDS`, in order, each a line with its speaker; the best one at any length.
-
-    Sentences that score nothing are left out, unless there are no others.
-    """
-    chosen: list[int] = []
-    used = 0
-    for number in sorted(range(len(said)), key=lambda n: -scores[n]):
-        length = len(said[number].text.split())
-        if chosen and (scores[number] <= 0 or used + length > CUE_WORDS):
-            continue
-        chosen.append(number)
-        used += length
-    return "\n".join(f"{said[number].speaker}: {said[number].text}" for number in sorted(chosen))
-
-
 def _overlap(wanted: Iterable[str], text: str, weights: Mapping[str, float]) -> float:
     """Share, by rarity, of the wanted stems that the text holds; 0 if nothing is wanted. Unknown stems weigh most."""
     terms, there = set(wanted), set(stems(text))
     top = max(weights.values(), default=1.0) or 1.0
     total = sum(weights.get(term, top) for term in terms)
     return sum(weights.get(term, top) for term in terms & there) / total if total > 0 else 0.0
-
-
-def _answer_tokens(text: str) -> list[str]:
-    """Lower-case words without articles; thousands commas dropped, numbers to twelve as digits."""
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return [_NUMBERS.get(word, word) for word in words(text) if word not in _ARTICLES]
-
-
-def declines(text: str) -> bool:
-    """Whether an answer says that the dialogue does not tell."""
-    plain = " ".join(words(text))
-    return any(phrase in plain for phrase in _UNKNOWN)
-
-
-def _same_answer(reference: str, prediction: str) -> bool:
-    """The rule of the offline judge.
-
-    Equal if both decline; else if every number of the reference is in the prediction and either the reference's words
-    stand in a row in it, or the bag-of-words F1 reaches `JUDGE_F1`.
-    """
-    if declines(reference) or declines(prediction):
-        return declines(reference) and declines(prediction)
-    gold, said = _answer_tokens(reference), _answer_tokens(prediction)
-    if not gold or not said:
-        return gold == said
-    numbers = {token for token in gold if token.isdigit()}
-    if not numbers <= set(said):
-        return False
-    if any(said[start : start + len(gold)] == gold for start in range(len(said) - len(gold) + 1)):
-        return True
-    common = sum((Counter(map(stem, gold)) & Counter(map(stem, said))).values())
-    return 2 * common / (len(gold) + len(said)) >= JUDGE_F1

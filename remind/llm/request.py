@@ -12,12 +12,9 @@ from remind.states import prompts
 from remind.states.auxiliary import Stage
 
 Role = Literal["system", "user", "assistant"]
-#: too_long: no room in the model's context. server: no reply after all tries. refused: the server will not (wrong key,
-#: unknown model, bad request). invalid: the reply is not the JSON that was asked for, nor was its repair.
+#: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
+#: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for, nor was its repair.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
-
-#: More than one request can take.
-_MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +74,9 @@ class Reply:
         seconds: from the first try to the end, waiting for a free place not counted.
         calls: HTTP requests sent, tries included; 0 where the reply was cached.
         cached: whether it was paid for before.
+        key: of the request in the cache of replies; "" for a reply that was put together from several.
         failure, message: why there is no usable reply, in a word and in a line without keys.
         usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
-        refusal: of an HTTP error the `status`, and `type`, `param` and `code` as the server gave them, without keys.
     """
 
     text: str
@@ -90,18 +87,10 @@ class Reply:
     seconds: float = 0.0
     calls: int = 0
     cached: bool = False
+    key: str = field(default="", compare=False)
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
     usage_known: bool = True
-    refusal: Mapping[str, Any] | None = field(default=None, compare=False)
-
-
-def usage(prompt_tokens: Any, completion_tokens: Any) -> dict[str, Any]:
-    """The fields of a reply for counts that a server or a file gives, whatever they are."""
-    counts = (prompt_tokens, completion_tokens)
-    known = all(type(count) in (int, float) and 0 <= count <= _MOST_TOKENS and count % 1 == 0 for count in counts)
-    prompt, completion = map(int, counts if known else (0, 0))
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "usage_known": known}
 
 
 def from_template(
@@ -130,7 +119,8 @@ class ChatModel(Protocol):
             on_reply: called with index and reply as soon as each is there, from one thread at a time.
 
         Raises:
-            ModelError: the endpoint as a whole cannot be used: no key in the environment, no such host.
+            ModelError: the endpoint as a whole cannot be used: no key in the environment, no such host, or the first
+                requests all fail alike.
         """
         ...
 

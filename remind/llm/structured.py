@@ -1,4 +1,4 @@
-"""JSON in a model's reply: found, checked against a schema, and asked for once more where it does not fit."""
+"""JSON in a model's reply: found, read with tolerance, and asked for once more where it does not fit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from remind.llm.request import Message
+from remind.text.thoughts import without_thoughts
 
-#: What reasoning models write before they answer, where the server leaves it in; to the end where it was cut off.
-_THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 _CODE_BLOCK = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _START = re.compile(r"[{\[]")
 #: Positions of a text at which a value is looked for; a text full of brackets would otherwise take quadratic time.
 _MAX_STARTS = 200
+_BOOLEANS = {"true": True, "yes": True, "correct": True, "false": False, "no": False, "incorrect": False}
 
 
 class NotValid(Exception):
@@ -27,13 +27,8 @@ def object_schema(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **rest}
 
 
-def without_thought(text: str) -> str:
-    """A model's reply without the thought before it; empty where the thought was cut off."""
-    return _THOUGHT.sub("", text)
-
-
 def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> Any:
-    """The JSON value in a model's reply.
+    """The JSON value in a model's reply, in the form that the schema asks for (`fitted`).
 
     The whole text, else a fenced block, else the outermost value that starts somewhere in it; of several the first
     that matches the schema. A reply that was cut off is never taken, since what is missing cannot be known.
@@ -44,12 +39,61 @@ def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> A
     if not finished:
         raise NotValid("the reply was cut off before its end; be shorter")
     reason = ""
-    for value in _values(without_thought(text)):
+    for found in _values(without_thoughts(text)):
+        value = fitted(found, schema)
         problem = _problem(value, schema)
         if problem is None:
             return value
         reason = reason or problem
     raise NotValid(reason or "there is no JSON value in the reply")
+
+
+def fitted(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
+    """The value with what models do to forms undone; what cannot be is left for the check.
+
+    Further keys are left out; keys, enums and truth values may be spelled in other case; a list may be a bare item or
+    too long, an object of one field its bare value, a text an object around it, a number its digits.
+    """
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return fitted(value, _target(schema["$ref"], root), root)
+    if "anyOf" in schema:
+        choices = [(fitted(value, one, root), one) for one in schema["anyOf"]]
+        defined = {"$defs": root.get("$defs", {})}
+        return next((choice for choice, one in choices if _problem(choice, {**one, **defined}) is None), value)
+    kind, fields = schema.get("type"), schema.get("properties", {})
+    if kind == "object":
+        if not isinstance(value, Mapping) and len(fields) == 1:
+            value = {next(iter(fields)): value}
+        if not isinstance(value, Mapping):
+            return value
+        given = {_plain_key(key): item for key, item in value.items()}
+        extra = {} if schema.get("additionalProperties") is False or not fields else value
+        known = {
+            name: fitted(given[_plain_key(name)], one, root)
+            for name, one in fields.items()
+            if _plain_key(name) in given
+        }
+        return {**extra, **known}
+    if kind == "array":
+        items = value if isinstance(value, list) else [value]
+        if schema.get("minItems") != schema.get("maxItems"):
+            items = items[: schema.get("maxItems")]
+        return [fitted(item, schema.get("items", {}), root) for item in items]
+    if kind == "string" and isinstance(value, Mapping):
+        value = next((item for item in value.values() if isinstance(item, str)), value)
+    if "enum" in schema or "const" in schema:
+        names = schema.get("enum", [schema.get("const")])
+        return next((one for one in names if str(one).casefold() == str(value).strip().casefold()), value)
+    if isinstance(value, str) and kind == "boolean":
+        return _BOOLEANS.get(value.strip(" .").lower(), value)
+    if (
+        isinstance(value, str)
+        and kind in ("integer", "number")
+        and re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", value.strip())
+    ):
+        return _number(value)
+    return value
 
 
 def repair(text: str, reason: str) -> tuple[Message, Message]:
@@ -64,32 +108,34 @@ def repair(text: str, reason: str) -> tuple[Message, Message]:
 def placeholder(
     schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, inside: frozenset[str] = frozenset()
 ) -> Any:
-    """A small value of the schema's shape, for a run in which nothing is asked.
-
-    Follows type, enum, const, properties, the first of anyOf, and references into the schema, a cyclic one to null.
-    """
+    """A small value of the schema's shape, for a run in which nothing is asked; null for a type inside itself."""
     root = schema if root is None else root
-    if schema.get("enum"):
-        return schema["enum"][0]
-    if "const" in schema:
-        return schema["const"]
-    if schema.get("anyOf"):
-        return placeholder(schema["anyOf"][0], root, inside)
     if "$ref" in schema:
-        if (name := schema["$ref"]) in inside:
-            return None
-        target = root
-        for part in name.removeprefix("#").strip("/").split("/"):
-            target = target.get(part, {})
-        return placeholder(target, root, inside | {name})
+        name = schema["$ref"]
+        return None if name in inside else placeholder(_target(name, root), root, inside | {name})
+    if "anyOf" in schema:
+        return placeholder(schema["anyOf"][0], root, inside)
+    if "enum" in schema or "const" in schema:
+        return schema.get("enum", [schema.get("const")])[0]
     kind = schema.get("type", "object")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
         return {name: placeholder(part, root, inside) for name, part in schema.get("properties", {}).items()}
     if kind == "array":
-        item = placeholder(schema.get("items", {"type": "string"}), root, inside)
-        return [item] * max(1, int(schema.get("minItems", 1)))
+        return [placeholder(schema.get("items", {"type": "string"}), root, inside)] * max(1, schema.get("minItems", 1))
     return {"string": "-", "integer": schema.get("minimum", 0), "number": schema.get("minimum", 0.0)}.get(kind, False)
+
+
+def _target(name: str, root: Mapping[str, Any]) -> Any:
+    """What a reference into the schema (`#/$defs/Name`) stands for."""
+    target: Any = root
+    for part in name.removeprefix("#").strip("/").split("/"):
+        target = target.get(part, {})
+    return target
+
+
+def _plain_key(key: str) -> str:
+    return re.sub(r"[\s-]+", "_", key.strip()).casefold()
 
 
 def _values(text: str) -> list[Any]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request, code_for, fenced, from_template
-from remind.llm.structured import without_thought
 from remind.memory.systems import System
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
+from remind.text.thoughts import without_thoughts
 from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def failed(stage: str, reply: Reply) -> str:
 
 def words(reply: Reply) -> str:
     """A reply in prose, without the thought before it."""
-    return without_thought(reply.text).strip()
+    return without_thoughts(reply.text).strip()
 
 
 def mapping(reply: Reply) -> Mapping[str, Any]:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import unquote
 
 from remind.core.errors import RemindError, named, shown
 from remind.llm import bodies
-from remind.llm.request import Reply, Stage
-from remind.llm.transport import MAX_BYTES
+from remind.llm.request import Message, Reply, Role, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
+#: Of a request's body.
+MAX_BYTES = 8 * 2**20
 #: Seconds that a client may be silent.
 _IDLE = 300.0
 _HOSTS = ("127.0.0.1", "localhost")
@@ -177,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             raise _Refused(400, str(error)) from None
         if reply.failure is not None:
-            status, said = bodies.failed(reply)
+            status, said = failed(reply)
             return status, json.dumps(said).encode()
         return 200, reply.text.encode()
 
@@ -211,3 +213,38 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def failed(reply: Reply) -> tuple[int, dict[str, Any]]:
+    """Status and body that tell a client of a failed reply; the status is the server's own where it gave one."""
+    given = re.match(r"HTTP ([45]\d\d)", reply.message)
+    status = int(given[1]) if given else 502 if reply.failure == "server" else 400
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = "context_length_exceeded" if reply.failure == "too_long" else None
+    return status, bodies.error(reply.message or str(reply.failure), kind, code=code)
+
+
+def room(body: Mapping[str, Any], otherwise: int) -> int:
+    """Tokens that the body leaves for a reply. Raises ValueError for what is not a number of tokens."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if (value := body.get(name)) is not None:
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number above 0, not {shown(value)}")
+            return value
+    return otherwise
+
+
+def messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The messages of the body for a model that takes text alone. Raises ValueError for anything else in them."""
+    result = []
+    for message in body["messages"]:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        parts = message.get("content")
+        parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+        if role not in get_args(Role) or not isinstance(parts, list):
+            raise ValueError(f"a local model takes no message with role {shown(role)} and content {shown(parts)}")
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a local model takes text only")
+        result.append(Message(cast(Role, role), "".join(cast(list[str], texts))))
+    return tuple(result)

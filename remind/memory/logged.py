@@ -10,7 +10,6 @@ from torch import Tensor
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Session, Turn
-from remind.llm.offline import sentences
 from remind.llm.request import Reply, Request
 from remind.memory.base import Bank
 from remind.memory.expansions import gist
@@ -21,6 +20,7 @@ from remind.memory.times import day_of
 from remind.states import prompts
 from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line
+from remind.text.sentences import sentences
 from remind.text.words import fillers, stems
 
 #: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.

@@ -31,6 +31,7 @@ from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, send
 from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
+from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the package's clients ask for.
@@ -50,7 +51,6 @@ UPDATE_SCHEMA = object_schema(memory={"type": "array", "items": _ENTRY})
 _TODAY = re.compile(r"^- Today's date is .*\n", re.MULTILINE)
 _FENCE = re.compile(r"```[a-zA-Z0-9]*\n(.*?)\n```", re.DOTALL)
 _ANY_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,9 @@ def read_facts(value: Any) -> Iterator[str]:
 def read_loosely(text: str) -> Any:
     """JSON as the package finds it in a reply: the whole of it or of the one code block, else the first code block,
     else from the first to the last brace. None: there is none."""
-    whole = _FENCE.fullmatch(text.strip())
-    body = _THOUGHT.sub("", whole[1].strip() if whole else text.strip()).strip()
+    text = without_thoughts(text).strip()
+    whole = _FENCE.fullmatch(text)
+    body = whole[1].strip() if whole else text
     if not body:
         return None
     inner = _ANY_FENCE.search(text)

@@ -17,9 +17,12 @@ from remind.memory.asking import Written, ask, asked, dated, failed
 from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
+from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
-_PARTS = {tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL) for tag in ("think", "search", "answer")}
+_PARTS = {tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL) for tag in ("search", "answer")}
+#: The model's next state.
+_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,9 @@ class Mem1Bank(Bank, of=Mem1System):
             if reply.failure is not None:
                 trace["failed"] = [failed("read", reply)]
                 break
-            said = {tag: match[1].strip() if (match := part.search(reply.text)) else "" for tag, part in _PARTS.items()}
-            state = said["think"] or state
+            thought, rest = _THOUGHT.search(reply.text), without_thoughts(reply.text)
+            said = {tag: match[1].strip() if (match := part.search(rest)) else "" for tag, part in _PARTS.items()}
+            state = (thought and thought[1].strip()) or state
             # a reply with both is taken for a search, as by the authors
             if not said["search"]:
                 answer = said["answer"]

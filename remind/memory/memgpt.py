@@ -15,13 +15,14 @@ from typing import Any
 from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import object_schema, without_thought
+from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, Written, asked, dated, failed, send
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.ranking import Method
 from remind.memory.readers import Answer, Usage
 from remind.memory.store import Draft
 from remind.states.pyramid import one_line, turn_text
+from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
 #: The core memory is the first memory of a bank; it has no vector.
@@ -196,7 +197,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
             said = message.get("content")
             if not calls:
-                talk.text = without_thought(said).strip() if isinstance(said, str) else ""
+                talk.text = without_thoughts(said).strip() if isinstance(said, str) else ""
                 break
             results = [
                 {"role": "tool", "tool_call_id": str(call.get("id")), "content": self._use(call, turns, talk)}

@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 from remind.core.errors import ConfigError, ModelError, shown
 from remind.llm import bodies
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Reply, Request, Stage
-from remind.memory.gateway import Account, Gateway, Service
+from remind.memory.books import Books
+from remind.memory.gateway import Account, Gateway, Service, messages, room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,12 +78,11 @@ class Meter:
         files = [None if path is None else str(path) for path in (cache, dry_run)]
         config = LLMConfig(memory=endpoint, cache=files[0], dry_run=files[1])
         # what a dry run estimates is no cost
-        chats = Chats(config, Ledger(None if dry_run is not None else record))
+        self.ledger = Books(None if dry_run is not None else record)
+        chats = Chats(config, self.ledger)
         model = chats.stage("read")
         assert model is not None
-        self.dry = chats.dry
-        self.model: ChatModel = model
-        self.ledger = chats.ledger if chats.dry is None else chats.dry.ledger
+        self.model, self.dry = model, chats.dry
         # a model of this process, and the file of a dry run, are one thread's at a time
         self._turn = threading.RLock() if endpoint.local or chats.dry is not None else nullcontext()
         self._encoding = threading.Lock()
@@ -121,9 +120,8 @@ class Meter:
 
         Returns:
             `endpoint`, `encoder`, `dry_run`; `total`; lists `systems` by system, and `rows` by system, dialogue and
-            stage, as `Ledger.groups` has them. Costs are sums over the whole run, of which `now` was paid by this
-            process. A reply that several systems ask for is in the sums of the first, and in `shared` of the others:
-            what a system costs by itself is both together.
+            stage, as `Books.groups` has them. Costs are sums over the whole run, of which `now` was paid by this
+            process. A reply that several systems ask for is in the sums of each, and once in the total.
         """
         (total,) = self.ledger.groups()
         return {
@@ -140,12 +138,12 @@ class Meter:
         rows = self.ledger.groups("system", "stage")
         total = [{"system": "total", "stage": "", **one} for one in self.ledger.groups()]
         width = max(len(row["system"]) for row in (*rows, {"system": "system"}, *total))
-        heads = ("requests", "cached", "failed", "calls", "prompt", "reply", "USD", "shared USD", "texts", "seconds")
+        heads = ("requests", "cached", "failed", "calls", "prompt", "reply", "USD", "texts", "seconds")
         lines = [f"{'system':<{width}}  {'stage':<10}" + "".join(f"{head:>11}" for head in heads)]
         for row in (*rows, *total):
             failures, texts = sum(row["failures"].values()), row["embeddings"]
             counts = (row["requests"], row["cached"], failures, row["calls"])
-            costs = (f"{row['cost_usd']:.4f}", f"{row['shared']['cost_usd']:.4f}", texts["texts"])
+            costs = (f"{row['cost_usd']:.4f}", texts["texts"])
             seconds = f"{row['seconds_in_all'] + texts['seconds']:.1f}"
             cells = (*counts, row["prompt_tokens"], row["completion_tokens"], *costs, seconds)
             lines.append(f"{row['system']:<{width}}  {row['stage']:<10}" + "".join(f"{cell:>11}" for cell in cells))
@@ -166,16 +164,16 @@ class Meter:
 
     def _reply(self, account: Account, body: Mapping[str, Any]) -> Reply:
         """The reply to a chat request, whose text is a completion as JSON. Raises ValueError for a body of no use."""
-        local, space = self.endpoint.local, bodies.room(body, ROOM)
+        local, space = self.endpoint.local, room(body, ROOM)
         if local and (body.get("tools") or body.get("functions")):
             raise ValueError("a local model takes no tools; name a chat server")
-        request = Request(bodies.messages(body) if local else (), account.stage, max_tokens=space)
+        request = Request(messages(body) if local else (), account.stage, max_tokens=space)
         try:
             (reply,) = self.complete(account, [request if local else replace(request, body=body)])
         except ModelError:
             # it ends the work of a system of ours, but a foreign one is only told of it
             under = replace(request, system=account.system, dialogue=account.dialogue)
-            self.ledger.add(under, Reply("", failure="server"), [], self.endpoint)
+            self.ledger.add(under, Reply("", failure="server"), self.endpoint, "server")
             raise
         if reply.failure is not None or not local:
             return reply

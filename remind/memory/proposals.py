@@ -15,9 +15,10 @@ from typing import Any, Literal, NoReturn
 
 from remind.core.errors import shown as quoted
 from remind.core.files import unique_keys
-from remind.llm.structured import object_schema, without_thought
+from remind.llm.structured import object_schema
 from remind.memory.operations import ACTIONS, NOTHING, Entry, Operation, occurrences
 from remind.states.pyramid import one_line
+from remind.text.thoughts import without_thoughts
 
 Role = Literal["core", "episodic", "semantic", "procedural", "booster"]
 #: The fields of each role's operations; those of references are in `_REFERENCES`.
@@ -112,7 +113,7 @@ def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry]
 
 
 def _read(reply: str) -> list[Any]:
-    text = without_thought(reply).strip()
+    text = without_thoughts(reply).strip()
     if text.startswith("```"):
         _reject("fenced: the reply must be JSON alone")
     try:

@@ -14,10 +14,10 @@ from remind.data.dialogue import NO_INFORMATION, Question
 from remind.evaluation.parse import parse_answer
 from remind.llm.asking import plain, question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import without_thought
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
+from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt, check_ranges
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). con_separate: first a
@@ -167,7 +167,7 @@ class ChatReader:
         readings = []
         for reply, (shown, _, before) in zip(model.complete(requests), noted, strict=True):
             usage = Usage.of([*before, reply])
-            text, cited = without_thought(reply.text).strip(), None
+            text, cited = without_thoughts(reply.text).strip(), None
             if reply.failure is not None:
                 readings.append(Reading("", None, usage, f"{reply.failure}: {reply.message}"))
                 continue

@@ -290,9 +290,7 @@ def costs(
 
 def _spent(rows: Sequence[Mapping[str, Any]], among: int) -> dict[str, float]:
     """Calls, tokens and USD, each divided: also of replies that another system of the run had paid for."""
-    parts = [part for row in rows for part in (row, row["shared"])]
-    sums = {
-        name: sum(part[name] for part in parts) for name in ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
-    }
+    names = ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
+    sums = {name: sum(row[name] for row in rows) for name in names}
     sums["tokens"], sums["usd"] = sums["prompt_tokens"] + sums["completion_tokens"], sums.pop("cost_usd")
     return {name: value / among for name, value in sums.items()}

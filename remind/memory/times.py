@@ -13,6 +13,7 @@ from remind.data.dialogue import Session
 from remind.llm.request import ChatModel, Reply, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.states.pyramid import one_line, turn_text
+from remind.text.thoughts import without_thoughts
 
 #: By how many days an event may lie outside a range, which is itself often a guess.
 TOLERANCE = 2
@@ -166,7 +167,11 @@ def ask_range(
 def _range_of(reply: Reply) -> tuple[Span | None] | None:
     """The range in a reply, which may be none; or None for a reply that holds neither."""
     value: Any = reply.value
-    texts = [str(value.get(name)) for name in ("start", "end")] if isinstance(value, Mapping) else [reply.text]
+    texts = (
+        [str(value.get(name)) for name in ("start", "end")]
+        if isinstance(value, Mapping)
+        else [without_thoughts(reply.text)]
+    )
     found = [span for text in texts for span in spans(text, None)]
     if len(found) == 2:
         return (Span(found[0].start, found[1].end),)

@@ -19,7 +19,7 @@ from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus, Dialogue, Question, spread
 from remind.data.readers import read
 from remind.llm import asking
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Request, Stage
 from remind.memory.base import Memory, Query, Services
@@ -128,8 +128,8 @@ class Exam:
         ]
         # an empty answer is wrong, a failed one is none
         right: list[bool | None] = [False if one.failure is None else None for one in readings]
-        for n, verdict in zip(answered, asking.verdicts(self.judge, requests), strict=True):
-            right[n] = verdict.value
+        for n, reply in zip(answered, self.judge.complete(requests), strict=True):
+            right[n] = asking.verdict_in(reply).value
         found = []
         for n, own in enumerate(memories):
             verdicts = right[n * len(questions) : (n + 1) * len(questions)]

@@ -13,7 +13,7 @@ from remind.core.files import read_json, sha256_file, sha256_json, write_json, w
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.ledger import table
 from remind.refmem import generate, personal, sessions
 from remind.refmem.cluster import read_clusters, text_clusters

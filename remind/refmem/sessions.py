@@ -18,7 +18,7 @@ from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.evaluation.judge import Case, judge_answers
 from remind.llm.auxiliary import ChatLLM
-from remind.llm.chat_models import Chats
+from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema
 from remind.memory.base import Memory, Query, Services

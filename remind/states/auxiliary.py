@@ -45,6 +45,21 @@ class Failure:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's verdict on one case.
+
+    Attributes:
+        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
+        failure: why there is none: as in `remind.llm.request.Reply`, or "neither" where the reply is neither verdict.
+        message: the same in a line.
+    """
+
+    value: bool | None
+    failure: str | None = None
+    message: str = ""
+
+
 class AuxiliaryLLM(Protocol):
     """One backend. Implementations are deterministic for equal input, or cache, so that a rebuild changes nothing.
 
@@ -68,24 +83,22 @@ class AuxiliaryLLM(Protocol):
         """κ_n for each segment, tailored to the dimension (None: a plain factual question)."""
         ...
 
-    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
-        """S_str of the question: reasoning cues and anchors. Sees no gold answer and no evidence."""
-        ...
-
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-        """S_str of each question; one after the other unless the backend can do better."""
-        return [self.strategy(dialogue, question) for question in questions]
-
-    def summary(self, state: AttentionalState) -> str:
-        """G_ref = LLM(q, x1). Sees no gold answer."""
+        """S_str of each question: reasoning cues and anchors. Sees no gold answer and no evidence."""
         ...
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
-        """G_ref of each state; one after the other unless the backend can do better."""
-        return [self.summary(state) for state in states]
+        """G_ref = LLM(q, x1) of each state. Sees no gold answer."""
+        ...
 
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        """J(ŷ, y) of Eq. 9: is the prediction equivalent to any of the references?"""
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        """J(ŷ, y) of Eq. 9 for each (question, references, prediction): is it equivalent to any of the references?
+
+        Args:
+            samples: ids the costs are reported by, one for each case.
+        """
         ...
 
 

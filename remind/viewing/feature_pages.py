@@ -16,7 +16,7 @@ from remind.viewing.config import FeaturePagesConfig
 from remind.viewing.workbench import open_workbench
 
 if TYPE_CHECKING:
-    from remind.llm.chat_models import Chats
+    from remind.llm.client import Chats
     from remind.viewing.examples import Found
     from remind.viewing.excerpts import Captions
     from remind.viewing.explanations import Explanation
@@ -42,7 +42,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         DataError, FormatError: dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used, a layer without one, or a chat model that cannot be used.
     """
-    from remind.llm.chat_models import Chats
+    from remind.llm.client import Chats
     from remind.models.images import thumbnail
     from remind.viewing.examples import read_examples
     from remind.viewing.excerpts import Captions

@@ -157,7 +157,7 @@ class Workbench:
         from remind.states.pyramid import ReflectiveState
         from remind.states.records import record_of
 
-        state = ReflectiveState(trace.state, self.perception.llm.summary(trace.state))
+        state = ReflectiveState(trace.state, self.perception.llm.summaries([trace.state])[0])
         return record_of(state, trace.state.factual.question.split or "test")
 
     def answer(self, question: Question | str | FactualState, model: Backbone, max_new_tokens: int = 48) -> str:

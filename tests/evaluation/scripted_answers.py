@@ -13,6 +13,7 @@ import torch
 
 from remind.evaluation.config import EvaluateConfig
 from remind.llm.request import Reply, Request
+from remind.states.auxiliary import Verdict
 
 RIGHT: dict[str, Reply | str] = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
@@ -68,10 +69,16 @@ class Judge:
     stuck_at: str = ""
     said: Any = None
 
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> Any:
-        self.asked.append(prediction)
-        _say(self, f"judge {prediction}")
-        return "perhaps" if prediction in self.fails else prediction in references
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        found = []
+        for _, references, prediction in cases:
+            self.asked.append(prediction)
+            _say(self, f"judge {prediction}")
+            failed = prediction in self.fails
+            found.append(Verdict(None, "neither") if failed else Verdict(prediction in references))
+        return found
 
 
 def _say(model: Chat | Judge, words: str) -> None:

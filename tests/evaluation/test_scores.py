@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 
 import pytest
 import torch
 
-from remind.core.errors import DataError
 from remind.evaluation.judge import Case, Ruling, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
 from remind.models.generate import Generation
+from remind.states.auxiliary import Verdict
 from remind.states.records import StateRecord
 
 OUTPUTS = {
@@ -141,11 +141,9 @@ class Moody:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def judge(self, question: str, references: tuple[str, ...], prediction: str) -> bool:
-        self.asked.append(prediction)
-        if prediction == "down":
-            raise DataError("the server is away")
-        return True
+    def verdicts(self, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
+        self.asked += [case.prediction for case in cases]
+        return [Verdict(None if case.prediction == "down" else True) for case in cases]
 
 
 def test_a_judge_that_fails_gives_no_verdict(make_record: Callable[..., StateRecord]) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_process import run_module
@@ -14,6 +15,7 @@ from sklearn import metrics as reference
 
 from experiments.official.agreement import AgreementConfig, agreement, judge_agreement, load_labels, load_verdicts
 from remind.core.errors import DataError
+from remind.states.auxiliary import Verdict
 
 
 def test_figures_against_scikit_learn() -> None:
@@ -44,14 +46,12 @@ def test_failures_and_undefined_figures() -> None:
 
 
 class Rule:
-    """Accepts what equals a reference; fails on the word boom."""
+    """Accepts what equals a reference; no verdict on the word boom."""
 
     name = "rule"
 
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        if prediction == "boom":
-            raise DataError("no verdict")
-        return prediction in references
+    def verdicts(self, cases: Sequence[Any], samples: Sequence[str] | None = None) -> list[Verdict]:
+        return [Verdict(None if said == "boom" else said in references) for _, references, said in cases]
 
 
 LABELS = [

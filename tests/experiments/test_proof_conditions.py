@@ -175,7 +175,7 @@ def test_scores_are_those_of_the_evaluation() -> None:
         found = [is_correct(record, output) for record, output in zip(asked, outputs, strict=True)]
         parsed = parse_all(asked, outputs)
         cases = map(case_of, asked, outputs, parsed)
-        rulings = [None if case is None else Ruling(OfflineLLM().judge(*case)) for case in cases]
+        rulings = [None if case is None else Ruling(OfflineLLM().verdicts([case])[0].value) for case in cases]
         expected = score(asked, outputs, parsed, rulings, lambda lines: torch.zeros(len(lines), 1))
         assert found == [one.accuracy == 1.0 for one in expected]
         assert all(found) == (shift == 0)

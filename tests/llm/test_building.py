@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
 import torch
-from fault_proxy import Proxy, Raw, completion, error
+from fault_proxy import Proxy, completion, error
 
 from remind.build import BuildStatesConfig, build
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
-from remind.llm import transport
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.states import prompts
 from remind.states.dataset import read_manifest, read_states
@@ -57,6 +53,7 @@ def cfg(tmp_path: Path) -> BuildStatesConfig:
     made = BuildStatesConfig(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), sae=str(tmp_path / "sae"))
     made.cache = str(tmp_path / "cache")
     made.perception.retrieve.top_share = 1.0
+    made.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
     return made
 
 
@@ -110,7 +107,6 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         }
         [failure] = report["failures"]
         assert (failure["stage"], failure["failure"], failure["sample"][:8]) == ("cues", "too_long", "c s2:0..")
-        assert report["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
         total = report["costs"]["total"]
         assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * len(paid), 3 * len(paid))
         assert total["cost_usd"] == pytest.approx(len(paid) * (10 * 2.0 + 3 * 10.0) / 1e6)
@@ -127,45 +123,13 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         assert contents[0] == contents[1]
 
 
-def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+def test_too_many_failures_end_the_build(cfg: BuildStatesConfig, tmp_path: Path) -> None:
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than") as caught:
             build(cfg)
     assert "context length" in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("piece", "pause", "timeout"), [(b"10000\r\n" + b" " * 65536 + b"\r\n", 0.001, 60.0), (b"1", 0.05, 0.5)]
-)
-def test_a_server_that_never_ends_a_reply_does_not_hold_the_build(
-    piece: bytes,
-    pause: float,
-    timeout: float,
-    cfg: BuildStatesConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport, "MAX_BYTES", 2**20)
-    head = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n"
-    times = []
-
-    def speak(peer: socket.socket) -> Iterator[bytes]:
-        times.append(time.monotonic())
-        yield head
-        while time.monotonic() < times[0] + 40:
-            yield piece
-            time.sleep(pause)
-
-    with Raw(speak) as server:
-        cfg.llm = llm(server.url, tmp_path)
-        assert cfg.llm.default
-        cfg.llm.default.timeout, cfg.llm.default.retries = timeout, 1
-        with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than"):
-            build(cfg)
-    assert time.monotonic() - times[0] < 25
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dry_run_asks_nothing_and_builds_nothing(
@@ -174,7 +138,7 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
-        cfg.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
+
         assert build(cfg) == tmp_path / "asked.jsonl"
         assert proxy.hits == 0
     stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
@@ -186,22 +150,3 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
         build(cfg)
-
-
-def test_a_dry_run_is_of_the_context_that_the_backbone_has_room_for(cfg: BuildStatesConfig, tmp_path: Path) -> None:
-    texts = [f"On day {n} I walked {n} miles, and saw a heron." for n in range(40)]
-    sessions = tuple(Session(f"{n}", None, (Turn(f"{n}:0", "Ana", text),)) for n, text in enumerate(texts))
-    question = Question("q1", "c", "What did Ana see?", "direct", (), ("a heron",), ("0:0",), split="test")
-    write_refmem(Corpus((Dialogue("c", sessions),), (question,)), tmp_path / "in.jsonl")
-    cfg.llm = llm("http://127.0.0.1:9", tmp_path)
-    cfg.perception.retrieve.whole_tokens = 0
-    cfg.grounding.context_codes = "joint"
-
-    def asked(name: str, cap: int | None) -> bytes:
-        cfg.perception.retrieve.max_context_tokens, cfg.llm.dry_run = cap, str(tmp_path / name)
-        return build(cfg).read_bytes()
-
-    # MiniLM has 512 positions, of which dialogue may fill three quarters
-    derived = asked("derived.jsonl", None)
-    assert derived == asked("same.jsonl", 384)
-    assert len(derived) < len(asked("large.jsonl", 100_000)) - 1000

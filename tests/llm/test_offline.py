@@ -74,7 +74,7 @@ def test_a_segment_of_small_talk_still_has_a_cue() -> None:
 
 
 def test_summary_weighs_options_by_marked_turns() -> None:
-    text = OfflineLLM().summary(state(options(dimension="pattern_induction")))
+    text = OfflineLLM().summaries([state(options(dimension="pattern_induction"))])[0]
     lines = text.splitlines()
     assert (
         lines[0]
@@ -87,32 +87,35 @@ def test_summary_weighs_options_by_marked_turns() -> None:
 
 
 def test_summary_quotes_marked_turns_only() -> None:
-    text = OfflineLLM().summary(state(options(), blocks=((4, 5),)))
+    text = OfflineLLM().summaries([state(options(), blocks=((4, 5),))])[0]
     assert "violin" in text
     assert "smoking" not in text
     assert "misty" not in text
-    assert "marked" not in OfflineLLM().summary(state(options(), blocks=()))
-    text = OfflineLLM().summary(state(Question("q", "talk", "When did Ben quit smoking?")))
+    assert "marked" not in OfflineLLM().summaries([state(options(), blocks=())])[0]
+    text = OfflineLLM().summaries([state(Question("q", "talk", "When did Ben quit smoking?"))])[0]
     assert text.splitlines()[-1].startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
     texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")
     question = replace(options(), format="multi", options=texts)
-    assert OfflineLLM().summary(state(question)).splitlines()[-1] == "Conclusion: the marked turns bear most on A, B."
+    assert (
+        OfflineLLM().summaries([state(question)])[0].splitlines()[-1]
+        == "Conclusion: the marked turns bear most on A, B."
+    )
 
 
 def test_the_encoder_sees_meaning_where_no_word_is_shared() -> None:
     encoder = SentenceEncoder()
     question = Question("q", "talk", "Which one?", "single", ("jogs early in the morning", "owns a string instrument"))
-    text = OfflineLLM(encoder).summary(state(question))
+    text = OfflineLLM(encoder).summaries([state(question)])[0]
     assert "A. jogs early in the morning - Ben: I quit smoking" in text
-    assert text == OfflineLLM(encoder).summary(state(question))
+    assert text == OfflineLLM(encoder).summaries([state(question)])[0]
 
 
 def test_gold_changes_nothing() -> None:
     shown = options(dimension="belief_modeling")
     gold = replace(shown, answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
     llm = OfflineLLM()
-    assert llm.summary(state(gold)) == llm.summary(state(shown))
-    assert llm.strategy(TALK, gold) == llm.strategy(TALK, shown)
+    assert llm.summaries([state(gold)])[0] == llm.summaries([state(shown)])[0]
+    assert llm.strategies(TALK, [gold]) == llm.strategies(TALK, [shown])
     assert blind(gold) == shown
     assert blind_state(state(gold)) == state(shown)
 
@@ -136,6 +139,5 @@ def test_gold_changes_nothing() -> None:
     ],
 )
 def test_judge_follows_its_rule(reference: str, prediction: str, expected: bool) -> None:
-    assert OfflineLLM().judge("?", [reference], prediction) is expected
-    assert OfflineLLM().judge("?", ["zzz", reference], prediction) is expected
-    assert OfflineLLM().judge("?", [], prediction) is False
+    cases = [("?", [reference], prediction), ("?", ["zzz", reference], prediction), ("?", [], prediction)]
+    assert [one.value for one in OfflineLLM().verdicts(cases)] == [expected, expected, False]

@@ -15,4 +15,4 @@ def encoder() -> SentenceEncoder:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits between tries, and for a request that is under way."""
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
-    monkeypatch.setattr("remind.llm.client._POLL", 0.02)
+    monkeypatch.setattr("remind.llm.client._LONGEST_WAIT", 0.02)

@@ -25,5 +25,5 @@ def use_words(put: Callable[[Any, str, Any], None] = setattr) -> None:
 if __name__ == "__main__":
     use_words()
     openai._base_client.MAX_RETRY_DELAY = 0.02
-    client._POLL = 0.02
+    client._LONGEST_WAIT = 0.02
     main(["run-memory", *sys.argv[1:]])

@@ -123,7 +123,7 @@ def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(
         ("filter", '{"salient": true}', s.YES),
         ("filter", '<think>well</think>```json\n{"salient": false}\n```', s.NO),
         ("filter", s.YES, "?"),
-        ("filter", '{"salient": "yes"}', "?"),
+        ("filter", '{"salient": "perhaps"}', "?"),
         ("booster", '{"ops": []}', '{"ops": []}'),
         ("booster", "ADD FACT my pet is dog <end>", "ADD FACT my pet is dog ?"),
         ("utilizer", '{"profile": "a cat", "used": [2, 7, 1, 2, 2.0]}', "m1 m2 <end>"),

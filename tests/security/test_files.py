@@ -43,5 +43,5 @@ def test_the_cache_of_replies_is_no_more_open_than_the_umask(mask: int, tmp_path
         db.execute("INSERT INTO replies VALUES ('k', '', '', '', 1, 1, 0, 0, 0.0, 0.0)")
         # with the journal beside it, which holds the same text, and the lock
         paths = list(tmp_path.rglob("*"))
-        assert {"replies.sqlite", "replies.sqlite-journal", "k"} <= {path.name for path in paths}
+        assert {"replies.sqlite", "replies.sqlite-journal", "replies.sqlite.k.lock"} <= {path.name for path in paths}
         assert [path for path in paths if path.stat().st_mode & mask] == []

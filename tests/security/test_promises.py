@@ -15,8 +15,7 @@ TESTS = {
     "alignment/test_checkpoint",
     "No code of a model folder is run": "security/test_loading",
     "Nothing leaves the machine by itself": "security/test_offline security/test_source",
-    "Chat servers": "security/test_keys llm/test_client llm/test_transport llm/test_auxiliary docs/test_page_commands "
-    "states/test_prompts",
+    "Chat servers": "security/test_keys llm/test_client llm/test_auxiliary docs/test_page_commands states/test_prompts",
     "The model hub": "security/test_offline models/test_backbone",
     "States folders": "viewing/test_run alignment/test_pixels states/test_states",
     "Trackers": "security/test_offline",

@@ -101,7 +101,7 @@ def test_a_request_names_its_template_and_whose_it_is() -> None:
         prompts.prompt_id(name) for name in ("ask_cue", "ask_strategy", "ask_summary", "ask_judge")
     ]
     assert [one.stage for one in made] == ["cues", "strategy", "summary", "judge"]
-    assert [one.sample for one in made] == ["talk", "q1", "q1", "q7"]
+    assert [one.sample for one in made] == ["talk 1:1..1:3 factual", "q1", "q1", "q7"]
     assert all([m.role for m in one.messages] == ["system", "user"] and one.temperature == 0 for one in made)
     # cues are prose; the others are JSON of a schema that JSON can hold
     assert [one.schema is None for one in made] == [True, False, False, False]

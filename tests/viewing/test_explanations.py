@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ import torch
 
 from remind.core.errors import DataError
 from remind.core.files import read_json
-from remind.llm.chat_models import CachedChat
+from remind.llm.client import CachedChat
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Exchange
 from remind.llm.request import Reply, Request
 from remind.viewing.excerpts import Background, Captions, Excerpt, distinctive_words
 from remind.viewing.explanations import (
@@ -43,13 +42,12 @@ class Scripted(CachedChat):
         super().__init__(EndpointConfig("scripted"), cache)
         self.answer, self.calls = answer, 0
 
-    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Any) -> None:
-        for index in missing:
-            put(index, self._exchange)
-
-    def _exchange(self, request: Request) -> Exchange:
-        self.calls += 1
-        return self.record(request, Reply(self.answer(request)))
+    def ask(self, asked: Mapping[str, Request], put: Any) -> None:
+        for request in asked.values():
+            if (reply := self.recorded(request)) is None:
+                self.calls += 1
+                reply = self.record(request, Reply(self.answer(request)))
+            put(reply)
 
 
 def parts(request: Request) -> tuple[str, list[str]]:

@@ -1,0 +1,42 @@
+"""What reasoning models write before they answer, where a server leaves it in the reply."""
+
+from __future__ import annotations
+
+import re
+
+#: Opening and closing tags: Qwen, DeepSeek and others, Seed, Magistral.
+_TAGS = [
+    (re.compile(re.escape(opening), re.IGNORECASE), re.compile(re.escape(closing), re.IGNORECASE))
+    for opening, closing in (
+        ("<think>", "</think>"),
+        ("<thinking>", "</thinking>"),
+        ("<seed:think>", "</seed:think>"),
+        ("[THINK]", "[/THINK]"),
+    )
+]
+#: The final channel of a harmony reply (gpt-oss), with its special tokens or with what is left where they are dropped.
+_FINAL = re.compile(
+    r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>|\Aanalysis.*assistantfinal", re.DOTALL
+)
+#: What ends a message of harmony.
+_MESSAGE_END = re.compile(r"<\|(?:end|return|call|start)\|>.*", re.DOTALL)
+#: Special tokens at the end that a server should have left out.
+_END_TOKENS = re.compile(r"(?:\s*(?:<\|[\w ]+\|>|</s>|<end_of_turn>|<eos>))+\s*\Z")
+
+
+def without_thoughts(text: str) -> str:
+    """A model's reply without its thoughts, and without special tokens at its end.
+
+    A closing tag without an opening one ends a thought that the chat template opened. Empty where a thought was opened
+    and never closed: what follows is no answer.
+    """
+    if "<|channel|>" in text or _FINAL.search(text):
+        *_, final = "", *_FINAL.split(text)[1:]
+        text = _MESSAGE_END.sub("", final)
+    for opening, closing in _TAGS:
+        ends = [match.end() for match in closing.finditer(text)]
+        if ends:
+            text = text[ends[-1] :]
+        if opening.search(text):
+            return ""
+    return _END_TOKENS.sub("", text)
