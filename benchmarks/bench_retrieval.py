@@ -17,7 +17,7 @@ from remind.core.files import write_json
 from remind.core.progress import track
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers import read
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.perceive import DialogueIndex, relevance, retrieve

@@ -23,13 +23,12 @@ from remind.core.files import write_json
 from remind.core.processes import spawned_pool
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import read, write_refmem
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.perceive import DialogueIndex, retrieve
-from remind.states.auxiliary import blind
-from remind.states.pyramid import FactualState, render, turn_text
-from remind.text.sentences import sentences
+from remind.states.pyramid import FactualState, blind, render, turn_text
+from remind.text.words import sentences
 
 _LEGEND = """A history is one dialogue in the midst of copies of the others: with its speakers' names, dates
 shifted, words dropped and swapped. Questions are that dialogue's. Encoded for real: that dialogue's turns and cues, and

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remind.core.errors import DataError
-from remind.states.auxiliary import AuxiliaryLLM, blind_state
-from remind.states.pyramid import AttentionalState, ReflectiveState
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import AttentionalState, ReflectiveState, blind_state
 
 
 def summarise(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:

@@ -95,7 +95,7 @@ class ChainConfig:
         for kind, names, known in (("arm", self.arms, ARMS), ("variant", self.probes, VARIANTS)):
             if unknown := [name for name in names if name not in known]:
                 raise ConfigError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
-        if not self.build.inputs:
+        if not self.build.input:
             raise ConfigError("build.input names no dialogue files")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")

@@ -18,6 +18,7 @@ from remind.alignment.callbacks import Probe
 from remind.alignment.config import Objective
 from remind.alignment.metrics import checkpoints
 from remind.build import build
+from remind.build.plan import paths_of
 from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder, as_dict, flatten
@@ -99,7 +100,7 @@ class Chain:
     def __init__(self, cfg: ChainConfig) -> None:
         self.cfg, self.out = cfg, Path(cfg.out)
         self._records: dict[int | None, list[StateRecord]] = {}
-        self._corpora = {path: read(path, cfg.build.format) for path in cfg.build.inputs}
+        self._corpora = {path: read(path, cfg.build.format) for path in paths_of(cfg.build.input)}
         self._sources = {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
 
     def run(self) -> None:
@@ -186,7 +187,7 @@ class FoldRuns:
             conditions=[asked.level],
             max_new_tokens=answerer.max_new_tokens,
             batch_size=answerer.batch_size,
-            corpus=self.cfg.build.inputs if asked.level == "oracle" else [],
+            corpus=paths_of(self.cfg.build.input) if asked.level == "oracle" else [],
             corpus_format=self.cfg.build.format,
         )
         evaluate(evaluation, answerer=answerer)

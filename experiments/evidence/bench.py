@@ -23,7 +23,7 @@ from remind.core.progress import track
 from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import folder_of_saes, load_saes
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig

@@ -30,7 +30,7 @@ from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.memory.citers import noisy
 from remind.memory.reranker import AS_PRINTED, Episode, Reranker, RerankerConfig
 from remind.models.encoder import SentenceEncoder

@@ -210,7 +210,7 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
         FormatError, DataError: a file that is not of native instances.
     """
     from remind.data.readers import read
-    from remind.llm.offline import OfflineLLM
+    from remind.llm.auxiliary import OfflineLLM
     from remind.models.encoder import SentenceEncoder
     from remind.perception import Perception
 

@@ -25,11 +25,10 @@ from remind.evaluation.intervals import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.resonance import select_blocks
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
-from remind.states.auxiliary import blind
 from remind.states.dataset import MANIFEST, read_manifest, read_states
-from remind.states.pyramid import FactualState, Span, render, segments_of
+from remind.states.pyramid import FactualState, Span, blind, render, segments_of
 from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import StateRecord
 from remind.testbed.ladder import write_records

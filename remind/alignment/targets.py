@@ -25,9 +25,8 @@ from remind.alignment.config import ExampleConfig
 from remind.alignment.examples import Batches, Example, pixels_of
 from remind.alignment.objective import FixedTeachers, Head, accumulation_dtype, bucketed
 from remind.alignment.step import AlignmentModel, MicroBatch, collate, head_of
-from remind.core.cache import Cache
 from remind.core.errors import ModelError
-from remind.core.files import write_tensors
+from remind.core.files import Cache, write_tensors
 from remind.core.progress import track
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id

@@ -40,9 +40,8 @@ from remind.alignment.metrics import METRICS, checkpoints, kept, newest, read_me
 from remind.alignment.model import add_marker, check_head, fingerprint, opened, trainable
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
 from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
-from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import write_rows
+from remind.core.files import Cache, write_rows
 from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
 from remind.core.run_folder import RunFolder

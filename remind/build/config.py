@@ -75,11 +75,3 @@ class BuildStatesConfig:
             raise ConfigError(f"levels are x0, x0 and x1, or x0, x1 and x2, not {', '.join(self.levels) or 'none'}")
         if self.ask is not None and not (self.ask and all(text.strip() for text in self.ask)):
             raise ConfigError("ask needs one or more questions, none of them blank")
-
-    @property
-    def inputs(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else list(self.input)
-
-    @property
-    def sae_inputs(self) -> list[str]:
-        return [] if self.sae_data is None else [self.sae_data] if isinstance(self.sae_data, str) else self.sae_data

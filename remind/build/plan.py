@@ -96,7 +96,7 @@ def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
         plan.references += sum(count for name, count in piece.referenced.items() if name in built)
         plan.dangling += [item for item in piece.dangling if item.question_id in built]
     if not plan.questions:
-        raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
+        raise ConfigError(f"{', '.join(paths_of(cfg.input))}: holds dialogues but no questions; give some with --ask")
     if cfg.abstention is not None:
         plan.abstention = cfg.abstention
     plan.splits = assign_splits(plan.questions, cfg.split)
@@ -125,9 +125,16 @@ def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -
 
 
 def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
-    pieces = [("", corpus)] if corpus is not None else ((p, c) for p in cfg.inputs for c in stream(p, cfg.format))
+    pieces = (
+        [("", corpus)] if corpus is not None else ((p, c) for p in paths_of(cfg.input) for c in stream(p, cfg.format))
+    )
     for path, piece in pieces:
         yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
+
+
+def paths_of(given: str | Sequence[str] | None) -> list[str]:
+    """A setting that names a path, several, or none."""
+    return [given] if isinstance(given, str) else list(given or ())
 
 
 def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
@@ -160,7 +167,7 @@ def content_of(cfg: BuildStatesConfig, corpus: Corpus | None) -> dict[str, str]:
     if corpus is not None:
         parts = ([asdict(item) for item in items] for items in (corpus.dialogues, corpus.questions))
         return {"corpus": sha256_json(list(parts))}
-    return input_hashes([*cfg.inputs, *mapping_files(cfg.format)])
+    return input_hashes([*paths_of(cfg.input), *mapping_files(cfg.format)])
 
 
 def build_stamp(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, fields, replace
 from multiprocessing import current_process
 from pathlib import Path
@@ -29,6 +30,7 @@ from remind.build.plan import (
     build_stamp,
     content_of,
     outline,
+    paths_of,
     prompt_hashes,
     sae_hashes,
     settings_of,
@@ -157,7 +159,7 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
             print(f"shard {cfg.shard} is done; {left} of {plan.dialogues} dialogues belong to others, not built yet")
             return out
         if content_of(cfg, corpus) != inputs:
-            raise DataError("the input has changed while the states were built; start again", *cfg.inputs[:1])
+            raise DataError("the input has changed while the states were built; start again", *paths_of(cfg.input)[:1])
         with locked(unfinished / "finish.lock"):
             if not (out / CARD).exists():
                 _finish(cfg, plan, chat, asked.name, stamp, inputs, hashes, out, unfinished)
@@ -177,7 +179,7 @@ def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
 def _saes(cfg: BuildStatesConfig, size: BackboneSize) -> Path:
     """The folder of SAEs, trained now if none is given; they fit the backbone."""
     with locked(Path(cfg.cache).expanduser() / "sae.lock"):
-        folder = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
+        folder = folder_of_saes(cfg.sae, paths_of(cfg.sae_data), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
         # a model of the hub is known by its files, so they are fetched first
         load_backbone(cfg.backbone, dtype=cfg.dtype)
@@ -248,9 +250,9 @@ class DialogueBuilder:
             assert self.saes is not None
             saes, idf = load_saes(self.saes)
             backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.device)
-            config = self.cfg.grounding
-            if config.codes_folder is None and self.cfg.keep_codes:
-                config = replace(config, codes_folder=str(self.cache / "codes"))
+            config = copy(self.cfg.grounding)
+            if self.cfg.keep_codes:
+                config.codes_folder = config.codes_folder or str(self.cache / "codes")
             self._grounder = Grounder(backbone, saes, idf, config, self.encoder)
         return [self._grounder.ground(state) for state in states]
 

@@ -54,7 +54,7 @@ class DataError(RemindError):
     def __init__(self, message: str, path: str | Path | None = None, record: str | int | None = None) -> None:
         place = "" if path is None else str(path)
         if record is not None:
-            place += f" [{record}]" if place else f"[{record}]"
+            place += f" [{named(str(record))}]" if place else f"[{named(str(record))}]"
         super().__init__(f"{place}: {message}" if place else message)
         self.path = None if path is None else Path(path)
         self.record = record

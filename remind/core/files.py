@@ -5,21 +5,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from remind.core.errors import DataError, RemindError
-from sae.regular import check_regular
+from remind.core.errors import DataError, RemindError, brief
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -145,9 +147,12 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_bytes(path: str | Path) -> bytes:
     """The content of a regular file. Raises DataError."""
-    check_regular(path, DataError)
+    path = Path(path)
+    if not path.is_file():
+        folder = "is a folder, a file was expected" if path.is_dir() else "is not a regular file"
+        raise DataError(folder if path.exists() else "no such file", path)
     try:
-        return Path(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path) from None
 
@@ -190,3 +195,50 @@ def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
 def sha256_json(value: Any) -> str:
     """Hash of a JSON value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+class Cache:
+    """Results on disk under the hash of everything they depend on: whole or absent, and safe to delete.
+
+    One file per entry: `<kind>/<hash of key>.safetensors`. Several processes may share the folder.
+
+    An entry that cannot be read counts as absent; a warning says so.
+
+    Args:
+        folder: made when the first entry is written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+
+    def path(self, kind: str, key: Any) -> Path:
+        """The file of an entry. `key` is any JSON value; equal values have equal files."""
+        name = sha256_json(key)
+        return self.folder / kind / name[:2] / f"{name[:40]}.safetensors"
+
+    def read(self, kind: str, key: Any) -> tuple[dict[str, Tensor], Any] | None:
+        """Tensors on the CPU, views of the file, and the JSON value written with them, or None."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.path(kind, key)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                about = json.loads(file.metadata()["about"])
+                return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("%s is damaged (%s); it is computed again", path, brief(error))
+            return None
+
+    def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
+        """Raises OSError where there is no room or no right to write; the entry is absent then."""
+        write_tensors(self.path(kind, key), tensors, {"about": json.dumps(about, ensure_ascii=False)})
+
+    def json(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
+        """The JSON value of an entry without tensors, computed and written where it is absent."""
+        entry = self.read(kind, key)
+        if entry is None:
+            entry = {}, compute()
+            self.write(kind, key, *entry)
+        return entry[1]

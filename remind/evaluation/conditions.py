@@ -14,8 +14,8 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.models.chat import Content
 from remind.models.images import Place, content_of, places_of
+from remind.perception.perceive import told
 from remind.reflect import summarise
-from remind.states.auxiliary import blind, told
 from remind.states.dataset import States, check_split, iterate_states
 from remind.states.pyramid import (
     LETTERS,
@@ -26,6 +26,7 @@ from remind.states.pyramid import (
     Rendered,
     Span,
     Strategy,
+    blind,
     render,
     segments_of,
 )

@@ -61,7 +61,7 @@ def load_judge(name: str) -> AuxiliaryLLM:
     """
     if name != "offline":
         raise ConfigError(f"no judge {name!r}; there is: offline (any other AuxiliaryLLM can be passed to evaluate())")
-    from remind.llm.offline import OfflineLLM
+    from remind.llm.auxiliary import OfflineLLM
 
     return OfflineLLM()
 

@@ -36,9 +36,8 @@ from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.client import Chats
-from remind.llm.offline import OfflineLLM
 from remind.models.backbone import load_backbone
 from remind.states import prompts
 from remind.states.dataset import States, read_manifest

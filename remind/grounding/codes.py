@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.core.cache import Cache
 from remind.core.errors import ModelError
-from remind.core.files import sha256_json
+from remind.core.files import Cache, sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.models.backbone import Backbone, modality
 from remind.models.images import Pictures, Place, places_of

@@ -11,8 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
-from remind.states.auxiliary import Verdict, blind, blind_state
-from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
+from remind.states.auxiliary import Verdict
+from remind.states.pyramid import (
+    LETTERS,
+    AttentionalState,
+    FactualState,
+    Segment,
+    Strategy,
+    blind,
+    blind_state,
+    one_line,
+    render,
+)
 from remind.states.records import FACTUAL
 from remind.text.thoughts import without_thoughts
 from remind.text.words import check_dimension, guide, kind_of, target_speakers

@@ -19,8 +19,7 @@ from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
-from remind.text.sentences import key_sentences, sentences, telling
-from remind.text.words import fillers, rarity, stems, words
+from remind.text.words import fillers, key_sentences, rarity, sentences, stems, telling, words
 
 Kind = Literal["userfact", "keyphrase", "summ"]
 Stretch = tuple[Turn, ...]

@@ -20,8 +20,7 @@ from remind.memory.times import day_of
 from remind.states import prompts
 from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line
-from remind.text.sentences import sentences
-from remind.text.words import fillers, stems
+from remind.text.words import fillers, sentences, stems
 
 #: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.
 Policy = Literal["llm", "extractive"]

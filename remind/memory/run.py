@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import read_json, sha256_json, sweep, write_json
+from remind.core.files import Cache, read_json, sha256_json, sweep, write_json
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question, note_ids, spread

@@ -6,12 +6,15 @@ Weights are read from safetensors alone, and no code of a model's folder is run.
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +22,6 @@ from torch import Tensor, nn
 from remind.core.errors import ModelError, brief
 from remind.core.progress import without_loading_bars
 from remind.models import BUILT_IN
-from remind.models.chat import Tokens, tokenize
 
 Kind = Literal["vlm", "causal", "encoder"]
 #: Bytes of weights from which a loading bar is shown.
@@ -38,6 +40,68 @@ class ImageProcessor:
     def save_pretrained(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
+
+
+class Tokens(NamedTuple):
+    """Token ids and, for each, the characters it covers as (start, end), end exclusive.
+
+    Tokens that are parts of one multi-byte character all cover that character.
+    """
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class AddedTokens(NamedTuple):
+    """The added tokens of a tokenizer, without those of white space.
+
+    Attributes:
+        ids: by text.
+        pattern: finds any of them; None if there are none.
+        plain: a tokenizer with the same rules for which all of them are special, and so stay text.
+    """
+
+    ids: dict[str, int]
+    pattern: re.Pattern[str] | None
+    plain: Any
+
+
+#: By tokenizer, with its size: tokens may be added to it.
+_ADDED: WeakKeyDictionary[Any, tuple[int, AddedTokens]] = WeakKeyDictionary()
+
+
+def added_tokens(tokenizer: Any) -> AddedTokens:
+    known = _ADDED.get(tokenizer)
+    if known is not None and known[0] == len(tokenizer):
+        return known[1]
+    from tokenizers import Tokenizer
+
+    decoder = tokenizer.added_tokens_decoder
+    ids = {token.content: index for index, token in decoder.items() if token.content.strip(" \t\r\n\u2581")}
+    longest_first = sorted(ids, key=len, reverse=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in ids
+    plain = Tokenizer.from_str(json.dumps(content))
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+    added = AddedTokens(ids, re.compile("|".join(map(re.escape, longest_first))) if ids else None, plain)
+    _ADDED[tokenizer] = len(tokenizer), added
+    return added
+
+
+def tokenize(tokenizer: Any, text: str) -> Tokens:
+    """`text` as plain text with character offsets: no special tokens, and strings such as `<|im_end|>` or `<think>`
+    stay text.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one and has no offsets.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"{type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
+    encoded = added_tokens(tokenizer).plain.encode(text, add_special_tokens=False)
+    return Tokens(encoded.ids, encoded.offsets)
 
 
 def max_length(config: Any, tokenizer: Any, kind: Kind) -> int:

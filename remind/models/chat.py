@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from remind.core.errors import ModelError
+from remind.models.backbone import Tokens, added_tokens, tokenize
 from remind.states.pyramid import MARKER, marker_places
 
 #: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
@@ -18,68 +17,6 @@ Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
 #: What the chat templates of Qwen-VL make of an image.
 IMAGE_BLOCK = f"<|vision_start|>{_IMAGE_TOKEN}<|vision_end|>"
-
-
-class Tokens(NamedTuple):
-    """Token ids and, for each, the characters it covers as (start, end), end exclusive.
-
-    Tokens that are parts of one multi-byte character all cover that character.
-    """
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-
-class _Added(NamedTuple):
-    """The added tokens of a tokenizer, without those of white space.
-
-    Attributes:
-        ids: by text.
-        pattern: finds any of them; None if there are none.
-        plain: a tokenizer with the same rules for which all of them are special, and so stay text.
-    """
-
-    ids: dict[str, int]
-    pattern: re.Pattern[str] | None
-    plain: Any
-
-
-#: By tokenizer, with its size: tokens may be added to it.
-_ADDED: WeakKeyDictionary[Any, tuple[int, _Added]] = WeakKeyDictionary()
-
-
-def _added(tokenizer: Any) -> _Added:
-    known = _ADDED.get(tokenizer)
-    if known is not None and known[0] == len(tokenizer):
-        return known[1]
-    from tokenizers import Tokenizer
-
-    decoder = tokenizer.added_tokens_decoder
-    ids = {token.content: index for index, token in decoder.items() if token.content.strip(" \t\r\n\u2581")}
-    longest_first = sorted(ids, key=len, reverse=True)
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    for token in content["added_tokens"]:
-        token["special"] = token["special"] or token["content"] in ids
-    plain = Tokenizer.from_str(json.dumps(content))
-    plain.no_truncation()
-    plain.no_padding()
-    plain.encode_special_tokens = True
-    added = _Added(ids, re.compile("|".join(map(re.escape, longest_first))) if ids else None, plain)
-    _ADDED[tokenizer] = len(tokenizer), added
-    return added
-
-
-def tokenize(tokenizer: Any, text: str) -> Tokens:
-    """`text` as plain text with character offsets: no special tokens, and strings such as `<|im_end|>` or `<think>`
-    stay text.
-
-    Raises:
-        ModelError: the tokenizer is not a fast one and has no offsets.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
-    encoded = _added(tokenizer).plain.encode(text, add_special_tokens=False)
-    return Tokens(encoded.ids, encoded.offsets)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
@@ -159,7 +96,7 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence
 
 def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
     """Whether one of the texts contains a string that the tokenizer would take for an added token."""
-    pattern = _added(tokenizer).pattern
+    pattern = added_tokens(tokenizer).pattern
     return pattern is not None and any(pattern.search(text) for text in texts)
 
 
@@ -180,7 +117,7 @@ def tokens_of_chunks(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_t
         ModelError: fewer placeholders than images.
     """
     counts = list(image_tokens)
-    added = _added(tokenizer)
+    added = added_tokens(tokenizer)
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     piece: list[str] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.core.cache import Cache
 from remind.core.errors import DataError
-from remind.core.files import sha256_json
+from remind.core.files import Cache, sha256_json
 from remind.data.dialogue import Dialogue, Question
 from remind.models.encoder import HELD, SentenceEncoder
 from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.states.auxiliary import AuxiliaryLLM, told
-from remind.states.pyramid import FactualState, Segment, Strategy, render, segments_of, turn_text
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import FactualState, Segment, Strategy, blind, render, segments_of, turn_text
 from remind.text.words import check_dimension, stems
 
 _log = logging.getLogger(__name__)
@@ -100,6 +99,19 @@ class Perception:
             )
             for question, found, strategy, known in zip(questions, retrieved, strategies, asked, strict=True)
         ]
+
+
+def told(llm: AuxiliaryLLM, questions: Sequence[Question], kind: str) -> list[Question]:
+    """The questions as given to the LLM: blind, with the dimension that they are tailored to.
+
+    Args:
+        kind: "gold": their own dimension; "infer": the one `llm` takes each for.
+    """
+    bare = [blind(question) for question in questions]
+    if kind == "gold":
+        return bare
+    bare = [replace(question, dimension=None) for question in bare]
+    return [replace(question, dimension=name) for question, name in zip(bare, llm.kinds(bare), strict=True)]
 
 
 # the index of a dialogue

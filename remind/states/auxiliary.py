@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from remind.data.dialogue import Dialogue, Question
@@ -100,27 +100,3 @@ class AuxiliaryLLM(Protocol):
             samples: ids the costs are reported by, one for each case.
         """
         ...
-
-
-def blind(question: Question) -> Question:
-    """The question without answers, evidence, gold images, split and category (a category tells the unanswerable)."""
-    return replace(question, answers=(), evidence=(), images=(), category=None, split=None)
-
-
-def told(llm: AuxiliaryLLM, questions: Sequence[Question], kind: str) -> list[Question]:
-    """The questions as given to the LLM: blind, with the dimension that they are tailored to.
-
-    Args:
-        kind: "gold": their own dimension; "infer": the one `llm` takes each for.
-    """
-    bare = [blind(question) for question in questions]
-    if kind == "gold":
-        return bare
-    bare = [replace(question, dimension=None) for question in bare]
-    return [replace(question, dimension=name) for question, name in zip(bare, llm.kinds(bare), strict=True)]
-
-
-def blind_state(state: AttentionalState) -> AttentionalState:
-    """x1 of the question as given to the LLM."""
-    factual = state.factual
-    return replace(state, factual=replace(factual, question=factual.told or blind(factual.question)))

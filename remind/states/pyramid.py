@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Turn
@@ -156,6 +156,17 @@ class ReflectiveState:
 
 
 State = FactualState | AttentionalState | ReflectiveState
+
+
+def blind(question: Question) -> Question:
+    """The question without answers, evidence, gold images, split and category (a category tells the unanswerable)."""
+    return replace(question, answers=(), evidence=(), images=(), category=None, split=None)
+
+
+def blind_state(state: AttentionalState) -> AttentionalState:
+    """x1 of the question as given to the LLM."""
+    factual = state.factual
+    return replace(state, factual=replace(factual, question=factual.told or blind(factual.question)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question
 from remind.states import prompts
-from remind.states.auxiliary import blind
 from remind.states.pyramid import (
     ANCHOR_KINDS,
     AttentionalState,
@@ -15,6 +14,7 @@ from remind.states.pyramid import (
     Rendered,
     Span,
     Strategy,
+    blind,
     render,
     segments_of,
 )

@@ -113,7 +113,7 @@ class Workbench:
     @cached_property
     def perception(self) -> Perception:
         """Retrieval with MiniLM, strategies by offline rules."""
-        from remind.llm.offline import OfflineLLM
+        from remind.llm.auxiliary import OfflineLLM
         from remind.models.encoder import SentenceEncoder
         from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 

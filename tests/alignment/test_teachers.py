@@ -19,7 +19,7 @@ from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, collate
 from remind.alignment.targets import BaseTargets, Ema, trained_parameters
-from remind.core.cache import Cache
+from remind.core.files import Cache
 from remind.models.nano import VOCAB_SIZE
 
 EMA = Objective(teacher_model_kind="ema")

@@ -8,7 +8,7 @@ from benchmarks.bench_retrieval import METHODS, BenchRetrievalConfig, Row, bench
 from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.perception import Perception, PerceptionConfig
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from remind.core.cache import Cache
 from remind.core.errors import ModelError
+from remind.core.files import Cache
 from remind.memory_training.checkpoint import save
 from remind.models.nano import save_nano
 

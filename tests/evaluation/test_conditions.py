@@ -21,7 +21,7 @@ from remind.evaluation.conditions import Prompter, control, load_questions, most
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.run import evaluate
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,

@@ -147,7 +147,7 @@ def test_a_run_leaves_rows_curve_and_plot(result: dict[str, Any], cache: Path) -
 def test_candidates_are_the_nearest_turns(result: dict[str, Any], cache: Path) -> None:
     """Against cosines one by one in float64, and z-scores by numpy."""
     from experiments.evidence.data import load
-    from remind.llm.offline import OfflineLLM
+    from remind.llm.auxiliary import OfflineLLM
 
     sentences = SentenceEncoder()
     dialogue = load([SAMPLE], 2)[0][0]

@@ -18,7 +18,7 @@ from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.evaluation.judge import Ruling, case_of
 from remind.evaluation.scores import parse_all, score
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
 from remind.testbed.accuracy import is_correct

@@ -10,8 +10,7 @@ from scripted_chat import Scripted, as_reply
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.llm.asking import read_verdict
-from remind.llm.auxiliary import ChatLLM
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.config import RetrieveConfig

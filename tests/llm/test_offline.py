@@ -8,10 +8,9 @@ from remind import read
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
 from remind.data.sample import sample_path
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
-from remind.states.auxiliary import blind, blind_state
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, blind_state
 
 TURNS = (
     Turn("1:1", "Ana", "Hey, good to see you! How are you?"),

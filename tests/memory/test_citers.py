@@ -14,8 +14,8 @@ from remembering import locomo_dialogue
 from running import use_words
 
 from remind import read
-from remind.core.cache import Cache
 from remind.core.errors import DataError
+from remind.core.files import Cache
 from remind.data.dialogue import Question
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.base import Memory, Query, Services

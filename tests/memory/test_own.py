@@ -19,7 +19,7 @@ from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.ground import load_saes
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.llm.request import Reply
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Services
 from remind.memory.systems import make_system

@@ -15,13 +15,12 @@ from forked import Forked
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.perceive import BM25, DialogueIndex, content_key
 from remind.reflect import summarise
-from remind.states.auxiliary import blind
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render, turn_text
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render, turn_text
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -29,7 +28,7 @@ QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks grea
 OTHER = """
 import importlib.util, os, sys, time
 from pathlib import Path
-import remind.core.cache as cache
+import remind.core.files as cache
 def imported(name, path):
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

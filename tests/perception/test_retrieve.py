@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
 from remind.data.sample import sample_path
-from remind.llm.offline import OfflineLLM
+from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.perceive import (

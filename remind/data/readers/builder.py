@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import ijson
 
-from remind.core.errors import DataError, ImagePathError, named, shown
+from remind.core.errors import DataError, ImagePathError, shown
 from remind.core.files import read_json, unique_keys
 from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 
@@ -40,7 +40,6 @@ class Place:
     record: str | None = None
 
     def at(self, record: str) -> Place:
-        record = named(record)
         return Place(self.path, record if self.record is None else f"{self.record}, {record}")
 
     def error(self, message: str) -> DataError:
@@ -260,7 +259,7 @@ class Draft:
         if session_id in self._sessions:
             raise self.place.error(f"session id {shown(session_id)} occurs twice; keep the turns of a session together")
         self._turns = []
-        self._sessions[session_id] = (self.place.time(time, f"the time of session {shown(session_id)}"), self._turns)
+        self._sessions[session_id] = (self.place.time(time, f"the time of session {session_id!r}"), self._turns)
 
     def image(
         self, place: Place, reference: str | None = None, caption: str | None = None, source: str | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import named, shown
+from remind.core.errors import shown
 from remind.data.dialogue import NO_INFORMATION, Image, Question
 from remind.data.readers.builder import Draft, Place, Resolved, objects
 
@@ -80,11 +80,11 @@ def sessions(
         key, time = keys[number, True], keys.get((number, False), "")
         here = place.at(key)
         turns = []
-        for value in place.sequence(conversation[key], named(key)):
+        for value in place.sequence(conversation[key], key):
             turn = here.mapping(value, "a turn")
             turn_id = here.name(turn.get("dia_id"), "dia_id")
             turns.append((here.at(turn_id), turn_id, turn))
-        yield f"S{number}", place.optional_text(conversation.get(time), named(time)), turns
+        yield f"S{number}", place.optional_text(conversation.get(time), time), turns
 
 
 def remote_images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
