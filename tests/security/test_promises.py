@@ -17,7 +17,7 @@ TESTS = {
     "Nothing leaves the machine by itself": "security/test_offline security/test_source",
     "Chat servers": "security/test_keys llm/test_client llm/test_auxiliary docs/test_page_commands states/test_prompts",
     "The model hub": "security/test_offline models/test_backbone",
-    "States folders": "viewing/test_run alignment/test_pixels states/test_states",
+    "States folders": "viewing/test_run alignment/test_pixels states/test_dataset",
     "Trackers": "security/test_offline",
     "Keys": "security/test_keys llm/test_client llm/test_endpoints",
     "The meter": "memory/test_gateway",

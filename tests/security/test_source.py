@@ -133,9 +133,11 @@ def test_the_scan_passes_what_is_harmless() -> None:
 
 def test_nothing_is_unpickled_run_from_text_or_fetched() -> None:
     offending = {file: offences(tree) for file, tree in trees()}
-    # a function each of the C library that is loaded anyway: to give memory back, to swap the names of two folders
-    for file in ("remind/core/processes.py", "remind/core/files.py"):
-        offending[file].discard("ctypes")
+    # a function of the C library that is loaded anyway, to give memory back; text without types; a local folder, of
+    # which datasets runs no script since version 4
+    known = {"core/processes": "ctypes", "data/readers/mapping": "yaml.load", "states/dataset": "load_dataset"}
+    for file, what in known.items():
+        offending[f"remind/{file}.py"].remove(what)
     assert {file: bad for file, bad in offending.items() if bad} == {}
 
 
