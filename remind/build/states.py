@@ -325,7 +325,8 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
             raise ConfigError(f"{out} exists, built from other input or settings; choose another out or set overwrite")
         yield None
         return
-    with locked(unfinished / f"{shard.index}.lock", wait=False, place=out):
+    new, lock = not out.exists(), unfinished / f"{shard.index}.lock"
+    with locked(lock, wait=False, place=out):
         mark = unfinished / "build.json"
         if not mark.exists():
             write_json(mark, {"build": stamp})
@@ -333,7 +334,12 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
             raise ConfigError(
                 f"{out} holds an unfinished build of other input or settings; choose another out or set overwrite"
             )
-        yield unfinished
+        try:
+            yield unfinished
+        finally:
+            # of a build that ended before its first dialogue nothing is left behind
+            if new and {*unfinished.glob("*")} == {lock, mark} and not any(out.glob("*.parquet")):
+                shutil.rmtree(out)
 
 
 def _build_missing(

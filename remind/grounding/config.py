@@ -185,16 +185,12 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
     Raises:
         DataError: a value that its field cannot hold.
     """
-    # a manifest may be somebody else's, and must name no folder to write to
-    known = _known(GroundingConfig, values) | {"codes_folder": None, "image_root": None}
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {field.name: values[field.name] for field in fields(GroundingConfig) if field.name in values}
     try:
-        if isinstance(known.get("fuse"), Mapping):
-            known["fuse"] = FusionConfig(**_known(FusionConfig, known["fuse"]))
-        return GroundingConfig(**known)
-    except ConfigError as error:
-        raise DataError(str(error), path) from None
-
-
-def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config class among the values."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+        # a manifest may be somebody else's, and must name no folder to write to
+        return TypeAdapter(GroundingConfig).validate_python(known | {"codes_folder": None, "image_root": None})
+    except (ValidationError, ConfigError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
+        raise DataError(": ".join(map(str, ("grounding", *first["loc"], first["msg"]))), path) from None

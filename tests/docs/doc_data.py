@@ -164,6 +164,6 @@ def lay_out(folder: Path) -> None:
 def lay_out_model(folder: Path, name: str) -> None:
     """A Qwen3-VL as deep as the one of that name, or a text model; found before the hub id."""
     if "VL" in name:
-        save_nano(folder / name, hidden_size=32, layers=HUB_MODELS[name], vision_size=16)
+        save_nano(folder / name, hidden_size=64, layers=HUB_MODELS[name], vision_size=16)
     else:
         save_chat(folder / name, HUB_MODELS[name])

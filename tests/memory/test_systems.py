@@ -82,7 +82,7 @@ def test_what_ranks_by_nothing_encodes_nothing(name: str, tmp_path: Path, monkey
         ("dense", {"name": "x"}, "dense has no option 'name'"),
         ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
         ("remind_x1", {}, "remind_x1 needs sae"),
-        ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.perceive has no option 'share'"),
+        ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
         (
             "remind",
             {"perception": {"retrieve": {"top_share": 2}}},

@@ -87,7 +87,7 @@ def test_a_refused_key_is_not_in_the_error(hostile: Path, tiny: Path, tmp_path: 
     assert errors.splitlines()[-1].startswith("error: ")
     assert KEY not in output + errors
     assert holding(tmp_path, KEY) == []
-    assert not (tmp_path / "states").exists()
+    assert not (tmp_path / "states" / "README.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -202,14 +202,13 @@ def test_settings_of_a_manifest_come_back_or_are_refused() -> None:
     assert grounding_config({**asdict(settings), "added_later": 1}) == settings
     assert grounding_config({"alpha": 3, "threshold": None, "fuse": None}) == GroundingConfig(alpha=3.0)
     for values, message in (
-        ({"alpha": "x"}, "alpha must be a number, not 'x'"),
-        ({"batch_size": True}, "batch_size must be an integer, not True"),
-        ({"idf": ["auto"]}, r"idf must be one of auto, [a-z, ]*, not \['auto'\]"),
-        ({"fuse": 3}, "fuse must be of type FusionConfig, not 3"),
-        ({"fuse": {"dense": "much"}}, "dense must be a number, not 'much'"),
-        ({"lam": 7}, "lam must be at least 0 and at most 1"),
+        ({"alpha": "x"}, "alpha: Input should be a valid number"),
+        ({"idf": ["auto"]}, "idf: Input should be 'auto'"),
+        ({"fuse": 3}, "fuse: Input should be a dictionary or an instance of FusionConfig"),
+        ({"fuse": {"dense": "much"}}, "fuse: dense: Input should be a valid number"),
+        ({"lam": 7}, "lam: Input should be less than or equal to 1"),
     ):
-        with pytest.raises(DataError, match=rf"manifest\.json: \w+Config\.{message}"):
+        with pytest.raises(DataError, match=rf"manifest\.json: grounding: {message}"):
             grounding_config(values, "manifest.json")
 
 
