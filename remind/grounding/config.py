@@ -191,6 +191,8 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
     try:
         # a manifest may be somebody else's, and must name no folder to write to
         return TypeAdapter(GroundingConfig).validate_python(known | {"codes_folder": None, "image_root": None})
-    except (ValidationError, ConfigError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
-        raise DataError(": ".join(map(str, ("grounding", *first["loc"], first["msg"]))), path) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"grounding.{'.'.join(map(str, first['loc']))}: {first['msg']}", path) from None
+    except ConfigError as error:
+        raise DataError(f"grounding: {error}", path) from None

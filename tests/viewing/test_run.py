@@ -205,10 +205,10 @@ def test_settings_of_a_manifest_come_back_or_are_refused() -> None:
         ({"alpha": "x"}, "alpha: Input should be a valid number"),
         ({"idf": ["auto"]}, "idf: Input should be 'auto'"),
         ({"fuse": 3}, "fuse: Input should be a dictionary or an instance of FusionConfig"),
-        ({"fuse": {"dense": "much"}}, "fuse: dense: Input should be a valid number"),
+        ({"fuse": {"dense": "much"}}, "fuse.dense: Input should be a valid number"),
         ({"lam": 7}, "lam: Input should be less than or equal to 1"),
     ):
-        with pytest.raises(DataError, match=rf"manifest\.json: grounding: {message}"):
+        with pytest.raises(DataError, match=rf"manifest\.json: grounding\.{message}"):
             grounding_config(values, "manifest.json")
 
 
