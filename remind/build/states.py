@@ -132,7 +132,7 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
     """
     if cfg.workers != 1 and (corpus is not None or llm is not None):
         raise ConfigError("workers: a corpus or an LLM in memory cannot be given to other processes; take 1")
-    encoder = SentenceEncoder(device=cfg.device, load=False)
+    encoder = SentenceEncoder(device=device_of(cfg.device, int(os.environ.get("LOCAL_RANK", "0"))), load=False)
     asked = llm or open_llm(cfg.llm, encoder)
     chat = asked if isinstance(asked, ChatLLM) else None
     if cfg.llm.dry_run is not None:
@@ -154,7 +154,8 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
         if unfinished is None:
             print(f"states: {out} (unchanged: built before from the same input with the same settings)")
             return out
-        left = _build_missing(cfg, corpus, plan, asked, saes, out, unfinished)
+        builder = DialogueBuilder(cfg, saes, out, unfinished, encoder, asked)
+        left = _build_missing(cfg, corpus, plan, builder)
         if left:
             print(f"shard {cfg.shard} is done; {left} of {plan.dialogues} dialogues belong to others, not built yet")
             return out
@@ -196,8 +197,7 @@ class DialogueBuilder:
     Args:
         saes: folder of the SAEs; None: no x1.
         out: the states folder. unfinished: where accounts of dialogues are written.
-        llm: None: that of the settings.
-        device: of this process.
+        encoder: of texts; its device is that of this process. llm: of the settings, with the same encoder.
     """
 
     def __init__(
@@ -206,15 +206,13 @@ class DialogueBuilder:
         saes: Path | None,
         out: Path,
         unfinished: Path,
-        llm: AuxiliaryLLM | None = None,
-        device: str = "cpu",
+        encoder: SentenceEncoder,
+        llm: AuxiliaryLLM,
     ) -> None:
         self.cfg, self.saes, self.out, self.unfinished = cfg, saes, out, unfinished
         self.cache = Path(cfg.cache).expanduser()
-        self.encoder = SentenceEncoder(device=device, load=False)
-        self.llm = llm or open_llm(cfg.llm, self.encoder)
-        self.perception = Perception(cfg.perception, self.encoder, self.llm, self.cache / "index")
-        self.device = device
+        self.encoder, self.llm = encoder, llm
+        self.perception = Perception(cfg.perception, encoder, llm, self.cache / "index")
         self.seconds: dict[str, float] = {}
         self._grounder: Grounder | None = None
 
@@ -249,7 +247,7 @@ class DialogueBuilder:
         if self._grounder is None:
             assert self.saes is not None
             saes, idf = load_saes(self.saes)
-            backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.device)
+            backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.encoder.device)
             config = copy(self.cfg.grounding)
             if self.cfg.keep_codes:
                 config.codes_folder = config.codes_folder or str(self.cache / "codes")
@@ -342,17 +340,10 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
                 shutil.rmtree(out)
 
 
-def _build_missing(
-    cfg: BuildStatesConfig,
-    corpus: Corpus | None,
-    plan: Outline,
-    llm: AuxiliaryLLM,
-    saes: Path | None,
-    out: Path,
-    unfinished: Path,
-) -> int:
+def _build_missing(cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline, builder: DialogueBuilder) -> int:
     """Build what is missing of this shard; the number of dialogues of other shards that are missing then."""
-    shard, chat = shard_of(cfg.shard), llm if isinstance(llm, ChatLLM) else None
+    shard, unfinished = shard_of(cfg.shard), builder.unfinished
+    chat = builder.llm if isinstance(builder.llm, ChatLLM) else None
     numbers = range(plan.dialogues)
     done = {number for number in numbers if _is_done(unfinished, number)}
 
@@ -367,7 +358,7 @@ def _build_missing(
     own = sum(map(shard.holds, numbers))
     count = len([number for number in done if shard.holds(number)])
     with ProgressBar("states", plan.turns * own / plan.dialogues, percent=True) as bar:
-        for task in _built(cfg, saes, out, unfinished, llm, missing()):
+        for task in _built(cfg, builder, missing()):
             count += 1
             account = read_json(account_path(unfinished, task.number))
             seconds.update(account["seconds"])
@@ -386,19 +377,16 @@ def _is_done(unfinished: Path, number: int) -> bool:
     return path.exists() and not (read_json(path)["report"] or {}).get("failures")
 
 
-def _built(
-    cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, llm: AuxiliaryLLM, missing: Iterator[Task]
-) -> Iterator[Task]:
+def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[Task]) -> Iterator[Task]:
     """Build dialogues, here or in worker processes, and yield each when it is done."""
     workers = cfg.workers or cores()
     if workers == 1:
-        device = device_of(cfg.device, int(os.environ.get("LOCAL_RANK", "0")))
-        builder = DialogueBuilder(cfg, saes, out, unfinished, llm, device)
         for task in missing:
             builder.build(task)
             yield task
         return
-    with spawned_pool(workers, _start, (cfg, saes, out, unfinished, max(1, cores() // workers))) as pool:
+    given = (cfg, builder.saes, builder.out, builder.unfinished, max(1, cores() // workers))
+    with spawned_pool(workers, _start, given) as pool:
         under_way: dict[Future[None], Task] = {}
         try:
             for task in missing:
@@ -435,7 +423,8 @@ def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Pat
 
     torch.set_num_threads(threads)
     number = (current_process()._identity or (1,))[0] - 1
-    _builder = DialogueBuilder(cfg, saes, out, unfinished, device=device_of(cfg.device, number))
+    encoder = SentenceEncoder(device=device_of(cfg.device, number), load=False)
+    _builder = DialogueBuilder(cfg, saes, out, unfinished, encoder, open_llm(cfg.llm, encoder))
 
 
 def _build(task: Task) -> None:

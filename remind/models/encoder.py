@@ -36,7 +36,7 @@ class SentenceEncoder:
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.name, self.batch_size, self._device = name, batch_size, device
+        self.name, self.batch_size, self.device = name, batch_size, device
         self._held: OrderedDict[str, Tensor] = OrderedDict()
         if load:
             _ = self.dimension
@@ -54,7 +54,7 @@ class SentenceEncoder:
         options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
             with without_loading_bars():
-                return SentenceTransformer(source, device=self._device, **options).eval()
+                return SentenceTransformer(source, device=self.device, **options).eval()
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"sentence encoder {self.name!r} cannot be loaded: {error}") from None
 
