@@ -148,13 +148,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_bytes(path: str | Path) -> bytes:
     """The content of a regular file. Raises DataError."""
     path = Path(path)
-    if not path.is_file():
-        folder = "is a folder, a file was expected" if path.is_dir() else "is not a regular file"
-        raise DataError(folder if path.exists() else "no such file", path)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
+        if path.is_file():
+            return path.read_bytes()
+        what = "is a folder, a file was expected" if path.is_dir() else "is not a regular file"
+        raise DataError(what if path.exists() else "no such file", path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
 
 
 def read_json(path: str | Path) -> Any:
