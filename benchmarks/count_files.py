@@ -15,7 +15,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -89,20 +88,12 @@ def pra_step(entered: Entered, _: object = None) -> None:
 def question(entered: Entered, given: argparse.Namespace) -> None:
     """A cold build of the three states of one question, from reading the file to the finished folder."""
     from remind.build import BuildStatesConfig, build
-    from remind.data.readers import read, write_refmem
 
-    corpus = read(given.input)
-    first = replace(corpus, dialogues=corpus.dialogues[:1], questions=())
     with TemporaryDirectory() as folder:
         path = Path(given.input)
-        if path.suffix == ".json" and isinstance(whole := json.loads(path.read_text()), list):
+        if path.suffix == ".json":
             # the file's own format, cut to its first dialogue
-            path = Path(folder) / path.name
-            path.write_text(json.dumps(whole[:1]))
-        elif len(corpus.dialogues) > 1:
-            asked = tuple(q for q in corpus.questions if q.dialogue_id == first.dialogues[0].id)
-            path = Path(folder) / "first.jsonl"
-            write_refmem(replace(first, questions=asked), path)
+            (path := Path(folder) / path.name).write_text(json.dumps(json.loads(Path(given.input).read_text())[:1]))
         cfg = BuildStatesConfig(str(path), f"{folder}/states", sae=given.sae, limit=1, cache=f"{folder}/cache")
         with entered:
             build(cfg)
@@ -115,7 +106,11 @@ THINGS: dict[str, Callable[[Entered, argparse.Namespace], None]] = {"pra-step": 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("things", nargs="+", choices=THINGS, help="what to count")
-    parser.add_argument("--input", default=str(sample_path() / "test.jsonl"), help="dialogues, for question")
+    parser.add_argument(
+        "--input",
+        default=str(sample_path() / "test.jsonl"),
+        help="for question: a list of dialogues as JSON, of which the first is built, or one in another format",
+    )
     parser.add_argument("--sae", help="trained SAEs, for question")
     given = parser.parse_args()
     for thing in given.things:

@@ -403,8 +403,9 @@ class PRATrainer(Trainer):
 
         Raises:
             ConfigError: the folder is in use or holds a run, or a resumed run differs from the one it goes on with.
-            ModelError: no memory, a loss that is not finite, or a collapse with guard stop, after the state before it
-                and the questions have been saved.
+            ModelError: no memory, or a loss or gradient that is not finite: names the questions and the newest
+                checkpoint. A collapse with guard stop, after its state has been saved. A checkpoint that cannot be read
+                or written.
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
         signals = Termination(signal.SIGTERM, signal.SIGINT)
@@ -422,7 +423,7 @@ class PRATrainer(Trainer):
         if self.guard.collapse is not None:
             raise ModelError(f"{self.guard.collapse}; saved in {newest(out)}; {REMEDY}, or guard warn to continue")
         if self._stop and self.state.global_step < self.state.max_steps:
-            if self.is_world_process_zero():
+            if leads:
                 step = f"step {self.state.global_step} of {self.state.max_steps}"
                 print(f"stopped by {signal.Signals(self._stop).name} at {step}; resume to continue", file=sys.stderr)
             raise SystemExit(128 + self._stop)

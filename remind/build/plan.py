@@ -125,10 +125,8 @@ def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -
 
 
 def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
-    pieces = (
-        [("", corpus)] if corpus is not None else ((p, c) for p in paths_of(cfg.input) for c in stream(p, cfg.format))
-    )
-    for path, piece in pieces:
+    read = ((path, piece) for path in paths_of(cfg.input) for piece in stream(path, cfg.format))
+    for path, piece in read if corpus is None else [("", corpus)]:
         yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
 
 

@@ -6,7 +6,6 @@ last. So a build that was killed goes on where it was, and several processes can
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections import Counter
@@ -59,7 +58,7 @@ from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
 from remind.reflect import summarise
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.dataset import CARD, MANIFEST, finish, load_states, write_part
+from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, FactualState, State
 from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_share, record_of
 
@@ -68,7 +67,6 @@ from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_s
 _DIALOGUE_SHARE = 0.75
 #: What a build keeps in its folder until it is finished: stamp, locks, and an account of every dialogue.
 _UNFINISHED = ".build"
-_log = logging.getLogger(__name__)
 
 
 def build_states(
@@ -311,6 +309,7 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
 
     Raises:
         ConfigError: another process is at work there, or the folder is of another build.
+        FormatError: states of another format version.
     """
     unfinished = out / _UNFINISHED
     shard = shard_of(cfg.shard)
@@ -318,8 +317,8 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
         raise ConfigError("overwrite does not work with shards; remove the folder first")
     if cfg.overwrite and out.exists():
         shutil.rmtree(out)
-    if (out / CARD).exists():
-        if read_json(out / MANIFEST).get("build") != stamp:
+    if (out / MANIFEST).exists() and ((out / CARD).exists() or not unfinished.exists()):
+        if read_manifest(out).get("build") != stamp:
             raise ConfigError(f"{out} exists, built from other input or settings; choose another out or set overwrite")
         yield None
         return

@@ -365,16 +365,6 @@ def marker_places(text: str) -> list[tuple[int, int]]:
     return [match.span() for line in lines for match in _MARKERS.finditer(text, line.start(), line.end())]
 
 
-def strip_markers(rendered: Rendered) -> str:
-    """The dialogue section without its marker lines."""
-    start, end = rendered.dialogue
-    kept, cursor = [], start
-    for marker_start, marker_end in rendered.markers:
-        kept.append(rendered.text[cursor:marker_start])
-        cursor = marker_end
-    return "".join([*kept, rendered.text[cursor:end]])
-
-
 def render_answer(question: Question) -> str | None:
     """The gold answer as written between the answer tags; the first acceptable one; None if no gold is known."""
     if not question.answers:

@@ -8,6 +8,7 @@ from typing import Any
 
 from remind.core.files import write_rows
 from remind.data.sample import sample_path
+from remind.states.pyramid import Rendered
 
 TALK = (
     ("Ana", "I gave up coffee after the new year, it kept me awake."),
@@ -66,3 +67,13 @@ def short_haystack(remind_data: Path, folder: Path, others: int = 2) -> tuple[Pa
     path = folder / "short.json"
     path.write_text(json.dumps([instance]))
     return path, instance
+
+
+def strip_markers(rendered: Rendered) -> str:
+    """The dialogue section without its marker lines."""
+    start, end = rendered.dialogue
+    kept, cursor = [], start
+    for marker_start, marker_end in rendered.markers:
+        kept.append(rendered.text[cursor:marker_start])
+        cursor = marker_end
+    return "".join([*kept, rendered.text[cursor:end]])

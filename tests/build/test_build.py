@@ -2,6 +2,7 @@
 
 import json
 import logging
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from datasets import DatasetDict, load_dataset
 from fuzzing import seeds
 from in_process import run_module
-from small_corpus import first_dialogue, rows, short_haystack
+from small_corpus import first_dialogue, rows, short_haystack, strip_markers
 
 import remind.build.states
+from benchmarks.count_files import Entered, question
 from remind import read
 from remind.build import BuildStatesConfig, build, build_states
 from remind.build.plan import outline
@@ -25,7 +27,7 @@ from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
 from remind.states.dataset import iterate_states, read_manifest, read_states
-from remind.states.pyramid import MARKER, strip_markers
+from remind.states.pyramid import MARKER
 from remind.train_pra.config import TrainConfig
 from remind.train_pra.run import make_trainer
 from sae import TopKSAE, layer_folder
@@ -305,6 +307,14 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     # without a folder, from a file: the same
     again = build_states(str(corpus), saes=minilm_sae, cache=cache)
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
+
+
+def test_a_question_passes_through_25_files_at_most(corpus: Path, minilm_sae: Path) -> None:
+    entered = Entered()
+    question(entered, Namespace(input=str(corpus), sae=str(minilm_sae)))
+    assert "DialogueBuilder.build" in entered.functions["remind/build/states.py"]
+    assert "token_resonance" in entered.functions["remind/grounding/resonance.py"]
+    assert len(entered.functions) <= 25, entered
 
 
 def test_lower_levels_cost_no_saes_and_no_summaries(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from small_corpus import contents
 import remind.build.states
 from remind.build import BuildStatesConfig, build
 from remind.build.plan import shard_of
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, FormatError
 from remind.core.files import read_json
 from remind.core.processes import Shard, device_of
 
@@ -131,6 +133,13 @@ def test_a_folder_is_gone_on_with_by_the_same_build_alone(
         build(config(limit=1))
     build(config(limit=1, overwrite=True))
     assert "6 questions over 6 dialogues" in capsys.readouterr().out
+    # states of before are neither taken for these nor added to
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "manifest.json").write_text(json.dumps({"format": "remind-states", "format_version": 3}))
+    with pytest.raises(FormatError, match="format version 3, not 4; make them anew: remind build-states"):
+        build(replace(config(), out=str(old)))
+    assert [path.name for path in old.iterdir()] == ["manifest.json"]
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "monday.txt").write_text("dear diary")
     for more in ({}, {"overwrite": True}):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_corpus import strip_markers
 
 from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -25,7 +26,6 @@ from remind.states.pyramid import (
     Segment,
     Strategy,
     one_line,
-    strip_markers,
 )
 from remind.states.records import StateRecord, marked_share, record_of, record_of_row, row_of
 

@@ -8,13 +8,14 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_corpus import strip_markers
 
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part, token_places
 from remind.models.backbone import Backbone, load_backbone
-from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render, strip_markers
+from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render
 from tests.grounding.conftest import random_states, saes_for, state_of
 
 BACKBONES = ("minilm", "nano")

@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_corpus import strip_markers
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -18,7 +19,6 @@ from remind.states.pyramid import (
     line_of,
     render,
     render_target,
-    strip_markers,
 )
 
 VISUAL = "topic_scoped_visual_prototypes"
