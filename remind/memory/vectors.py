@@ -11,6 +11,8 @@ from torch import Tensor
 
 from remind.core.errors import DataError
 
+#: So many of the nearest are sorted before the others.
+_FEW = 1000
 TABLE = "CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL);"
 
 
@@ -28,10 +30,12 @@ class Vectors:
 
     def load(self) -> None:
         """Read what the database has: when it is opened, and after a rollback."""
-        blobs = [blob for (blob,) in self._db.execute("SELECT vector FROM vectors ORDER BY row")]
-        content = torch.frombuffer(bytearray(b"".join(blobs)), dtype=torch.float32) if blobs else torch.empty(0)
-        self._count = len(blobs)
-        self._rows = content.view(len(blobs), -1) if blobs else torch.empty(0, 0)
+        count = "SELECT count(*), coalesce(max(length(vector)), 0) FROM vectors"
+        self._count, size = self._db.execute(count).fetchone()
+        rows = np.empty((self._count, size // 4), dtype=np.float32)
+        for place, (blob,) in enumerate(self._db.execute("SELECT vector FROM vectors ORDER BY row")):
+            rows[place] = np.frombuffer(blob, dtype=np.float32)
+        self._rows = torch.from_numpy(rows)
 
     def __len__(self) -> int:
         return self._count
@@ -68,7 +72,12 @@ class Vectors:
 
     def nearest(self, vector: Tensor) -> Iterator[tuple[int, float]]:
         """All rows as (number, cosine with the vector [d]) by falling cosine; ties: earlier first."""
-        if self._count:
-            cosines = (self._rows[: self._count] @ vector).numpy()
-            for row in np.argsort(-cosines, kind="stable").tolist():
+        if not self._count:
+            return
+        cosines = (self._rows[: self._count] @ vector).numpy()
+        # few are read: the others are sorted only where they are asked for
+        level = np.partition(cosines, -_FEW)[-_FEW] if self._count > _FEW else -np.inf
+        for part in (cosines >= level, cosines < level):
+            places = np.flatnonzero(part)
+            for row in places[np.argsort(-cosines[places], kind="stable")].tolist():
                 yield row, float(cosines[row])

@@ -59,7 +59,7 @@ def test_rows_of_all_kinds_are_the_same_examples(make_record: Any, tmp_path: Pat
     nested = [row | {level: {"text": row[level], "dialogue": [0, 1]} for level in ("x0", "x1", "x2")} for row in plain]
     parquet = load_states(tmp_path / "states")["train"]
     expected = [example_of(nano_tokenizer(), record) for record in records[:4]]
-    for rows in (records, iter(records), plain, nested, parquet, Dataset.from_list(plain)):
+    for rows in (records, iter(records), plain, nested, parquet, Dataset.from_list(plain), tmp_path / "states"):
         found = trainer_of(tmp_path / "r", rows).train_dataset
         assert found.fingerprint() == Examples(expected).fingerprint()
         assert found.left_out == {"without a gold answer": 1}

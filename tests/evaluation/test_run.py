@@ -20,6 +20,7 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
+from remind.states.dataset import load_states
 from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,16 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
+
+
+def test_a_dataset_takes_the_place_of_the_folder(cfg: EvaluateConfig) -> None:
+    states = load_states(cfg.states)
+    for name, data in (("all", states), ("direct", states["test"].filter(lambda row: row["format"] == "direct"))):
+        report = evaluate(
+            replace(cfg, out=f"{cfg.out}-{name}", states="nowhere"), Judge(), chat=Chat(RIGHT), states=data
+        )
+        assert report["counts"]["questions"] == {"all": 6, "direct": 2}[name]
+        assert report["by_format"]["direct"]["accuracy"]["value"] == 1.0
 
 
 def test_empty_answers_are_counted_and_told(cfg: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> None:

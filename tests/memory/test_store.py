@@ -12,6 +12,7 @@ import torch
 from banks import dump, opened, session, talk
 
 from remind.core.errors import DataError
+from remind.memory import vectors
 from remind.memory.store import Draft, Store
 
 
@@ -42,7 +43,10 @@ def expected(rows: torch.Tensor, groups: dict[int, list[int]], asked: torch.Tens
 
 @pytest.mark.parametrize("kind", ["random", "alike", "few directions"])
 @pytest.mark.parametrize(("count", "keys", "dimension"), [(5, 1, 8), (150, 1, 192), (150, 3, 192)])
-def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, dimension: int) -> None:
+def test_search_is_brute_force(
+    store: Store, kind: str, count: int, keys: int, dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "_FEW", 7)
     draw = torch.Generator().manual_seed(count + keys)
     rows = torch.randn(count, dimension, generator=draw)
     if kind == "alike":
