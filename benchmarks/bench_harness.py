@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from benchmarks.measure import about, headline
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.evaluation.answerers import FixedAnswers
+from remind.evaluation.answerers import FixedAnswers, OnOutput
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
+from remind.models.chat import Content
 from remind.models.encoder import SentenceEncoder
+from remind.models.generate import Generation
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
@@ -41,25 +43,32 @@ class HarnessBenchConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
-def _reply(number: int, asked: list[int]) -> str:
-    """A well-formed output that cites one of ten lines, so that little is left to encode."""
-    asked.append(number)
-    return f"<answer>A</answer><explanation>Ana: remark {number % 10}</explanation>"
+class Instant(FixedAnswers):
+    """A well-formed output that cites one of ten lines, so that little is left to encode; counts what is asked."""
+
+    def __init__(self) -> None:
+        super().__init__("none", Generation("<answer>A</answer>", 0, finished=True))
+        self.asked = 0
+
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        for n in (n for n, skip in enumerate(done) if not skip):
+            text = f"<answer>A</answer><explanation>Ana: remark {self.asked % 10}</explanation>"
+            self.asked += 1
+            on_output(n, Generation(text, 0, finished=True))
 
 
 def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
     """Run and run again; prints seconds, and per question what is not model time."""
-    asked: list[int] = []
-    answerer = FixedAnswers("none", lambda n: _reply(n, asked))
+    answerer = Instant()
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="remind-bench-") as folder:
         states = _states(cfg, Path(folder) / "states")
         run = EvaluateConfig(states=str(states), model="instant", out=str(Path(folder) / "out"))
         SentenceEncoder().encode(["a first forward costs more than the others"])
-        rows["first run"] = _timed(lambda: evaluate(run, answerer=answerer))
-        rows["again, all known"] = _timed(lambda: evaluate(run, answerer=answerer))
-        if len(asked) != cfg.questions:
-            raise DataError(f"{len(asked)} questions were asked, not {cfg.questions}: known answers were asked again")
+        rows["first run"] = _timed(lambda: run_evaluation(run, answerer=answerer))
+        rows["again, all known"] = _timed(lambda: run_evaluation(run, answerer=answerer))
+        if answerer.asked != cfg.questions:
+            raise DataError(f"{answerer.asked} questions were asked, not {cfg.questions}: some twice")
     machine = about("torch", "transformers", "sentence-transformers", "remind-toolkit")
     found = {
         "questions": cfg.questions,

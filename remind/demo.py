@@ -206,9 +206,10 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
 def _evaluate(model: str, states: Path, out: Path) -> dict[str, Any]:
     """The report on a model's answers to the test questions from x0."""
     from remind.evaluation.config import EvaluateConfig
-    from remind.evaluation.run import evaluate
+    from remind.evaluation.run import run_evaluation
 
-    return evaluate(EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True))
+    cfg = EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True)
+    return run_evaluation(cfg)
 
 
 def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import PREDICTIONS, read_rows
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.evaluation.scores import parse_all, score
 from remind.llm.auxiliary import open_llm
 from remind.models.backbone import Backbone, load_backbone
@@ -190,7 +190,7 @@ class FoldRuns:
             corpus=paths_of(self.cfg.build.input) if asked.level == "oracle" else [],
             corpus_format=self.cfg.build.format,
         )
-        evaluate(evaluation, answerer=answerer)
+        run_evaluation(evaluation, answerer=answerer)
         by_id = {record.question_id: record for record in records}
         sure = log_probabilities(answerer.backbone, records, asked.level) if asked.level in LEVELS else {}
         rows = (row for _, row in read_rows(out / PREDICTIONS, "an output"))

@@ -17,7 +17,7 @@ from remind.evaluation.answerers import Answerer
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
-from remind.evaluation.run import Models, evaluate
+from remind.evaluation.run import Models, run_evaluation
 from remind.evaluation.team import Team
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
@@ -135,7 +135,7 @@ def ask(
     changes: dict[str, Any] = {"out": str(out), "conditions": list(conditions)}
     if states is not None:
         changes["states"] = str(states)
-    evaluate(replace(setting.evaluate, **changes), llm=setting.llm, answerer=answerer)
+    run_evaluation(replace(setting.evaluate, **changes), llm=setting.llm, answerer=answerer)
     return {name: load_run(out / name if len(conditions) > 1 else out) for name in conditions}
 
 

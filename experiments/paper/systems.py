@@ -16,7 +16,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
-from remind.evaluation.conditions import load_questions
+from remind.evaluation.conditions import bare, questions_of
 from remind.evaluation.judge import load_judge
 from remind.evaluation.tables import HEADS, markdown_table
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
@@ -123,7 +123,7 @@ def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
     """The records that every system is asked, without their prompts, and the ids of all splits: a run of memory systems
     answers every question of a file."""
     cfg = setting.evaluate
-    asked = load_questions(cfg.states, cfg.split, [], limit=cfg.limit).records
+    asked = [bare(record) for one in questions_of(cfg.states, cfg.split, cfg.limit) for record in one.records]
     return asked, list(question_splits(cfg.states))
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from remind.core.errors import ConfigError
-from remind.core.files import sha256_json
 from remind.core.processes import WHOLE, Shard
 from remind.llm.request import Message, Reply, Request
 from remind.models.chat import Content
@@ -39,16 +37,8 @@ class Answerer(ABC):
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
 
-    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
-        """Hash of all that decides, besides the prompts' texts, how images are shown in them.
-
-        Args:
-            shown: question ids and the image files of their prompts.
-
-        Raises:
-            ImagePathError: one that cannot be used. ConfigError: an answerer that shows none.
-        """
-        raise ConfigError(f"images pixels: {self.about['name']} takes text only; set images captions")
+    #: Shows images as pixels; None: it takes text alone.
+    pictures: Pictures | None = None
 
     @abstractmethod
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
@@ -88,11 +78,6 @@ class LocalAnswers(Answerer):
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
         self.shard, self.pictures = shard, pictures
 
-    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
-        if self.pictures is None:
-            return super().check_pictures(shown)
-        return sha256_json([self.pictures.name, self.pictures.check(shown)])
-
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size
         generate(self.backbone, prompts, new, size, done, on_output, self.shard, self.pictures)
@@ -117,23 +102,16 @@ class ChatAnswers(Answerer):
 
 
 class FixedAnswers(Answerer):
-    """Fixed words in place of a model, for dry runs and timings.
+    """The same words, or the same failure, in place of a model: for dry runs, timings and contexts without answers."""
 
-    Args:
-        text_of: the words, by the prompt's place.
-    """
-
-    def __init__(self, kind: str, text_of: Callable[[int], str]) -> None:
+    def __init__(self, kind: str, output: Generation) -> None:
         super().__init__("none", "none", kind)
-        self.text_of = text_of
-
-    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
-        return ""
+        self.output = output
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         for n, skip in enumerate(done):
             if not skip:
-                on_output(n, Generation(self.text_of(n), 0, finished=True))
+                on_output(n, self.output)
 
 
 def _generation(reply: Reply) -> Generation:

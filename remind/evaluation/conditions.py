@@ -7,12 +7,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import DataError
+from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
+from remind.evaluation.contexts import Context, provide
 from remind.models.chat import Content
+from remind.models.generate import Generation
 from remind.models.images import Place, content_of, places_of
 from remind.perception.perceive import told
 from remind.reflect import summarise
@@ -31,12 +33,31 @@ from remind.states.pyramid import (
     segments_of,
 )
 from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
-from remind.states.records import ABSENT, Picture, StateRecord, pictures_of
+from remind.states.records import ABSENT, Picture, StateRecord, pictures_of, record_of
 from remind.text.answers import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
     from remind.states.auxiliary import AuxiliaryLLM
+
+
+class Asked(NamedTuple):
+    """Questions about one dialogue.
+
+    Attributes:
+        records: with their rendered levels, as far as they have any.
+        dialogue, questions: of the dialogue files; None, and none, where there are none.
+    """
+
+    records: list[StateRecord]
+    dialogue: Dialogue | None = None
+    questions: Sequence[Question] = ()
+
+    def known(self) -> tuple[Dialogue, Sequence[Question]]:
+        """Dialogue and questions. Raises ConfigError where they are not known."""
+        if self.dialogue is None:
+            raise ConfigError("contexts made from the dialogues need these: set corpus to the files of the states")
+        return self.dialogue, self.questions
 
 
 @dataclass(frozen=True)
@@ -45,18 +66,18 @@ class Prompt:
 
     Attributes:
         text: the user message; "" where no model is asked.
-        evidence, images: the gold evidence (turn ids, image indices) that it shows.
+        evidence, images: the gold evidence (turn ids, image indices) that it shows; None: not known.
         cut_turns: turns of the dialogue that were cut away to fit the cap; full_context only.
-        reply: the fixed answer of a control, in place of a model's.
+        output: the fixed answer of a control, or of a system that answers itself, in place of a model's.
         left_out: why the question takes no part in the condition.
         pictures: where images are shown as pixels.
     """
 
     text: str
-    evidence: tuple[str, ...] = ()
-    images: tuple[int, ...] = ()
+    evidence: tuple[str, ...] | None = ()
+    images: tuple[int, ...] | None = ()
     cut_turns: int = 0
-    reply: str | None = None
+    output: Generation | None = None
     left_out: str | None = None
     pictures: tuple[Place, ...] = ()
 
@@ -65,45 +86,61 @@ class Prompt:
         """The user message, with its images."""
         return content_of(self.text, self.pictures)
 
+    @property
+    def asks(self) -> bool:
+        """Whether a model is asked."""
+        return self.output is None and self.left_out is None
+
 
 class Prompter:
     """Makes the prompts of every condition.
 
     Args:
-        corpus: the dialogues that the states were built from; needed by the conditions marked so in `CONDITIONS`.
         contexts: chooses turns; needed by full_context and rag.
         llm: writes the summary of the altered order.
         kind: what the states were tailored to, as in `PerceptionConfig`.
         pixels: show images that have a file as pixels.
+        providers: context providers by the name of their condition.
+        frequent: what `most_frequent` says of the training split.
     """
 
     def __init__(
         self,
-        corpus: Corpus | None = None,
         contexts: Contexts | None = None,
         llm: AuxiliaryLLM | None = None,
         kind: str = "gold",
         pixels: bool = False,
+        providers: Mapping[str, Any] | None = None,
+        frequent: Mapping[str, str] | None = None,
     ) -> None:
-        self.corpus, self.contexts, self.llm = corpus, contexts, llm
+        self.contexts, self.llm = contexts, llm
         self.kind, self.pixels = kind, pixels
-        self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
+        self.providers, self.frequent = providers or {}, frequent or {}
 
-    def prompts(self, name: str, records: Sequence[StateRecord]) -> list[Prompt]:
-        """The prompts of questions about one dialogue, under a condition that asks a model.
+    def prompts(self, name: str, asked: Asked) -> list[Prompt]:
+        """The prompts of questions about one dialogue, under a condition or of a provider.
 
         Raises:
-            DataError: the dialogue files are not those of the states.
+            DataError: the dialogue files are not those of the states, or a provider that gives no context.
+            ConfigError: no dialogue files where the condition needs them.
         """
+        records = asked.records
+        if name in self.providers:
+            dialogue, questions = asked.known()
+            found = provide(self.providers[name], questions, dialogue)
+            return [self._provided(record, dialogue, one) for record, one in zip(records, found, strict=True)]
+        if not CONDITIONS[name].asks:
+            return [control(name, record, self.frequent) for record in records]
         if name in LEVELS:
             return [self._prompt(r, r.level(name), r.level(name).text, name) for r in records]
         if name == "evidence":
-            return [self._prompt(r, r.x0, _with_dialogue(r, _dialogue(r.x0)), name) for r in records]
+            return [self._prompt(r, r.level("x0"), _with_dialogue(r, _dialogue(r.x0)), name) for r in records]
         if name == "no_context":
             return [Prompt(_with_dialogue(record, "")) for record in records]
         if name == "altered":
-            return self._altered(records)
-        return [self._chosen(name, record, *self._source(record)) for record in records]
+            return self._altered(asked)
+        dialogue, questions = asked.known()
+        return [self._chosen(name, *pair, dialogue) for pair in zip(records, questions, strict=True)]
 
     def _prompt(self, record: StateRecord, rendered: Rendered, text: str, name: str) -> Prompt:
         """A prompt that shows what x0 does. Its dialogue stands where that of `rendered` does."""
@@ -115,13 +152,20 @@ class Prompter:
     ) -> tuple[Place, ...]:
         return places_of(rendered, pictures, record.question_id, name) if self.pixels else ()
 
-    def _source(self, record: StateRecord) -> tuple[Dialogue, Question]:
-        question = self._questions.get(record.question_id)
-        if self.corpus is None or question is None or question.dialogue_id != record.dialogue_id:
-            raise DataError("the question is not in the dialogue files", record=record.question_id)
-        return self.corpus.dialogue(record.dialogue_id), question
+    def _provided(self, record: StateRecord, dialogue: Dialogue, context: Context) -> Prompt:
+        """x0's prompt with a provider's text, and without the strategy."""
+        evidence = images = None
+        if context.sources is not None:
+            evidence = tuple(turn for turn in record.evidence if turn in {*context.sources})
+        shown = context.images
+        if shown is None and context.sources is not None:
+            shown = tuple(image.index for turn in context.sources for image in dialogue.turn(turn).images)
+        if shown is not None:
+            images = tuple(index for index in record.images if index in {*shown})
+        lines = context.text if not context.text or context.text.endswith("\n") else f"{context.text}\n"
+        return Prompt(_with_dialogue(record, lines), evidence, images, output=context.output)
 
-    def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
+    def _chosen(self, name: str, record: StateRecord, question: Question, dialogue: Dialogue) -> Prompt:
         """x0's prompt with other turns: oracle and the conditions named so keep the strategy."""
         source = name.removesuffix("_strategy")
         if name == "oracle":
@@ -149,9 +193,10 @@ class Prompter:
             pictures=self._places(record, rendered, pictures_of(state.turns), name),
         )
 
-    def _altered(self, records: Sequence[StateRecord]) -> list[Prompt]:
+    def _altered(self, asked: Asked) -> list[Prompt]:
         assert self.llm is not None
-        marked = [attentional_of(record, *self._source(record)) for record in records]
+        dialogue, questions = asked.known()
+        marked = [attentional_of(r, dialogue, one) for r, one in zip(asked.records, questions, strict=True)]
         # every turn marked is no turn singled out: the summary is one of x0
         known = told(self.llm, [state.factual.question for state in marked], self.kind)
         unguided = [
@@ -162,7 +207,7 @@ class Prompter:
         altered = [render(ReflectiveState(state, summary)) for state, summary in zip(marked, summaries, strict=True)]
         return [
             self._prompt(record, rendered, rendered.text, "altered")
-            for record, rendered in zip(records, altered, strict=True)
+            for record, rendered in zip(asked.records, altered, strict=True)
         ]
 
 
@@ -230,67 +275,67 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
         options = zip(LETTERS, record.options, strict=False)
         letter = next((letter for letter, option in options if declines(option)), "")
         answer = f"[{letter}]" if multi or not letter else letter
-    return Prompt("", reply=f"<answer>{answer}</answer><explanation></explanation>")
+    reply = f"<answer>{answer}</answer><explanation></explanation>"
+    return Prompt("", output=Generation(reply, 0, finished=True))
 
 
-class Questions(NamedTuple):
-    """The questions of a split.
-
-    Attributes:
-        records: without the rendered levels, which are large.
-        prompts: by condition, one for each record.
-    """
-
-    records: list[StateRecord]
-    prompts: Mapping[str, list[Prompt]]
-
-    def shown(self) -> Iterator[tuple[str, list[str]]]:
-        """Question ids and the image files that their prompts show, condition by condition."""
-        for prompts in self.prompts.values():
-            for record, prompt in zip(self.records, prompts, strict=True):
-                yield record.question_id, [place.path for place in prompt.pictures]
-
-
-def load_questions(
-    states: States, split: str, names: Sequence[str], prompter: Prompter | None = None, limit: int | None = None
-) -> Questions:
-    """The questions of a split, and what each condition shows of them.
+def questions_of(
+    data: States | Corpus, split: str, limit: int | None = None, corpus: Corpus | None = None
+) -> Iterator[Asked]:
+    """The questions of a split, dialogue by dialogue.
 
     Args:
-        states: folder, or dataset.
-        names: conditions; none: no prompts are made.
-        prompter: makes the prompts; None: one that knows the states alone.
+        data: states, or dialogues with questions, of which those of no split are asked as well.
         limit: at most this many questions, spread evenly over the split.
+        corpus: the dialogues that the states were built from.
 
     Raises:
         FormatError: not a states folder.
         DataError: no questions in the split, a question whose options and answers do not fit its format, a question
             id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
     """
-    prompter = prompter or Prompter()
-    counts = check_split(states)
+    if isinstance(data, Corpus):
+        found = {question.id for question in data.questions if question.split in (None, split)}
+        counts = Counter({split: len(found)}) if found else Counter(question.split or "" for question in data.questions)
+    else:
+        counts = check_split(data)
     total = counts[split]
     if not total:
-        where = states if isinstance(states, str | Path) else None
-        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    chosen = spread(total, limit)
-    asking = [name for name in names if CONDITIONS[name].asks]
-    records: list[StateRecord] = []
-    prompts: dict[str, list[Prompt]] = {name: [] for name in names}
-    taken = (record for number, record in enumerate(iterate_states(states, split)) if number in chosen)
-    # dialogue by dialogue, so that no more than one has its texts in memory
-    for _, group in groupby(taken, key=lambda record: record.dialogue_id):
-        part = list(group)
-        for name in asking:
-            prompts[name] += prompter.prompts(name, part)
-        records += [replace(record, x0=ABSENT, x1=ABSENT, x2=ABSENT) for record in part]
-    controls = [name for name in names if name not in asking]
-    frequent = most_frequent(iterate_states(states, "train")) if controls and counts["train"] else {}
-    for name in controls:
-        prompts[name] = [control(name, record, frequent) for record in records]
-    return Questions(records, prompts)
+        where = data if isinstance(data, str | Path) else None
+        raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
+    chosen, number = spread(total, limit), 0
+    if isinstance(data, Corpus):
+        for dialogue, every in data.by_dialogue():
+            own = [question for question in every if question.id in found]
+            asked = [question for place, question in enumerate(own, start=number) if place in chosen]
+            number += len(own)
+            if asked:
+                yield asked_of(dialogue, asked, split)
+        return
+    known = {} if corpus is None else {question.id: question for question in corpus.questions}
+    taken = (record for place, record in enumerate(iterate_states(data, split)) if place in chosen)
+    for name, group in groupby(taken, key=lambda record: record.dialogue_id):
+        records = list(group)
+        if corpus is None:
+            yield Asked(records)
+            continue
+        for record in records:
+            if record.question_id not in known or known[record.question_id].dialogue_id != name:
+                raise DataError("the question is not in the dialogue files", record=record.question_id)
+        yield Asked(records, corpus.dialogue(name), [known[record.question_id] for record in records])
 
 
 def spread(total: int, limit: int | None) -> Container[int]:
     """Numbers of `limit` questions of `total`, evenly apart; all where there is no limit, or there are no more."""
     return range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}
+
+
+def asked_of(dialogue: Dialogue, questions: Sequence[Question], split: str = "test") -> Asked:
+    """Questions that have no states: their prompts show nothing of the dialogue but what a condition adds."""
+    states = [FactualState(dialogue, question, (), Strategy(())) for question in questions]
+    return Asked([record_of(state, split) for state in states], dialogue, questions)
+
+
+def bare(record: StateRecord) -> StateRecord:
+    """Without the rendered levels, which are large."""
+    return replace(record, x0=ABSENT, x1=ABSENT, x2=ABSENT)

@@ -41,27 +41,21 @@ CONDITIONS = {
     "most_frequent": Condition("control: the most frequent answer of the training split", asks=False),
     "abstain": Condition("control: no answer ever", asks=False),
 }
+#: Conditions whose answers are fixed.
+CONTROLS = tuple(name for name, one in CONDITIONS.items() if not one.asks)
 #: layers: Figure 4 (d). ladder: Figure 4 (a) to (c).
 SETS = {
     "layers": ("x0", "x1", "x2"),
     "ladder": ("no_context", "evidence", "x0", "x1", "x2", "altered"),
     "baselines": ("no_context", "full_context", "full_context_strategy", "oracle", "rag", "rag_strategy", "x0"),
-    "controls": ("always_a", "most_frequent", "abstain"),
+    "controls": CONTROLS,
     "all": tuple(CONDITIONS),
 }
 
 
 def expand(names: Iterable[str]) -> tuple[str, ...]:
-    """Conditions by name, sets spelled out, each once, in the order given.
-
-    Raises:
-        ConfigError: a name that is neither a condition nor a set, or no name.
-    """
-    expanded: dict[str, None] = {}
-    for name in names:
-        if name not in CONDITIONS and name not in SETS:
-            raise ConfigError(f"no condition {name!r}; there are {', '.join((*CONDITIONS, *SETS))}")
-        expanded.update(dict.fromkeys(SETS.get(name, (name,))))
+    """Conditions by name, sets spelled out, each once, in the order given. Raises ConfigError where there is none."""
+    expanded = {one: None for name in names for one in SETS.get(name, (name,))}
     if not expanded:
         raise ConfigError("no condition is named")
     return tuple(expanded)
@@ -122,9 +116,9 @@ class EvaluateConfig:
     """What to answer from, side by side: x0, x1, x2, evidence, altered, no_context, full_context, oracle, rag,
     always_a, most_frequent, abstain; full_context_strategy, rag_strategy: the same with the strategy of x0; or a set of
     them: layers, ladder, baselines, controls, all."""
-    answers: Literal["local", "server", "vllm"] = "local"
+    answers: Literal["local", "server", "vllm", "none"] = "local"
     """local: the model answers here, in batches. server: the endpoint llm.answer does. vllm: as local, but vLLM runs
-    the model."""
+    the model. none: nobody does, so that contexts alone are measured."""
     max_new_tokens: PositiveInt = 512
     """Room for answer and explanation; an output that is cut off is scored as it stands, and counted."""
     batch_size: PositiveInt = 8

@@ -1,22 +1,71 @@
-"""Which turns of a dialogue a condition shows within a cap on tokens: all of them, or naive chunks."""
+"""What questions are answered from: context providers, and which turns of a dialogue fit a cap on tokens."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
+from remind.models.generate import Generation
 from remind.perception.perceive import Costs, prompt_costs
-from remind.states.pyramid import turn_text
+from remind.states.pyramid import blind, turn_text
 
 if TYPE_CHECKING:
     from remind.evaluation.config import ContextConfig
     from remind.models.encoder import SentenceEncoder
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a provider gives for a question.
+
+    Attributes:
+        text: stands in the prompt where x0 has the retrieved dialogue.
+        sources: ids of the turns it shows or was made of; None: not known, so that no evidence recall can be told.
+        images: indices of the images it shows; None: those of `sources`.
+        output: the answer, of a system that gives one itself; no model is asked then.
+    """
+
+    text: str
+    sources: tuple[str, ...] | None = None
+    images: tuple[int, ...] | None = None
+    output: Generation | None = None
+
+
+def provide(provider: Any, questions: Sequence[Question], dialogue: Dialogue) -> list[Context]:
+    """A provider's contexts of questions about a dialogue, which it sees without gold.
+
+    A provider has `context(question, dialogue) -> Context`; or `contexts(questions, dialogue) -> list[Context]`, for
+    all questions about a dialogue at once. It may have `name`, and `key`, which tells what decides its contexts; and
+    `measures`, for one that is given the gold as well, since it records what of it was found.
+
+    Raises:
+        DataError: what it gives is no context.
+    """
+    asked = [blind(question) for question in questions]
+    if hasattr(provider, "contexts"):
+        found = provider.contexts(questions if getattr(provider, "measures", False) else asked, dialogue)
+    else:
+        found = [provider.context(question, dialogue) for question in asked]
+    for question, context in zip(questions, found, strict=True):
+        if not isinstance(context, Context) or not isinstance(context.text, str):
+            what = f"context provider {provider_name(provider)} gave {type(context).__name__}, not a Context with text"
+            raise DataError(what, record=question.id)
+        if wrong := [turn for turn in context.sources or () if turn not in dialogue.positions]:
+            what = f"context provider {provider_name(provider)} names turn {wrong[0]!r}, which is not in the dialogue"
+            raise DataError(what, record=question.id)
+    return list(found)
+
+
+def provider_name(provider: Any) -> str:
+    """Its own name, else that of its class."""
+    return str(getattr(provider, "name", type(provider).__name__))
 
 
 @dataclass

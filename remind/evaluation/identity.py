@@ -63,7 +63,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
     if cfg.answers == "vllm":
         identity["max_model_len"] = cfg.vllm.max_model_len
     wanted = ["model", "pictures"]
-    if CONDITIONS[name].corpus:
+    if name in CONDITIONS and CONDITIONS[name].corpus:
         identity["prompts"] = prompts.fingerprints(*prompts.RENDERED)
         wanted.append("corpus")
     source = name.removesuffix("_strategy")
@@ -72,6 +72,8 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         identity["context"] = {key: asdict(cfg.context)[key] for key in keys} | {"encoder": cfg.encoder}
     if name == "altered":
         wanted.append("llm")
+    if name not in CONDITIONS:
+        wanted += ["corpus", "provider"]
     return identity | {key: known[key] for key in wanted if key in known}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +27,9 @@ REPORTS = ("report.json", "report.html", "report.md")
 _FORMAT = "remind-evaluation"
 _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool, "message": str}
 #: Failures that another try may mend.
-PASSING = ("error", "server", "refused")
+PASSING = ("error", "server", "refused", "unasked")
 #: Failures that say nothing about the model's answer: none came, or the judge decided nothing. All others are wrong.
-NO_VERDICT = ("error", "server", "judge")
+NO_VERDICT = ("error", "server", "judge", "unasked")
 
 
 # JSON lines, appended one by one, so that a killed run loses at most the line being written. Readers may come at any
@@ -83,27 +83,42 @@ def appending(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 class Prediction(NamedTuple):
-    """An output on disk, and sixteen hex digits of its prompt's SHA-256 ("" in rows from before there were any)."""
+    """A row on disk: an output, sixteen hex digits of its prompt's SHA-256, and what the prompt showed.
+
+    Attributes:
+        evidence, images, cut_turns, left_out: as in `Prompt`.
+    """
 
     output: Generation
     prompt: str
+    evidence: tuple[str, ...] | None
+    images: tuple[int, ...] | None
+    cut_turns: int
+    left_out: str | None
+
+    def row(self, question_id: str) -> dict[str, Any]:
+        """The row of predictions.jsonl."""
+        return {
+            "question_id": question_id,
+            **asdict(self.output),
+            "prompt": self.prompt,
+            "evidence_shown": self.evidence,
+            "images_shown": self.images,
+            "cut_turns": self.cut_turns,
+            "left_out": self.left_out,
+        }
 
 
-def output_row(question_id: str, prompt: Prompt, output: Generation) -> dict[str, Any]:
-    """The row of predictions.jsonl: an output, and what the prompt it answers showed."""
-    return {
-        "question_id": question_id,
-        **asdict(output),
-        "prompt": prompt_hash(prompt),
-        "evidence_shown": list(prompt.evidence),
-        "images_shown": list(prompt.images),
-        "cut_turns": prompt.cut_turns,
-        "left_out": prompt.left_out,
-    }
+def prompt_hash(prompt: Prompt, files: Sequence[str] = ()) -> str:
+    """Of what the model is shown, or of what stands in place of its output.
 
-
-def prompt_hash(prompt: Prompt) -> str:
-    return hashlib.sha256((prompt.reply or prompt.text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    Args:
+        files: hashes of its image files.
+    """
+    fixed = prompt.output
+    shown = [prompt.text, *files] if fixed is None else ["", fixed.text, fixed.message]
+    # escaped: a lone surrogate in a dialogue has no bytes of its own
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -170,15 +185,14 @@ class RunFolder:
             )
 
     def read(self) -> dict[str, Prediction]:
-        """The outputs so far by question id, without failures that another try may mend.
+        """The outputs so far by question id; of a question that was answered twice the later.
 
         A last line without its line end, which a killed run left or a running one is writing, is left out.
 
         Raises:
             DataError: any other line that is not an output.
         """
-        outputs = ((row["question_id"], prediction) for row, prediction in _predictions(self.path))
-        return {name: prediction for name, prediction in outputs if prediction.output.failure not in PASSING}
+        return {row["question_id"]: prediction for row, prediction in _predictions(self.path)}
 
     def adopt_parts(self) -> None:
         """Move what other processes have answered, for this run or for one that was killed, to predictions.jsonl.
@@ -219,11 +233,13 @@ def _prediction(row: Mapping[str, Any]) -> Prediction | None:
     failure = row.get("failure")
     if failure not in (None, *get_args(Failure)) or any(type(row.get(key)) is not kind for key, kind in _TYPES.items()):
         return None
-    output, prompt = Generation(failure=failure, **{name: row[name] for name in _TYPES}), row.get("prompt", "")
-    if not isinstance(prompt, str):
+    output, prompt = Generation(failure=failure, **{name: row[name] for name in _TYPES}), row.get("prompt")
+    shown = [row.get(name) for name in ("evidence_shown", "images_shown")]
+    if not isinstance(prompt, str) or any(not isinstance(one, list | None) for one in shown):
         return None
     try:  # JSON can spell half a character, which UTF-8 could not hold when the row is written again
         "".join((row["question_id"], output.text, output.message)).encode()
     except UnicodeEncodeError:
         return None
-    return Prediction(output, prompt)
+    evidence, images = (None if one is None else tuple(one) for one in shown)
+    return Prediction(output, prompt, evidence, images, row.get("cut_turns", 0), row.get("left_out"))

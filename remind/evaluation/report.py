@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from remind.core.files import write_json, write_text
 from remind.data.dialogue import FORMATS
@@ -23,18 +24,23 @@ _LONGEST_QUOTE = 1200
 
 
 def write_report(
-    folder: str | Path, report: dict[str, Any], scores: Sequence[Score], failed: Mapping[str, Sequence[Score]]
+    folder: str | Path,
+    report: dict[str, Any],
+    scores: Sequence[Score],
+    failed: Mapping[str, Sequence[Score]],
+    more: str = "",
 ) -> None:
     """Write report.html and, last, report.json.
 
     Args:
         scores: of the reference condition; its wrong answers are shown.
         failed: scores by condition, whose failures are shown.
+        more: HTML that the page shows behind its tables.
     """
     folder = Path(folder)
     limit = report["config"]["examples"]
     wrong, broken = examples(scores, limit), failed_examples(failed, limit)
-    write_text(folder / "report.html", html(report, wrong, broken))
+    write_text(folder / "report.html", html(report, wrong, broken, more))
     write_json(folder / "report.json", report)
 
 
@@ -74,11 +80,11 @@ def _example(item: Score) -> dict[str, Any]:
     record, parsed = item.record, item.parsed
     if record.visual:
         gold = [(index, f"image {index}") for index in record.images]
-        shown: Sequence[object] = record.images_found
+        shown: Sequence[object] = record.images_found or ()
         cited = [f"image {index}" for index in sorted(parsed.images)]
     else:
         gold = [(turn, _cut(line)) for turn, line in zip(record.evidence, record.evidence_lines, strict=True)]  # type: ignore[misc]
-        shown = record.evidence_found
+        shown = record.evidence_found or ()
         cited = [_cut(line) for line in parsed.evidence]
     return {
         "id": record.question_id,
@@ -128,12 +134,15 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def html(
-    report: Mapping[str, Any], wrong: Sequence[Mapping[str, Any]] = (), broken: Sequence[Mapping[str, Any]] = ()
+    report: Mapping[str, Any],
+    wrong: Sequence[Mapping[str, Any]] = (),
+    broken: Sequence[Mapping[str, Any]] = (),
+    more: str = "",
 ) -> str:
     """The page. Everything from data or model is escaped, and isolated so that no text turns the page's direction.
 
     Args:
-        wrong: what `examples` gives. broken: what `failed_examples` gives.
+        wrong: what `examples` gives. broken: what `failed_examples` gives. more: HTML, escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
@@ -150,4 +159,5 @@ def html(
         facts=_facts(report),
         wrong=wrong,
         broken=broken,
+        more=Markup(more),
     )

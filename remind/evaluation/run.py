@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -18,36 +18,42 @@ import yaml
 
 from remind.build.plan import versions
 from remind.core.errors import ConfigError
-from remind.core.files import write_json, write_text
+from remind.core.files import sha256_json, write_json, write_text
 from remind.core.processes import device_of
+from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import condition_differences
-from remind.evaluation.conditions import Prompter, Questions, load_questions
-from remind.evaluation.config import CONDITIONS, EvaluateConfig
+from remind.evaluation.conditions import Asked, Prompter, bare, most_frequent, questions_of
+from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash
 from remind.evaluation.images import pictures_for, with_images
 from remind.evaluation.judge import load_judge
 from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
-from remind.evaluation.stages import answer_part, answer_stage, score_stage
+from remind.evaluation.stages import Outputs, answer_part, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.client import Chats
 from remind.models.backbone import load_backbone
+from remind.models.generate import Generation
 from remind.states import prompts
-from remind.states.dataset import States, read_manifest
+from remind.states.dataset import States, iterate_states, read_manifest
+from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
-
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
     from remind.states.auxiliary import AuxiliaryLLM
+
+#: Questions in memory at once, with their prompts.
+_AT_ONCE = 512
+_DRY = Generation("<answer>nothing was asked</answer><explanation></explanation>", 0, finished=True)
+_UNASKED = Generation("", 0, failure="unasked", message="answers none")
 
 
 class Models:
@@ -55,7 +61,7 @@ class Models:
 
     Args:
         team: the processes that answer.
-        judge, llm, chat, answerer: as in `evaluate`.
+        judge, llm, chat, answerer: as in `run_evaluation`.
     """
 
     def __init__(
@@ -87,7 +93,9 @@ class Models:
         if cfg.answers == "server":
             return ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
         if self.chats.dry is not None:
-            return FixedAnswers("dry run", lambda _: "<answer>nothing was asked</answer><explanation></explanation>")
+            return FixedAnswers("dry run", _DRY)
+        if cfg.answers == "none":
+            return FixedAnswers("none", _UNASKED)
         if cfg.answers == "vllm":
             return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
@@ -119,24 +127,57 @@ class Models:
         return chat
 
 
-def evaluate(
+class Result:
+    """What an evaluation found.
+
+    Attributes:
+        report: what report.json holds.
+        folder: of the run.
+    """
+
+    def __init__(self, report: dict[str, Any], folder: Path, held: object = None) -> None:
+        self.report, self.folder = report, folder
+        # a temporary folder is there as long as its result
+        self._held = held
+
+    def table(self) -> str:
+        """The tables as text."""
+        return table(self.report)
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy report, page, answers and verdicts into a folder. Raises ConfigError for one that is not empty."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; choose another folder")
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+        return folder
+
+
+def run_evaluation(
     cfg: EvaluateConfig,
     judge: AuxiliaryLLM | None = None,
     llm: AuxiliaryLLM | None = None,
     chat: ChatModel | None = None,
     answerer: Answerer | None = None,
-    states: DatasetDict | Dataset | None = None,
+    data: States | Corpus | None = None,
+    providers: Mapping[str, Any] | None = None,
+    corpus: Corpus | None = None,
+    more: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
     """See `EvaluateConfig`. Answers and verdicts that `cfg.out` holds from an earlier run are not asked for again.
 
-    Several processes of one launch answer together; the first does all else.
+    Questions are answered as they are read, some hundreds in memory at a time. Several processes of one launch answer
+    together; the first does all else.
 
     Args:
         judge: any backend, in place of the one `cfg.judge` names.
         llm: writes the summaries of the altered order, in place of what `cfg.llm.summary` names.
         chat: answers, in place of `cfg.llm.answer`, where `cfg.answers` is server.
         answerer: answers, in place of both.
-        states: a states dataset, filtered or mapped as one likes, in place of the folder.
+        data: a states dataset, filtered or mapped as one likes, or dialogues with questions, in place of the folder.
+        providers: context providers (see `provide`) by name, for names in `cfg.conditions` that are none of ours.
+        corpus: the dialogues of the states, in place of those that `cfg.corpus` names.
+        more: adds to the report before it is written; returns HTML for the page.
 
     Returns:
         What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_dimension_and_format`,
@@ -152,22 +193,23 @@ def evaluate(
     """
     team = join()
     cfg = with_images(cfg)
-    if not team.leads:
-        # a dry run is the first process's alone: its file has one writer
-        if cfg.llm.dry_run is None:
-            _follow(Models(cfg, team, judge, llm, chat, answerer))
-        return {}
     models = Models(cfg, team, judge, llm, chat, answerer)
     dry = models.chats.dry
+    if not team.leads:
+        # a dry run is the first process's alone: its file has one writer
+        if dry is None:
+            _follow(models)
+        return {}
     if models.team.shard.count > 1 and not models.dealt:
         raise ConfigError("only questions to a local model (answers local) can be distributed; start one process")
-    manifest = read_manifest(cfg.states) if states is None else {}
-    data: States = cfg.states if states is None else states
+    manifest = read_manifest(cfg.states) if data is None else {}
+    job = _Job(cfg, models, manifest, cfg.states if data is None else data, providers or {}, corpus)
     if dry is None:
-        return _evaluate(cfg, models, manifest, data)
+        return job.run(more)
     # a dry run notes what would be asked; nothing that it writes stays
     with tempfile.TemporaryDirectory(prefix="remind-dry-") as folder:
-        _evaluate(replace(cfg, out=str(Path(folder) / "out")), models, manifest, data)
+        job.cfg = replace(cfg, out=str(Path(folder) / "out"))
+        job.run(more)
     print(dry.report())
     return {"dry_run": dry.summary()}
 
@@ -180,114 +222,165 @@ def _follow(models: Models) -> None:
         team.gather(lambda task=task: answer_part(task, models.answerer, team))
 
 
-def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any], states: States) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    questions = _questions(cfg, models, manifest, known, states)
-    # what is missing is known before anything is written
-    keys = models.team.gather(lambda: models.answerer.key)
-    if set(keys) != {keys[0]}:
-        raise ConfigError(f"{cfg.model} is not the same model for every process")
-    known["model"] = keys[0]
-    if cfg.images == "pixels":
-        known["pictures"] = models.answerer.check_pictures(questions.shown())
-    _ = models.judge, models.encoder
-    with _claimed(cfg, known, states_hash(states)) as runs:
-        return _run(cfg, models, manifest, questions, runs)
+class _Job:
+    """One evaluation on the first process."""
 
+    def __init__(
+        self,
+        cfg: EvaluateConfig,
+        models: Models,
+        manifest: Mapping[str, Any],
+        data: States | Corpus,
+        providers: Mapping[str, Any],
+        corpus: Corpus | None,
+    ) -> None:
+        self.cfg, self.models, self.manifest, self.data = cfg, models, manifest, data
+        self.providers, self.corpus = providers, corpus
+        self.known: dict[str, Any] = {}
 
-def _run(
-    cfg: EvaluateConfig,
-    models: Models,
-    manifest: Mapping[str, Any],
-    questions: Questions,
-    runs: Mapping[str, RunFolder],
-) -> dict[str, Any]:
-    """Answer, judge, score and report, in folders that are held."""
-    answerer, judge, encoder, records = models.answerer, models.judge, models.encoder, questions.records
-    answers = {
-        name: answer_stage(records, questions.prompts[name], answerer, runs[name], models.team) for name in cfg.names
-    }
-    models.team.share()  # that there is no more to answer
-    scored = {name: score_stage(records, item, runs[name], judge, encoder, cfg) for name, item in answers.items()}
+    def run(self, more: Callable[[dict[str, Any]], str] | None) -> dict[str, Any]:
+        cfg, models = self.cfg, self.models
+        asked, total = self._questions()
+        prompter = self._prompter()
+        # what is missing is known before anything is written
+        keys = models.team.gather(lambda: models.answerer.key)
+        if set(keys) != {keys[0]}:
+            raise ConfigError(f"{cfg.model} is not the same model for every process")
+        self.known["model"] = keys[0]
+        if models.answerer.pictures is not None:
+            self.known["pictures"] = models.answerer.pictures.name
+        _ = models.judge, models.encoder
+        with self._claimed() as runs:
+            outputs, records = {name: Outputs(one) for name, one in runs.items()}, list[StateRecord]()
+            with ProgressBar("answer", total * len(runs)) as bar:
+                for part in _portions(asked):
+                    batch = [record for one in part for record in one.records]
+                    for name, own in outputs.items():
+                        prompts = [prompt for one in part for prompt in prompter.prompts(name, one)]
+                        own.add([record.question_id for record in batch], prompts, models.answerer, models.team, bar)
+                    records += map(bare, batch)
+            models.team.share()  # that there is no more to answer
+            return self._report(records, outputs, more)
 
-    started = time.perf_counter()
-    # what the others are compared with: x0, which is what inference sees, else the first
-    base = "x0" if "x0" in cfg.names else cfg.names[0]
-    about = _about(cfg, models, manifest)
-    single = {
-        name: {
-            **about,
-            "identity": score_identity(cfg, runs[name].identity, judge.name),
-            "config": {**asdict(cfg), "level": name},
-            **item.section,
+    def _questions(self) -> tuple[Iterator[Asked], int]:
+        """The questions, and how many there are.
+
+        Raises:
+            DataError, FormatError: states or dialogue files that cannot be used.
+            ConfigError: an unknown condition, or one that needs dialogue files that are not named, or states.
+        """
+        cfg, data = self.cfg, self.data
+        ours = [name for name in cfg.names if name not in self.providers]
+        if unknown := [name for name in ours if name not in CONDITIONS]:
+            there = ", ".join((*CONDITIONS, *SETS, *self.providers))
+            raise ConfigError(f"no condition {unknown[0]!r}; there are {there}")
+        if isinstance(data, Corpus):
+            if bound := [name for name in ours if name not in ("no_context", "full_context", "oracle", *CONTROLS)]:
+                raise ConfigError(f"{bound[0]} needs states; build them with `remind build-states`")
+            self.known["corpus"] = sha256_json([asdict(question) for question in data.questions])
+        elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
+            self._read_corpus(wanting[0])
+        # counted first: a split that has none ends here
+        total = sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit, self.corpus))
+        return questions_of(data, cfg.split, cfg.limit, self.corpus), total
+
+    def _read_corpus(self, name: str) -> None:
+        cfg = self.cfg
+        if self.corpus is not None:
+            return
+        if not cfg.corpus:
+            raise ConfigError(f"{name} needs the dialogues: set corpus to the files the states were built from")
+        files: list[str | Path] = [*cfg.corpus, *mapping_files(cfg.corpus_format)]
+        self.known["corpus"] = corpus_hashes(files, self.manifest, cfg.states)
+        self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
+
+    def _prompter(self) -> Prompter:
+        cfg, models, contexts, llm, frequent = self.cfg, self.models, None, None, dict[str, str]()
+        if any(CONDITIONS[name].corpus for name in cfg.names if name in CONDITIONS):
+            contexts = Contexts(models.encoder, cfg.context)
+        if "altered" in cfg.names:
+            _ = models.answerer  # summaries may cost money: the model that answers must be there first
+            llm = models.summariser()
+            self.known["llm"] = llm.name
+        if "most_frequent" in cfg.names and not isinstance(self.data, Corpus):
+            frequent = most_frequent(iterate_states(self.data, "train"))
+        kind = self.manifest.get("kind", "gold")
+        return Prompter(contexts, llm, kind, cfg.images == "pixels", self.providers, frequent)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[dict[str, RunFolder]]:
+        """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
+        evaluation writes there."""
+        cfg, out = self.cfg, Path(self.cfg.out)
+        states = "" if isinstance(self.data, Corpus) else states_hash(self.data)
+        several = len(cfg.names) > 1
+        with ExitStack() as stack:
+
+            def claimed(folder: Path, identity: Mapping[str, Any]) -> RunFolder:
+                stack.enter_context(held(folder, cfg.overwrite))
+                return RunFolder(folder, identity, cfg.overwrite)
+
+            if several:
+                claimed(out, {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"})
+            runs = {}
+            for name in cfg.names:
+                known = {**self.known, "provider": getattr(self.providers.get(name), "key", None)}
+                identity = answer_identity(cfg, name, states, known)
+                runs[name] = claimed(out / name if several else out, identity)
+            write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
+            yield runs
+
+    def _report(
+        self,
+        records: Sequence[StateRecord],
+        outputs: Mapping[str, Outputs],
+        more: Callable[[dict[str, Any]], str] | None,
+    ) -> dict[str, Any]:
+        """Judge, score and report, in folders that are held."""
+        cfg, models = self.cfg, self.models
+        scored = {name: score_stage(records, own, models.judge, models.encoder, cfg) for name, own in outputs.items()}
+        started = time.perf_counter()
+        # what the others are compared with: x0, which is what inference sees, else the first
+        base = "x0" if "x0" in cfg.names else cfg.names[0]
+        about = _about(cfg, models, self.manifest)
+        single = {
+            name: {
+                **about,
+                "identity": score_identity(cfg, outputs[name].run.identity, models.judge.name),
+                "config": {**asdict(cfg), "level": name},
+                **item.section,
+            }
+            for name, item in scored.items()
         }
-        for name, item in scored.items()
-    }
-    if len(scored) > 1:
-        for name in scored:
-            write_json(runs[name].folder / "report.json", single[name])
-    report = {
-        **single[base],
-        "reference": base,
-        "conditions": {name: item.section for name, item in scored.items()},
-        "differences": condition_differences(
-            {name: item.rows for name, item in scored.items()}, base, cfg.bootstrap, cfg.seed
-        ),
-    }
-    report["seconds"] = {**report["seconds"], "comparing": time.perf_counter() - started}
-    write_report(cfg.out, report, scored[base].scores, {name: item.scores for name, item in scored.items()})
-    if empty := report["counts"]["empty"]:
-        number = report["counts"]["answered"]
-        print(f"warning: {empty} of {number} answers are empty: the model may not know this language", file=sys.stderr)
-    return report
-
-
-def _questions(
-    cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any], known: dict[str, Any], states: States
-) -> Questions:
-    """The questions and their prompts; notes in `known` which dialogue files and summaries the prompts are made of.
-
-    Raises:
-        DataError, FormatError: states or dialogue files that cannot be used.
-        ConfigError: a condition that needs dialogue files that are not named.
-    """
-    from_corpus = [name for name in cfg.names if CONDITIONS[name].corpus]
-    if not from_corpus:
-        return load_questions(states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
-    if not cfg.corpus:
-        raise ConfigError(f"{from_corpus[0]} needs the dialogues: set corpus to the files the states were built from")
-    known["corpus"] = corpus_hashes([*cfg.corpus, *mapping_files(cfg.corpus_format)], manifest, cfg.states)
-    corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
-    llm = None
-    if "altered" in from_corpus:
-        _ = models.answerer  # summaries may cost money: the model that answers must be there first
-        llm = models.summariser()
-        known["llm"] = llm.name
-    kind, pixels = manifest.get("kind", "gold"), cfg.images == "pixels"
-    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, kind, pixels)
-    return load_questions(states, cfg.split, cfg.names, prompter, cfg.limit)
-
-
-@contextmanager
-def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any], states: str) -> Iterator[dict[str, RunFolder]]:
-    """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
-    evaluation writes there."""
-    out = Path(cfg.out)
-    several = len(cfg.names) > 1
-    with ExitStack() as stack:
-
-        def claimed(folder: Path, identity: Mapping[str, Any]) -> RunFolder:
-            stack.enter_context(held(folder, cfg.overwrite))
-            return RunFolder(folder, identity, cfg.overwrite)
-
-        if several:
-            claimed(out, {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"})
-        runs = {
-            name: claimed(out / name if several else out, answer_identity(cfg, name, states, known))
-            for name in cfg.names
+        if len(scored) > 1:
+            for name in scored:
+                write_json(outputs[name].run.folder / "report.json", single[name])
+        report = {
+            **single[base],
+            "reference": base,
+            "conditions": {name: item.section for name, item in scored.items()},
+            "differences": condition_differences(
+                {name: item.rows for name, item in scored.items()}, base, cfg.bootstrap, cfg.seed
+            ),
         }
-        write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
-        yield runs
+        report["seconds"] = {**report["seconds"], "comparing": time.perf_counter() - started}
+        html = "" if more is None else more(report)
+        write_report(cfg.out, report, scored[base].scores, {name: item.scores for name, item in scored.items()}, html)
+        if empty := report["counts"]["empty"]:
+            warn(f"{empty} of {report['counts']['answered']} answers are empty: the model may not know this language")
+        return report
+
+
+def _portions(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
+    """Whole dialogues, some hundreds of questions together: enough for batches of like length."""
+    part: list[Asked] = []
+    for one in asked:
+        part.append(one)
+        if sum(len(one.records) for one in part) >= _AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,9 +403,9 @@ def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> 
     }
 
 
-def evaluate_and_show(cfg: EvaluateConfig) -> None:
-    """`evaluate`, then the tables and where the results are."""
-    result = evaluate(cfg)
+def run_and_show(cfg: EvaluateConfig) -> None:
+    """`run_evaluation`, then the tables and where the results are."""
+    result = run_evaluation(cfg)
     if result and "dry_run" not in result:
         print(table(result))
         print(f"report: {Path(cfg.out) / 'report.html'}")

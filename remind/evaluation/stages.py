@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
-from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, part_name, prompt_hash
+from remind.evaluation.predictions import PASSING, Prediction, RunFolder, appending, part_name, prompt_hash
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
 from remind.evaluation.team import Team
 from remind.models.generate import Generation
@@ -30,36 +30,34 @@ if TYPE_CHECKING:
     from remind.states.auxiliary import AuxiliaryLLM
 
 
-class Answers(NamedTuple):
-    """Prompt and output of every question, left-out ones included.
-
-    Attributes:
-        resumed: how many outputs were there before.
-        model_seconds, seconds: spent in the model, and in all, in this sitting.
-    """
-
-    prompts: Sequence[Prompt]
-    outputs: list[Generation]
-    resumed: int
-    model_seconds: float
-    seconds: float
-
-
-class Asked(NamedTuple):
-    """What the processes of a run answer together under one condition.
+class Task(NamedTuple):
+    """What the processes of a run answer together.
 
     Attributes:
         folder: of the condition.
+        hashes: of the prompts.
         done: which questions were answered before.
     """
 
     folder: Path
     ids: list[str]
     prompts: list[Prompt]
+    hashes: list[str]
     done: list[bool]
 
-    def put_to(self, answerer: Answerer, on_output: Callable[[int, Generation], None]) -> None:
+    def part(self, places: Sequence[int]) -> Task:
+        """Some of it."""
+        ids, prompts = [self.ids[n] for n in places], [self.prompts[n] for n in places]
+        return Task(self.folder, ids, prompts, [self.hashes[n] for n in places], [self.done[n] for n in places])
+
+    def answer(self, answerer: Answerer, on_output: Callable[[int, Generation], None]) -> None:
         answerer.answer([prompt.content for prompt in self.prompts], self.ids, self.done, on_output)
+
+    def row(self, place: int, output: Generation) -> dict[str, Any]:
+        """The row of predictions.jsonl."""
+        prompt = self.prompts[place]
+        made = (output, self.hashes[place], prompt.evidence, prompt.images, prompt.cut_turns, prompt.left_out)
+        return Prediction(*made).row(self.ids[place])
 
 
 class Scored(NamedTuple):
@@ -70,71 +68,83 @@ class Scored(NamedTuple):
     rows: dict[str, dict[str, Any]]
 
 
-def answer_stage(
-    records: Sequence[StateRecord], prompts: Sequence[Prompt], answerer: Answerer, run: RunFolder, team: Team
-) -> Answers:
-    """Put every question to the model that has no output yet; one row per question in predictions.jsonl.
+class Outputs:
+    """The outputs of one condition in predictions.jsonl.
 
-    Args:
-        team: the processes that answer; this is the first of them.
-
-    Raises:
-        ModelError: the model gave an output for none of the questions it was tried on, or cannot be used at all; or
-            another process has failed.
+    Attributes:
+        resumed: how many of them were there before.
+        model_seconds, seconds: spent in the model, and in all, in this sitting.
     """
-    started = time.perf_counter()
-    run.adopt_parts()
-    stored = run.read()
-    ids = [record.question_id for record in records]
-    outputs: dict[int, Generation] = {}
-    for n, (question_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        item = stored.get(question_id)
-        # a row without a hash was written before there were any
-        if item is not None and item.prompt in ("", prompt_hash(prompt)):
-            outputs[n] = item.output
-    resumed = len(outputs)
-    progress = ProgressBar(f"answer {run.identity['level']}", len(ids), resumed)
-    with appending(run.path) as put, progress as bar:
 
-        def keep(index: int, output: Generation) -> None:
-            outputs[index] = output
-            put(output_row(ids[index], prompts[index], output))
+    def __init__(self, run: RunFolder) -> None:
+        run.adopt_parts()
+        self.run = run
+        self.resumed, self.model_seconds, self.seconds = 0, 0.0, 0.0
+        #: Of outputs that stand: their prompts' hashes.
+        self._known = {name: one.prompt for name, one in run.read().items() if one.output.failure not in PASSING}
+        self._any = bool(self._known)
 
-        for n, prompt in enumerate(prompts):
-            if n not in outputs and (prompt.left_out is not None or prompt.reply is not None):
-                keep(n, Generation(prompt.reply or "", 0, finished=True))
-        asked = [n for n, prompt in enumerate(prompts) if prompt.left_out is None and prompt.reply is None]
-        done = [n in outputs for n in asked]
-        known = len(outputs)
-        bar.advance_to(known)
-        task = Asked(run.folder, [ids[n] for n in asked], [prompts[n] for n in asked], done)
+    def add(
+        self, ids: Sequence[str], prompts: Sequence[Prompt], answerer: Answerer, team: Team, bar: ProgressBar
+    ) -> None:
+        """Put those of the questions to the model that have no output yet; one row for each.
 
-        def answered(place: int, output: Generation) -> None:
-            keep(asked[place], output)
-            # the other processes are about as far as this one
-            bar.advance_to(min(len(ids), known + team.shard.count * (len(outputs) - known)))
-            team.check()
+        Args:
+            team: the processes that answer; this is the first of them.
+            bar: counts the questions.
 
-        def own() -> dict[int, Generation]:
-            task.put_to(answerer, answered)
-            return {}
+        Raises:
+            ModelError: the model gave an output for none of the first questions it was tried on, or cannot be used at
+                all; or another process has failed.
+            ImagePathError: an image that cannot be used. ConfigError: images for a model that takes text alone.
+        """
+        started, begun = time.perf_counter(), bar.n
+        shown = [(name, [place.path for place in one.pictures]) for name, one in zip(ids, prompts, strict=True)]
+        files: Sequence[Sequence[str]] = [()] * len(ids)
+        if any(paths for _, paths in shown):
+            if answerer.pictures is None:
+                raise ConfigError(f"images pixels: {answerer.about['name']} takes text only; set images captions")
+            files = answerer.pictures.check(shown)
+        hashes = list(map(prompt_hash, prompts, files))
+        done = [self._known.get(name) == own for name, own in zip(ids, hashes, strict=True)]
+        self.resumed += sum(done)
+        bar.skip(sum(done))
+        every = Task(self.run.folder, list(ids), list(prompts), hashes, done)
+        task = every.part([n for n, prompt in enumerate(prompts) if prompt.asks])
+        outputs: dict[int, Generation] = {}
+        with appending(self.run.path) as put:
+            for n, prompt in enumerate(prompts):
+                if not prompt.asks and not done[n]:
+                    put(every.row(n, prompt.output or Generation("", 0, finished=True)))
 
-        before = time.perf_counter()
-        team.share(task)
-        for part in team.gather(own):
-            outputs |= {asked[place]: output for place, output in part.items()}
-        bar.advance_to(len(outputs))
-        model_seconds = time.perf_counter() - before
-    run.adopt_parts()
-    tried = [outputs[n] for n, skip in zip(asked, done, strict=True) if not skip and outputs[n].failure != "too_long"]
-    if tried and all(output.failure in PASSING for output in tried) and not any(done):
-        name = answerer.about["name"]
-        raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
-    ordered = [outputs[n] for n in range(len(ids))]
-    return Answers(prompts, ordered, resumed, model_seconds, time.perf_counter() - started)
+            def answered(place: int, output: Generation) -> None:
+                outputs[place] = output
+                put(task.row(place, output))
+                # the other processes are about as far as this one
+                bar.advance_to(min(begun + len(ids), bar.n + team.shard.count))
+                team.check()
+
+            def own() -> dict[int, Generation]:
+                task.answer(answerer, answered)
+                return {}
+
+            before = time.perf_counter()
+            if not all(task.done):
+                team.share(task)
+                for part in team.gather(own):
+                    outputs |= part
+            self.model_seconds += time.perf_counter() - before
+        self.run.adopt_parts()
+        bar.advance_to(begun + len(ids))
+        tried = [output for output in outputs.values() if output.failure not in ("too_long", "unasked")]
+        if tried and all(output.failure in PASSING for output in tried) and not self._any:
+            name = answerer.about["name"]
+            raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
+        self._any |= bool(tried)
+        self.seconds += time.perf_counter() - started
 
 
-def answer_part(task: Asked, answerer: Answerer, team: Team) -> dict[int, Generation]:
+def answer_part(task: Task, answerer: Answerer, team: Team) -> dict[int, Generation]:
     """What this process, which is not the first, has to answer, by place. Its rows are in a file of their own until the
     first process adds them to predictions.jsonl.
     """
@@ -143,17 +153,16 @@ def answer_part(task: Asked, answerer: Answerer, team: Team) -> dict[int, Genera
 
         def keep(place: int, output: Generation) -> None:
             outputs[place] = output
-            put(output_row(task.ids[place], task.prompts[place], output))
+            put(task.row(place, output))
             team.check()
 
-        task.put_to(answerer, keep)
+        task.answer(answerer, keep)
     return outputs
 
 
 def score_stage(
     records: Sequence[StateRecord],
-    answers: Answers,
-    run: RunFolder,
+    outputs: Outputs,
     judge: AuxiliaryLLM,
     encoder: SentenceEncoder,
     cfg: EvaluateConfig,
@@ -167,15 +176,17 @@ def score_stage(
         DataError: verdicts that are damaged.
         ModelError: a judge that cannot be used at all.
     """
-    kept = [n for n, prompt in enumerate(answers.prompts) if prompt.left_out is None]
-    prompts, outputs = [answers.prompts[n] for n in kept], [answers.outputs[n] for n in kept]
+    run, found = outputs.run, outputs.run.read()
+    made = {record.question_id: found[record.question_id] for record in records}
     # the evidence found is what the prompt showed
     included = [
-        replace(records[n], evidence_found=prompt.evidence, images_found=prompt.images)
-        for n, prompt in zip(kept, prompts, strict=True)
+        replace(record, evidence_found=one.evidence, images_found=one.images)
+        for record, one in zip(records, made.values(), strict=True)
+        if one.left_out is None
     ]
-    parsed = parse_all(included, outputs)
-    rulings, verdicts_resumed = judge_run(judge, included, outputs, parsed, run.verdicts)
+    generations = [made[record.question_id].output for record in included]
+    parsed = parse_all(included, generations)
+    rulings, verdicts_resumed = judge_run(judge, included, generations, parsed, run.verdicts)
 
     started, encoding = time.perf_counter(), 0.0
 
@@ -187,29 +198,28 @@ def score_stage(
         finally:
             encoding += time.perf_counter() - before
 
-    scores = score(included, outputs, parsed, rulings, encode)
+    scores = score(included, generations, parsed, rulings, encode)
     by_id = {item.record.question_id: item for item in scores}
     rows = {
-        record.question_id: _row(record, prompt, output, by_id.get(record.question_id))
-        for record, prompt, output in zip(records, answers.prompts, answers.outputs, strict=True)
+        record.question_id: _row(record, made[record.question_id], by_id.get(record.question_id)) for record in records
     }
     write_rows(run.path, rows.values())
-    left_out = Counter(prompt.left_out for prompt in answers.prompts if prompt.left_out is not None)
+    left_out = Counter(one.left_out for one in made.values() if one.left_out is not None)
     section = {
         "counts": {
             **counts(scores),
             "left_out": dict(sorted(left_out.items())),
-            "cut_prompts": sum(prompt.cut_turns > 0 for prompt in prompts),
-            "cut_turns": sum(prompt.cut_turns for prompt in prompts),
+            "cut_prompts": sum(one.cut_turns > 0 for one in made.values()),
+            "cut_turns": sum(one.cut_turns for one in made.values()),
         },
         **summaries(scores, cfg.bootstrap, cfg.seed),
         "seconds": {
-            "answering": answers.seconds,
-            "model": answers.model_seconds,
+            "answering": outputs.seconds,
+            "model": outputs.model_seconds,
             "scoring": time.perf_counter() - started,
             "encoding": encoding,
         },
-        "resumed": answers.resumed,
+        "resumed": outputs.resumed,
         "verdicts_resumed": verdicts_resumed,
     }
     return Scored(section, scores, rows)
@@ -235,9 +245,9 @@ def summaries(scores: list[Score], resamples: int = 1000, seed: int = 0) -> dict
     }
 
 
-def _row(record: StateRecord, prompt: Prompt, output: Generation, score: Score | None) -> dict[str, Any]:
+def _row(record: StateRecord, prediction: Prediction, score: Score | None) -> dict[str, Any]:
     return {
-        **output_row(record.question_id, prompt, output),
+        **prediction.row(record.question_id),
         "dialogue_id": record.dialogue_id,
         "format": record.format,
         "dimension": record.dimension,

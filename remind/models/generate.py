@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from remind.models.images import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
-#: retries. refused: the server declines to answer. invalid: an unusable reply.
-Failure = Literal["too_long", "error", "server", "refused", "invalid"]
+#: retries. refused: the server declines to answer. invalid: an unusable reply. unasked: there is no model.
+Failure = Literal["too_long", "error", "server", "refused", "invalid", "unasked"]
 
 
 @dataclass(frozen=True, slots=True)

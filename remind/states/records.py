@@ -55,7 +55,8 @@ class StateRecord:
     Attributes:
         target: y* without the end token; None where no gold answer is known.
         evidence, evidence_lines: gold evidence turn ids and the same turns as lines `Speaker: text`.
-        evidence_found: those of `evidence` that x0 holds. `images`, `images_found`: the same for gold image indices.
+        evidence_found: those of `evidence` that x0 holds; None: not known, of contexts whose sources are not known.
+            `images`, `images_found`: the same for gold image indices.
         category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
         x0, x1, x2: the levels; `ABSENT` where one was not built.
         salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
@@ -75,9 +76,9 @@ class StateRecord:
     visual: bool
     evidence: tuple[str, ...]
     evidence_lines: tuple[str, ...]
-    evidence_found: tuple[str, ...]
+    evidence_found: tuple[str, ...] | None
     images: tuple[int, ...]
-    images_found: tuple[int, ...]
+    images_found: tuple[int, ...] | None
     target: str | None
     x0: Rendered
     x1: Rendered = ABSENT
@@ -140,9 +141,10 @@ def kind_of(state: FactualState) -> str | None:
 
 
 def evidence_share(record: StateRecord) -> float | None:
-    """Share of the gold evidence that x0 holds (turns, or images for visual questions); None if there is no gold."""
+    """Share of the gold evidence that x0 holds (turns, or images for visual questions); None if there is no gold, or it
+    is not known what is shown."""
     gold, found = (record.images, record.images_found) if record.visual else (record.evidence, record.evidence_found)
-    return len(set(found)) / len(set(gold)) if gold else None
+    return len(set(found)) / len(set(gold)) if gold and found is not None else None
 
 
 def marked_share(record: StateRecord) -> float | None:

@@ -59,8 +59,8 @@ def prompt_of(tokenizer: Any, rendered: Rendered) -> Prompt:
 def evidence_turns(record: StateRecord) -> list[int]:
     """Turns of x0 that hold gold evidence: the turns annotated, for visual questions those with a gold image."""
     if not record.visual:
-        return [index for index, turn in enumerate(record.x0.turns) if turn.turn_id in set(record.evidence_found)]
-    labels = [f"\n[Image #{image} Caption] " for image in record.images_found]
+        return [index for index, turn in enumerate(record.x0.turns) if turn.turn_id in set(record.evidence_found or ())]
+    labels = [f"\n[Image #{image} Caption] " for image in record.images_found or ()]
     shown = [record.x0.text[turn.start : turn.end] for turn in record.x0.turns]
     return [index for index, text in enumerate(shown) if any(label in text for label in labels)]
 

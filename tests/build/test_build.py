@@ -22,7 +22,7 @@ from remind.build.states import with_cap
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import NO_INFORMATION
-from remind.evaluation.conditions import load_questions
+from remind.evaluation.conditions import Prompter, questions_of
 from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
@@ -278,7 +278,7 @@ def test_a_split_that_shares_evidence_is_refused_or_reported(
     assert set(manifest["inputs"]) == {"set.json", "map.yaml"}
     with caplog.at_level(logging.WARNING):
         assert [r.question_id for r in read_states(out, "test")] == ["q0b", "q1b"]
-        assert len(load_questions(out, "test", ["x0"]).records) == 2
+        assert sum(len(one.records) for one in questions_of(out, "test")) == 2
         assert len(make_trainer(TrainConfig(str(out), str(tmp_path / "run"))).train_dataset) == 2
     assert [record.getMessage().count("gold evidence shared") for record in caplog.records] == [1, 1, 1]
     # another mapping is another input
@@ -303,7 +303,7 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     kept = states["test"].filter(lambda row: row["format"] == "direct").map(lambda row: {"dimension": None})
     records = list(iterate_states(kept))
     assert 0 < len(records) < states["test"].num_rows
-    assert len(load_questions(kept, "test", ["x0"]).records) == len(records)
+    assert sum(len(one.records) for one in questions_of(kept, "test")) == len(records)
     # without a folder, from a file: the same
     again = build_states(str(corpus), saes=minilm_sae, cache=cache)
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
@@ -333,7 +333,7 @@ def test_lower_levels_cost_no_saes_and_no_summaries(
                 assert all(row[level] == full[level] for level in levels)
                 assert row["target"] == full["target"]
     with pytest.raises(DataError, match=r"no level 'x1'; there are x0; build the states with it"):
-        load_questions(one, "test", ["x1"])
+        Prompter().prompts("x1", next(questions_of(one, "test")))
     with pytest.raises(ConfigError, match="levels are x0, x0 and x1, or x0, x1 and x2, not x1"):
         build_states(str(corpus), levels=("x1",))
     with pytest.raises(ConfigError, match="has no setting limits"):

@@ -15,7 +15,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.evaluation.compare import compare, load_run, table
 from remind.evaluation.config import CompareConfig, EvaluateConfig
 from remind.evaluation.intervals import paired_bootstrap
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +176,7 @@ def test_two_levels_of_the_same_states(
         max_new_tokens=2,
         bootstrap=10,
     )
-    reports = [evaluate(cfg), evaluate(replace(cfg, level="x1", out=str(tmp_path / "x1")))]
+    reports = [run_evaluation(cfg), run_evaluation(replace(cfg, level="x1", out=str(tmp_path / "x1")))]
     result = compare(CompareConfig(str(tmp_path / "x0"), str(tmp_path / "x1"), resamples=50))
     assert result["differing"] == {"level": ["x0", "x1"]}
     assert result["n"] == 6

@@ -17,11 +17,12 @@ from remind.core.files import input_hashes, read_json
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.evaluation.answerers import FixedAnswers
-from remind.evaluation.conditions import Prompter, control, load_questions, most_frequent
+from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
-from remind.evaluation.contexts import Contexts
-from remind.evaluation.run import evaluate
+from remind.evaluation.contexts import Context, Contexts
+from remind.evaluation.run import run_evaluation
 from remind.llm.auxiliary import OfflineLLM
+from remind.models.generate import Generation
 from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,
@@ -106,15 +107,17 @@ class Told:
         return [f"{len(state.blocks)} blocks" for state in states]
 
 
-def prompter(llm: object = None, *questions: Question, **context: object) -> Prompter:
-    corpus = Corpus((DIALOGUE,), questions or (QUESTION, VISUAL))
+def prompt_of(
+    name: str, record: StateRecord = RECORD, question: Question = QUESTION, llm: object = None, **context: object
+) -> Prompt:
     contexts = Contexts(Words(), ContextConfig(**context))  # type: ignore[arg-type]
-    return Prompter(corpus, contexts, llm or Told())  # type: ignore[arg-type]
+    prompter = Prompter(contexts, llm or Told())  # type: ignore[arg-type]
+    (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
+    return prompt
 
 
 def shown(name: str, record: StateRecord = RECORD, **context: object) -> str:
-    (prompt,) = prompter(None, **context).prompts(name, [record])
-    return prompt.text
+    return prompt_of(name, record, **context).text  # type: ignore[arg-type]
 
 
 def rendered(positions: Sequence[int], strategy: Strategy = Strategy(())) -> str:  # noqa: B008
@@ -143,29 +146,29 @@ def test_levels_evidence_and_no_context_are_what_the_renderer_gives() -> None:
 
 
 def test_oracle_shows_the_gold_evidence_with_the_strategy_or_leaves_out() -> None:
-    (prompt,) = prompter().prompts("oracle", [RECORD])
+    prompt = prompt_of("oracle")
     assert prompt.text == rendered([7, 13], STRATEGY)
     assert prompt.evidence == ("t7", "t13")
-    (prompt,) = prompter().prompts("oracle", [record_with(replace(FACTUAL, question=VISUAL))])
+    prompt = prompt_of("oracle", record_with(replace(FACTUAL, question=VISUAL)), VISUAL)
     assert "[Image #1 Caption]" in prompt.text
     assert "[Image #0 Caption]" not in prompt.text
     assert prompt.images == (1,)
     question = replace(QUESTION, evidence=())
-    (prompt,) = prompter(None, question).prompts("oracle", [record_with(replace(FACTUAL, question=question))])
+    prompt = prompt_of("oracle", record_with(replace(FACTUAL, question=question)), question)
     assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
 
 
 @pytest.mark.parametrize("keep", ["newest", "oldest"])
 @pytest.mark.parametrize("cap", [1, 20, 60, 100, 10_000])
 def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: str, cap: int) -> None:
-    (prompt,) = prompter(full_tokens=cap, keep=keep).prompts("full_context", [RECORD])
+    prompt = prompt_of("full_context", full_tokens=cap, keep=keep)
     kept = 15 - prompt.cut_turns
 
     def positions(n: int) -> list[int]:
         return list(range(15 - n, 15)) if keep == "newest" else list(range(n))
 
     assert prompt.text == rendered(positions(kept))
-    (guided,) = prompter(full_tokens=cap, keep=keep).prompts("full_context_strategy", [RECORD])
+    guided = prompt_of("full_context_strategy", full_tokens=cap, keep=keep)
     assert guided == replace(prompt, text=rendered(positions(kept), STRATEGY))
     assert dialogue_tokens(positions(kept)) <= cap or kept == 1
     assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap
@@ -210,15 +213,15 @@ def test_no_condition_brings_back_a_hint_that_the_states_do_without(name: str) -
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
     llm = Told()
-    (prompt,) = prompter(llm).prompts("altered", [RECORD])
+    prompt = prompt_of("altered", llm=llm)
     # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
     assert llm.asked[0].blocks == ((0, 1), (2, 4))
     assert (llm.asked[0].factual.question.answers, llm.asked[0].factual.question.evidence) == ((), ())
     assert llm.asked[0].factual.question.dimension is None
     assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
     # states that went by an inferred kind are summarised by it, too
-    inferring = Prompter(Corpus((DIALOGUE,), (QUESTION,)), None, llm, kind="infer")  # type: ignore[arg-type]
-    assert inferring.prompts("altered", [RECORD]) == [prompt]
+    inferring = Prompter(None, llm, kind="infer")  # type: ignore[arg-type]
+    assert inferring.prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION])) == [prompt]
     assert llm.asked[1].factual.question.dimension == "belief_modeling"
     assert prompt.text != RECORD.x2.text
     assert strategy_of(RECORD.x2) == STRATEGY
@@ -238,15 +241,14 @@ def test_any_strategy_comes_back(strategy: Strategy) -> None:
 
 def test_other_dialogues_or_prompts_are_refused() -> None:
     changed = Dialogue("d", tuple(replace(s, time="another day") for s in DIALOGUE.sessions))
-    parts = Prompter(Corpus((changed,), (QUESTION,)), None, Told())  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"\[q\]: x0 cannot be rebuilt"):
-        parts.prompts("altered", [RECORD])
+        Prompter(None, Told()).prompts("altered", Asked([RECORD], changed, [QUESTION]))  # type: ignore[arg-type]
     text = "Other rules." + RECORD.x0.text[1:]
     moved = replace(RECORD, x0=replace(RECORD.x0, text=text, dialogue=(RECORD.x0.dialogue[0] + 11, 0)))
     with pytest.raises(DataError, match="other prompt templates"):
-        prompter().prompts("full_context", [moved])
-    with pytest.raises(DataError, match="not in the dialogue files"):
-        prompter().prompts("rag", [replace(RECORD, question_id="other")])
+        prompt_of("full_context", moved)
+    with pytest.raises(ConfigError, match="set corpus to the files"):
+        Prompter().prompts("full_context", Asked([RECORD]))
 
 
 def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
@@ -259,11 +261,11 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     names = ["x0", "full_context", "oracle", "rag", "rag_strategy", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
-    words = FixedAnswers("none", lambda _: "<answer>so</answer>")
+    words = FixedAnswers("none", Generation("<answer>so</answer>", 0, finished=True))
     with pytest.raises(ConfigError, match="full_context needs the dialogues: set corpus"):
-        evaluate(cfg, answerer=words)
+        run_evaluation(cfg, answerer=words)
     cfg.corpus = [str(path)]
-    report = evaluate(cfg, llm=OfflineLLM(), answerer=words)
+    report = run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
     parts = report["conditions"]
     assert {name: part["overall"]["evidence_recall"]["value"] for name, part in parts.items()} == {
         "x0": 0.5,
@@ -282,22 +284,20 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
         read_json(tmp_path / "out" / name / "run.json")["identity"]["context"] for name in ("rag", "rag_strategy")
     ]
     assert contexts[0] == contexts[1]
-    again = evaluate(cfg, llm=OfflineLLM(), answerer=words)
+    again = run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
     assert [part["resumed"] for part in again["conditions"].values()] == [1] * 6
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
-        evaluate(cfg, llm=OfflineLLM(), answerer=words)
+        run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
-        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
+        run_evaluation(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
 
 
 def test_names() -> None:
     assert expand(["x1", "layers"]) == ("x1", "x0", "x2")
     assert expand(["all"]) == tuple(CONDITIONS)
     assert set(SETS["ladder"]) >= {"evidence", "x0", "x1", "x2", "altered"}
-    with pytest.raises(ConfigError, match="no condition 'x3'"):
-        EvaluateConfig("s", "m", "o", conditions=["x3"])
     assert EvaluateConfig("s", "m", "o", level="x1").names == ("x1",)
     assert EvaluateConfig("s", "m", "o", level="x1", conditions=["x2", "x0"]).names == ("x2", "x0")
 
@@ -321,12 +321,59 @@ def test_controls(make_record: Callable[..., StateRecord], write_states: Callabl
 
     def replies(name: str) -> list[str | None]:
         prompts = [control(name, record, frequent) for record in asked]
-        return [p.left_out or (p.reply or "")[8:].split("<")[0] for p in prompts]
+        return [p.left_out or (p.output.text if p.output else "")[8:].split("<")[0] for p in prompts]
 
     missing = "no training answer of its format"
     assert replies("always_a") == ["no options", "A", "[A]", "A"]
     assert replies("most_frequent") == ["Rome", missing, "[A,C]", missing]
     assert replies("abstain") == ["No information available", "B", "[B]", "[]"]
-    found = load_questions(write_states(*training, *asked), "test", ("abstain", "most_frequent", "x0"))
-    assert found.prompts["most_frequent"][0].reply == "<answer>Rome</answer><explanation></explanation>"
-    assert [p.text for p in found.prompts["x0"]] == [record.x0.text for record in asked]
+    found = questions_of(write_states(*training, *asked), "test")
+    assert [record.x0.text for one in found for record in one.records] == [record.x0.text for record in asked]
+
+
+class Newest:
+    """The newest turn; sees no gold."""
+
+    def context(self, question: Question, dialogue: Dialogue) -> Context:
+        assert (question.answers, question.evidence, question.category) == ((), (), None)
+        turn = dialogue.turns[-2]
+        return Context(f"{turn.speaker}: {turn.text}", (turn.id,))
+
+
+def test_a_provider_of_ones_own_stands_beside_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
+    states, corpus = tmp_path / "states", Corpus((DIALOGUE,), (QUESTION,))
+    write_states(states, [RECORD], {"llm": "none"})
+    words = FixedAnswers("none", Generation("<answer>so</answer>", 0, finished=True))
+    cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=["x0", "newest"], bootstrap=5)
+    with pytest.raises(ConfigError, match=r"no condition 'newest'; there are no_context, .*abstain"):
+        run_evaluation(cfg, answerer=words)
+    report = run_evaluation(cfg, answerer=words, corpus=corpus, providers={"newest": Newest()})
+    assert report["conditions"]["newest"]["overall"]["evidence_recall"]["value"] == 0.5
+    (prompt,) = Prompter(providers={"newest": Newest()}).prompts("newest", Asked([RECORD], DIALOGUE, [QUESTION]))
+    line = f"{DIALOGUE.turns[13].speaker}: {DIALOGUE.turns[13].text}\n"
+    x0 = RECORD.x0.text
+    assert prompt.text == x0[: RECORD.x0.dialogue[0]] + line + x0[x0.index("\nAsked on: 1 May") :]
+    # dialogues alone serve, too
+    alone = EvaluateConfig("", "m", str(tmp_path / "alone"), conditions=["no_context", "oracle", "newest"], bootstrap=5)
+    report = run_evaluation(alone, answerer=words, data=corpus, providers={"newest": Newest()})
+    shown = {name: part["overall"]["evidence_recall"]["value"] for name, part in report["conditions"].items()}
+    assert shown == {"no_context": 0.0, "oracle": 1.0, "newest": 0.5}
+    with pytest.raises(ConfigError, match="x0 needs states"):
+        run_evaluation(replace(alone, conditions=["x0"], out=str(tmp_path / "no")), answerer=words, data=corpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "context provider Bad gave NoneType, not a Context with text"),
+        (Context("words", ("t99",)), "context provider Bad names turn 't99', which is not in the dialogue"),
+    ],
+)
+def test_what_is_no_context_is_told_in_a_line(given: object, message: str) -> None:
+    class Bad:
+        def context(self, question: Question, dialogue: Dialogue) -> object:
+            return given
+
+    with pytest.raises(DataError, match=rf"\[q\]: {message}"):
+        Prompter(providers={"bad": Bad()}).prompts("bad", Asked([RECORD], DIALOGUE, [QUESTION]))

@@ -18,7 +18,7 @@ from remind.data.readers import read
 from remind.data.readers.refmem import write_refmem
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
@@ -76,12 +76,12 @@ def test_batches_with_and_without_images_give_the_same_answers(cfg: EvaluateConf
     found = {}
     for size in (1, 4):
         out = tmp_path / f"batches of {size}"
-        report = evaluate(replace(cfg, out=str(out), batch_size=size, conditions=names))
+        report = run_evaluation(replace(cfg, out=str(out), batch_size=size, conditions=names))
         assert report["config"]["images"] == "pixels"
         found[size] = {name: answers(out / name) for name in names}
     assert found[1] == found[4]
     captions = tmp_path / "captions"
-    evaluate(replace(cfg, out=str(captions), images="captions", conditions=names))
+    run_evaluation(replace(cfg, out=str(captions), images="captions", conditions=names))
     for name in names:
         other, pixels = answers(captions / name), found[1][name]
         assert other["q1"] == pixels["q1"]
@@ -130,27 +130,26 @@ def test_an_image_that_cannot_be_used_stops_it_at_once(cfg: EvaluateConfig, tmp_
         "outside": "00.png [q0]: is outside",
     }
     with pytest.raises(ImagePathError) as caught:
-        evaluate(cfg)
+        run_evaluation(cfg)
     assert what[damage] in str(caught.value)
     assert "images cannot be used; set images captions to go without)" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not Path(cfg.out).exists()
+    assert not (Path(cfg.out) / "predictions.jsonl").exists()
 
 
-def test_other_pixels_are_another_run(cfg: EvaluateConfig, tmp_path: Path) -> None:
-    evaluate(cfg)
-    first = (tmp_path / "out" / "predictions.jsonl").read_bytes()
-    assert evaluate(cfg)["resumed"] == 3
+def test_other_pixels_are_asked_again(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    run_evaluation(cfg)
+    assert run_evaluation(cfg)["resumed"] == 3
     Picture.new("RGB", (90, 60), (200, 20, 30)).save(tmp_path / "00.png")
+    assert run_evaluation(cfg)["resumed"] == 2
+    first = (tmp_path / "out" / "predictions.jsonl").read_bytes()
     with pytest.raises(ConfigError, match="a run that differs in pictures;"):
-        evaluate(cfg)
-    with pytest.raises(ConfigError, match="a run that differs in pictures;"):
-        evaluate(replace(cfg, images="captions"))
+        run_evaluation(replace(cfg, images="captions"))
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == first
 
 
 def test_who_shows_no_images_is_refused(cfg: EvaluateConfig) -> None:
     with pytest.raises(ConfigError, match="images pixels: answers server takes text only"):
-        evaluate(replace(cfg, answers="server", model="a name"))
+        run_evaluation(replace(cfg, answers="server", model="a name"))
     with pytest.raises(ConfigError, match="images pixels: minilm takes no images"):
-        evaluate(replace(cfg, model="minilm"))
+        run_evaluation(replace(cfg, model="minilm"))

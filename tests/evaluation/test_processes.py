@@ -19,7 +19,7 @@ from remind.core.errors import ConfigError
 from remind.core.processes import Shard
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import part_name
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.evaluation.team import Team
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
@@ -33,7 +33,7 @@ from remind.commands import run
 from remind.core.errors import DataError
 from remind.evaluation import stages
 
-row, rows = stages.output_row, []
+row, rows = stages.Task.row, []
 
 def second(*given):
     rows.append(given)
@@ -42,7 +42,7 @@ def second(*given):
         {does}
     return row(*given)
 
-stages.output_row = second
+stages.Task.row = second
 run("evaluate", ["--config", {asked!r}])
 """
 
@@ -105,7 +105,7 @@ def errors_of(process: Forked) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_make_the_run_of_one(cfg: EvaluateConfig, start: Start, tmp_path: Path) -> None:
     conditions = {"conditions": ["x0", "x1", "abstain"]}
-    evaluate(replace(cfg, **conditions))  # type: ignore[arg-type]
+    run_evaluation(replace(cfg, **conditions))  # type: ignore[arg-type]
     process = start("Path({}).touch()".format(repr(str(tmp_path / "both have answered"))), **conditions)
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -119,7 +119,7 @@ def test_two_processes_make_the_run_of_one(cfg: EvaluateConfig, start: Start, tm
 
 @pytest.mark.slow
 def test_after_a_kill_of_one_of_two_the_rest_is_answered(cfg: EvaluateConfig, start: Start, tmp_path: Path) -> None:
-    evaluate(cfg)
+    run_evaluation(cfg)
     process = start("time.sleep(600)")
     two, until = tmp_path / "two", time.monotonic() + 120
     while not (tmp_path / "pid").exists() or len((two / "predictions.jsonl").read_text().splitlines()) < 5:
@@ -133,7 +133,7 @@ def test_after_a_kill_of_one_of_two_the_rest_is_answered(cfg: EvaluateConfig, st
     assert len(set(known)) == len(known) == 6
     # half a line, as of a kill while it was written
     part.write_bytes(part.read_bytes() + b'{"question_id": "m')
-    assert evaluate(replace(cfg, out=str(two)))["resumed"] == 6
+    assert run_evaluation(replace(cfg, out=str(two)))["resumed"] == 6
     assert (two / "predictions.jsonl").read_bytes() == (tmp_path / "one/predictions.jsonl").read_bytes()
     assert not part.exists()
 
@@ -153,7 +153,7 @@ def test_an_error_of_one_process_ends_both_with_one_line(start: Start, tmp_path:
 def test_several_processes_need_a_local_model(cfg: EvaluateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remind.evaluation.run.join", lambda: Team(Shard(0, 2)))
     with pytest.raises(ConfigError, match=r"only questions to a local model .* start one process"):
-        evaluate(replace(cfg, answers="server"))
+        run_evaluation(replace(cfg, answers="server"))
 
 
 def test_batches_are_dealt_out_whole_and_what_is_left_evenly() -> None:

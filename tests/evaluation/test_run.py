@@ -13,14 +13,13 @@ from scripted_answers import RIGHT, Chat, Judge, rows
 
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation import answerers
-from remind.evaluation.conditions import load_questions
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
-from remind.states.dataset import load_states
+from remind.states.dataset import iterate_states, load_states
 from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,7 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     chat = Chat(
         {**RIGHT, "v1": "<answer>B</answer><explanation>[0]</explanation>", "m2": Reply("", failure="too_long")}
     )
-    report = evaluate(replace(cfg, level="x1"), Judge(), chat=chat)
+    report = run_evaluation(replace(cfg, level="x1"), Judge(), chat=chat)
     assert {r.sample: [(m.role, m.text) for m in r.messages] for r in chat.asked} == {
         record.question_id: [("user", record.x1.text)] for record in six if record.split == "test"
     }
@@ -76,15 +75,17 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
 def test_a_dataset_takes_the_place_of_the_folder(cfg: EvaluateConfig) -> None:
     states = load_states(cfg.states)
     for name, data in (("all", states), ("direct", states["test"].filter(lambda row: row["format"] == "direct"))):
-        report = evaluate(
-            replace(cfg, out=f"{cfg.out}-{name}", states="nowhere"), Judge(), chat=Chat(RIGHT), states=data
+        report = run_evaluation(
+            replace(cfg, out=f"{cfg.out}-{name}", states="nowhere"), Judge(), chat=Chat(RIGHT), data=data
         )
         assert report["counts"]["questions"] == {"all": 6, "direct": 2}[name]
         assert report["by_format"]["direct"]["accuracy"]["value"] == 1.0
 
 
 def test_empty_answers_are_counted_and_told(cfg: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    report = evaluate(cfg, Judge(), chat=Chat({**RIGHT, "m1": " ", "d1": "", "m2": Reply("", failure="too_long")}))
+    report = run_evaluation(
+        cfg, Judge(), chat=Chat({**RIGHT, "m1": " ", "d1": "", "m2": Reply("", failure="too_long")})
+    )
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 2)
     assert "warning: 2 of 5 answers are empty" in capsys.readouterr().err
     assert "5 answered, 2 of them with empty text." in (Path(cfg.out) / "report.html").read_text()
@@ -93,17 +94,15 @@ def test_empty_answers_are_counted_and_told(cfg: EvaluateConfig, capsys: pytest.
 def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
     local: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluate(local, Judge())
+    whole = run_evaluation(local, Judge())
     assert (whole["counts"]["answered"], whole["counts"]["cut_off"]) == (6, 6)
-    prompts = load_questions(local.states, "test", ["x0"]).prompts["x0"]
-    expected = generate(load_backbone("nano-untrained"), [prompt.text for prompt in prompts], 6, 2)
+    prompts = [record.x0.text for record in iterate_states(local.states, "test")]
+    expected = generate(load_backbone("nano-untrained"), prompts, 6, 2)
     assert [row["text"] for row in rows(local).values()] == [output.text for output in expected if output]
 
     path = Path(local.out) / "predictions.jsonl"
     final = path.read_bytes()
-    # rows as they stood before prompts had hashes
-    raw = ("question_id", "text", "prompt_tokens", "new_tokens", "finished", "failure", "message")
-    lines = [json.dumps({key: row[key] for key in raw}).encode() + b"\n" for row in rows(local).values()]
+    lines = final.splitlines(keepends=True)
     tried: list[int] = []
 
     def watched(*args: Any) -> Any:
@@ -120,7 +119,7 @@ def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
         path.write_bytes(b"".join(lines[:kept]) + (lines[kept][: len(lines[kept]) // 2] if kept < 6 else b""))
         (Path(local.out) / "report.json").unlink()
         tried.clear()
-        again = evaluate(local, Judge())
+        again = run_evaluation(local, Judge())
         assert sorted(tried) == list(range(kept, 6))
         assert again["resumed"] == kept
         assert path.read_bytes() == final
@@ -136,7 +135,7 @@ def test_failures_are_told_by_kind_and_those_of_the_model_are_wrong(cfg: Evaluat
         "d2": "<answer>maybe</answer>",
         "m2": "<answer>[A]</answer>",
     }
-    report = evaluate(cfg, Judge(("maybe",)), chat=Chat(replies))
+    report = run_evaluation(cfg, Judge(("maybe",)), chat=Chat(replies))
     counts, overall = report["counts"], report["overall"]
     assert counts["failures"] == {"judge": 1, "server": 1, "too_long": 1, "unparsable": 1}
     assert counts["judge_failures"] == {"neither": 1}
@@ -162,7 +161,7 @@ def test_bad_replies_are_defined_and_counted(cfg: EvaluateConfig) -> None:
         "d2": "",
         "m2": "<answer></answer>",
     }
-    report = evaluate(cfg, Judge(), chat=Chat(replies))
+    report = run_evaluation(cfg, Judge(), chat=Chat(replies))
     assert {name: (row["accuracy"], row["score_failure"]) for name, row in rows(cfg).items()} == {
         "s1": (1.0, None),
         "m1": (0.0, None),
@@ -185,10 +184,10 @@ def test_bad_replies_are_defined_and_counted(cfg: EvaluateConfig) -> None:
 
 def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cfg: EvaluateConfig) -> None:
     failing = {name: Reply("", failure=why) for name, why in (("s1", "server"), ("m1", "refused"), ("v1", "too_long"))}
-    first = evaluate(cfg, Judge(("hiking",)), chat=Chat({**RIGHT, **failing}))
+    first = run_evaluation(cfg, Judge(("hiking",)), chat=Chat({**RIGHT, **failing}))
     assert first["counts"]["failures"]["judge"] == 1
     chat, judge = Chat(), Judge()
-    report = evaluate(cfg, judge, chat=chat)
+    report = run_evaluation(cfg, judge, chat=chat)
     assert (chat.ids, judge.asked) == (["s1", "m1"], ["hiking"])
     assert report["counts"]["failures"] == {"too_long": 1}
     assert (report["resumed"], report["verdicts_resumed"]) == (4, 1)
@@ -196,12 +195,12 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     verdicts, old = Path(cfg.out) / "verdicts.jsonl", {"question_id": "s1", "judge": "letters", "case": ""}
     verdicts.write_text(verdicts.read_text() + json.dumps({**old, "verdict": True}) + "\n")
     chat, judge = Chat(), Judge(name="other")
-    report = evaluate(cfg, judge, chat=chat)
+    report = run_evaluation(cfg, judge, chat=chat)
     assert (chat.ids, len(judge.asked), report["identity"]["judge"]) == ([], 2, "other")
     path = Path(cfg.out) / "predictions.jsonl"
     path.write_text(path.read_text().replace(rows(cfg)["v1"]["prompt"], "0" * 16))
     chat = Chat()
-    evaluate(cfg, judge, chat=chat)
+    run_evaluation(cfg, judge, chat=chat)
     assert chat.ids == ["v1"]
 
 
@@ -213,17 +212,17 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     ],
 )
 def test_damaged_rows_name_their_line(cfg: EvaluateConfig, name: str, line: str) -> None:
-    evaluate(cfg, Judge(), chat=Chat())
+    run_evaluation(cfg, Judge(), chat=Chat())
     path = Path(cfg.out) / f"{name}.jsonl"
     good = path.read_text().splitlines()[0]
     path.write_text(f"{good}\n{line}\n{good}\n")
     with pytest.raises(DataError, match=rf"{name}.jsonl \[line 2\]: not .*overwrite"):
-        evaluate(cfg, Judge(), chat=Chat())
+        run_evaluation(cfg, Judge(), chat=Chat())
 
 
 def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     chat = Chat()
-    report = evaluate(replace(cfg, conditions=["x0", "evidence", "abstain", "always_a"]), Judge(), chat=chat)
+    report = run_evaluation(replace(cfg, conditions=["x0", "evidence", "abstain", "always_a"]), Judge(), chat=chat)
     assert len(chat.asked) == 12
     assert list(report["conditions"]) == ["x0", "evidence", "abstain", "always_a"]
     assert report["reference"] == "x0"
@@ -250,12 +249,12 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     assert "Conditions side by side" in page
     # one that comes later costs only itself
     chat = Chat()
-    report = evaluate(replace(cfg, conditions=["x0", "evidence", "x2"]), Judge(), chat=chat)
+    report = run_evaluation(replace(cfg, conditions=["x0", "evidence", "x2"]), Judge(), chat=chat)
     assert len(chat.asked) == 6
     assert "because" in chat.asked[0].messages[0].text
     assert [report["conditions"][name]["resumed"] for name in ("x0", "evidence", "x2")] == [6, 6, 0]
     with pytest.raises(ConfigError, match="differs in"):
-        evaluate(cfg, Judge(), chat=chat)
+        run_evaluation(cfg, Judge(), chat=chat)
 
 
 def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path
         default=EndpointConfig("m", "http://127.0.0.1:9/v1"), dry_run=str(tmp_path / "dry.jsonl"), cache=None
     )
     for answers, stages in (("server", {"answer": 6, "judge": 2}), ("local", {"judge": 2})):
-        found = evaluate(replace(cfg, llm=llm, judge="llm", answers=answers))["dry_run"]  # type: ignore[arg-type]
+        found = run_evaluation(replace(cfg, llm=llm, judge="llm", answers=answers))["dry_run"]  # type: ignore[arg-type]
         assert {name: row["requests"] for name, row in found["stages"].items()} == stages
         assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == sum(stages.values())
         assert not Path(cfg.out).exists()

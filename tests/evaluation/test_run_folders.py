@@ -16,10 +16,10 @@ from scripted_answers import RIGHT, Chat, Judge
 
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.evaluation import answerers
-from remind.evaluation.conditions import load_questions
+from remind.evaluation.conditions import questions_of
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import appending, read_rows
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.llm.request import Reply
 from remind.models.generate import Generation
 from remind.models.nano import save_nano
@@ -41,19 +41,21 @@ def test_another_runs_folder_is_refused_unless_overwrite(
             on_output(index, Generation("<answer>B</answer>", 10, 3, True))
 
     monkeypatch.setattr(answerers, "generate", fake)
-    evaluate(local, Judge())
+    run_evaluation(local, Judge())
     asked.clear()
     before = {path.name: path.read_bytes() for path in Path(local.out).iterdir()}
     with pytest.raises(ConfigError, match=r"differs in level, max_new_tokens; choose another out"):
-        evaluate(replace(local, level="x1", max_new_tokens=7), Judge())
+        run_evaluation(replace(local, level="x1", max_new_tokens=7), Judge())
     other = str(save_nano(tmp_path / "other", seed=1))
     with pytest.raises(ConfigError, match="differs in model;"):
-        evaluate(replace(local, model=other), Judge())
+        run_evaluation(replace(local, model=other), Judge())
     assert {path.name: path.read_bytes() for path in Path(local.out).iterdir()} == before
     assert asked == []
     # the same weights from a folder are the same model
-    assert evaluate(replace(local, model=str(save_nano(tmp_path / "same")), batch_size=5), Judge())["resumed"] == 6
-    assert evaluate(replace(local, level="x1", overwrite=True), Judge())["resumed"] == 0
+    assert (
+        run_evaluation(replace(local, model=str(save_nano(tmp_path / "same")), batch_size=5), Judge())["resumed"] == 6
+    )
+    assert run_evaluation(replace(local, level="x1", overwrite=True), Judge())["resumed"] == 0
     assert len(asked) == 6
 
 
@@ -61,46 +63,47 @@ def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
     Path(cfg.out).mkdir()
     (Path(cfg.out) / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="something else"):
-        evaluate(cfg, Judge(), chat=Chat())
+        run_evaluation(cfg, Judge(), chat=Chat())
     with pytest.raises(ConfigError, match="is a file"):
-        evaluate(replace(cfg, out=str(Path(cfg.out) / "thesis.tex")), Judge(), chat=Chat())
+        run_evaluation(replace(cfg, out=str(Path(cfg.out) / "thesis.tex")), Judge(), chat=Chat())
     (Path(cfg.out) / "run.json").write_text('{"format": "else"}')
     with pytest.raises(DataError, match="not the identity"):
-        evaluate(cfg, Judge(), chat=Chat())
+        run_evaluation(cfg, Judge(), chat=Chat())
     assert (Path(cfg.out) / "thesis.tex").read_text() == "mine"
 
 
 def test_states_that_do_not_serve(
     cfg: EvaluateConfig, tmp_path: Path, make_record: Callable[..., StateRecord], write_states: Callable[..., Path]
 ) -> None:
-    with pytest.raises(DataError, match=r"no states of split 'dev' \(there are: test, train\)"):
-        evaluate(replace(cfg, split="dev"), Judge(), chat=Chat())
+    with pytest.raises(DataError, match=r"no questions of split 'dev' \(there are: test, train\)"):
+        run_evaluation(replace(cfg, split="dev"), Judge(), chat=Chat())
     with pytest.raises(DataError, match="not a states folder"):
-        evaluate(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), chat=Chat())
+        run_evaluation(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), chat=Chat())
     twice = write_states(make_record("q"), make_record("q"), name="twice")
     with pytest.raises(DataError, match=r"\[q\]: the question occurs twice"):
-        load_questions(twice, "test", ["x0"])
+        list(questions_of(twice, "test"))
     shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
     with pytest.raises(DataError, match="evidence of training question b too"):
-        load_questions(shared, "test", ["x0"])
+        list(questions_of(shared, "test"))
     assert not Path(cfg.out).exists()
     for limit, ids in ((3, ["s1", "v1", "d2"]), (99, ["s1", "m1", "v1", "d1", "d2", "m2"])):
-        assert [r.question_id for r in load_questions(cfg.states, "test", ["x0"], limit=limit).records] == ids
+        found = [record.question_id for one in questions_of(cfg.states, "test", limit) for record in one.records]
+        assert found == ids
 
 
 def test_models_and_settings_that_do_not_serve(cfg: EvaluateConfig) -> None:
     for model in ("does/not/exist", "minilm"):
         with pytest.raises(ModelError, match=model) as caught:
-            evaluate(replace(cfg, answers="local", model=model), Judge())
+            run_evaluation(replace(cfg, answers="local", model=model), Judge())
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"no endpoint for stage answer; set llm.answer"):
-        evaluate(cfg, Judge())
+        run_evaluation(cfg, Judge())
     with pytest.raises(ConfigError, match=r"no endpoint for stage judge; set llm.judge"):
-        evaluate(replace(cfg, judge="llm"), chat=Chat())
+        run_evaluation(replace(cfg, judge="llm"), chat=Chat())
     assert not Path(cfg.out).exists()
     silent: dict[str, Reply | str] = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     with pytest.raises(ModelError, match="none of 6 questions: no memory"):
-        evaluate(cfg, Judge(), chat=Chat(silent))
+        run_evaluation(cfg, Judge(), chat=Chat(silent))
 
 
 @pytest.mark.parametrize("after", ["answer v1", "judge No information available"])
@@ -110,7 +113,7 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, af
     if pid == 0:
         try:
             said = os.fdopen(writer, "w")
-            evaluate(cfg, Judge(stuck_at=after, said=said), chat=Chat(stuck_at=after, said=said))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(stuck_at=after, said=said), chat=Chat(stuck_at=after, said=said))  # type: ignore[arg-type]
         finally:
             os._exit(0)
     os.close(writer)
@@ -123,7 +126,7 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, af
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert seen[-1] == after
     chat, judge = Chat(), Judge()
-    report = evaluate(cfg, judge, chat=chat)
+    report = run_evaluation(cfg, judge, chat=chat)
     again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
     # verdicts are asked for in groups
     assert after in set(seen) & set(again)
@@ -152,7 +155,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
     pid = os.fork()
     if pid == 0:
         try:
-            evaluate(cfg, Judge(), chat=Chat(stuck_at="answer v1", said=os.fdopen(writer, "w")))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(), chat=Chat(stuck_at="answer v1", said=os.fdopen(writer, "w")))  # type: ignore[arg-type]
         finally:
             os._exit(0)
     os.close(writer)
@@ -164,7 +167,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
         before = path.read_bytes(), path.stat().st_ino
         for again in (cfg, replace(cfg, overwrite=True)):
             with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
-                evaluate(again, Judge(), chat=Chat())
+                run_evaluation(again, Judge(), chat=Chat())
         assert (path.read_bytes(), path.stat().st_ino) == before
         assert before[0].count(b"\n") == 2
     finally:
@@ -172,7 +175,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
         os.waitpid(pid, 0)
     left = Path(cfg.out) / ".config.yaml.0a1b2c3d.tmp"
     left.write_text("half")
-    assert evaluate(cfg, Judge(), chat=Chat())["resumed"] == 2
+    assert run_evaluation(cfg, Judge(), chat=Chat())["resumed"] == 2
     assert not left.exists()
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from remind.core.errors import ConfigError, ModelError
 from remind.evaluation.config import EvaluateConfig, VLLMConfig
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import run_evaluation
 from remind.models.nano import nano_folder
 from remind.states.records import StateRecord
 
@@ -125,9 +125,9 @@ def rows(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def test_answers_are_those_of_a_local_model(cfg: EvaluateConfig, engine: Engine, tmp_path: Path) -> None:
-    local = evaluate(cfg)
+    local = run_evaluation(cfg)
     own = replace(cfg, answers="vllm", out=str(tmp_path / "vllm"), vllm=VLLMConfig(at_once=4))
-    report = evaluate(own)
+    report = run_evaluation(own)
     assert rows(own.out) == rows(cfg.out)
     assert report["overall"] == local["overall"]
     # some ended by themselves, some were cut off, one did not fit
@@ -150,30 +150,30 @@ def test_answers_are_those_of_a_local_model(cfg: EvaluateConfig, engine: Engine,
 
 def test_a_run_is_resumed_by_the_same_engine_only(cfg: EvaluateConfig, engine: Engine) -> None:
     own = replace(cfg, answers="vllm", vllm=VLLMConfig(max_model_len=4096))
-    first = evaluate(own)
+    first = run_evaluation(own)
     assert first["identity"]["answers"] == "vllm"
     path = Path(own.out) / "predictions.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]) + b'{"question')
     engine.handed.clear()
     # how the engine uses GPUs does not matter
-    again = evaluate(replace(own, vllm=VLLMConfig(max_model_len=4096, tensor_parallel_size=2, at_once=1)))
+    again = run_evaluation(replace(own, vllm=VLLMConfig(max_model_len=4096, tensor_parallel_size=2, at_once=1)))
     assert (again["resumed"], [len(prompts) for prompts in engine.handed]) == (3, [1, 1, 1])
     assert path.read_bytes() == whole
     with pytest.raises(ConfigError, match="differs in answers, max_model_len, model"):
-        evaluate(cfg)
+        run_evaluation(cfg)
     with pytest.raises(ConfigError, match="differs in max_model_len"):
-        evaluate(replace(own, vllm=VLLMConfig(max_model_len=4095)))
+        run_evaluation(replace(own, vllm=VLLMConfig(max_model_len=4095)))
 
 
 def test_what_the_engine_refuses_is_told_in_a_line(cfg: EvaluateConfig, engine: Engine, tmp_path: Path) -> None:
     own = replace(cfg, answers="vllm")
     with pytest.raises(ModelError, match="nano: vLLM does not load it: no room for the cache"):
-        evaluate(replace(own, vllm=VLLMConfig(gpu_memory_utilization=1.0)))
+        run_evaluation(replace(own, vllm=VLLMConfig(gpu_memory_utilization=1.0)))
     for model, what in (("minilm", "cannot generate"), ("nano-untrained", "no files"), (str(tmp_path), "config.json")):
         with pytest.raises(ModelError, match=what):
-            evaluate(replace(own, model=model))
+            run_evaluation(replace(own, model=model))
     assert not Path(own.out).exists()
     engine.ends = "abort"
     with pytest.raises(ModelError, match="none of 6 questions: vLLM ended the answer: abort"):
-        evaluate(own)
+        run_evaluation(own)
