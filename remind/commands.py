@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "evaluate": Command(
         "remind.evaluation.config:EvaluateConfig",
-        "remind.evaluation.run:run_and_show",
+        "remind.memory.run:evaluate_and_show",
         "Answer the questions of a split under one or more conditions, judge the answers, and write a report.",
     ),
     "compare": Command(

@@ -8,8 +8,7 @@ from typing import Any
 
 from remind.core.errors import DataError
 from remind.evaluation.tables import markdown_table
-from remind.memory.run import MANIFEST
-from remind.memory.score import costs, read_costs, read_units
+from remind.memory.score import MANIFEST, costs, read_costs, read_units
 
 #: Columns of what a system took: heading, where the figure is in a row of `costs`, and its form.
 _COLUMNS: Sequence[tuple[str, tuple[str, ...], str]] = (
@@ -32,7 +31,7 @@ def answers(folder: Path) -> dict[str, Path] | None:
     Raises:
         DataError: the run has no answers, since no model was named for them.
     """
-    if not (folder / MANIFEST).is_file() or not (folder / "units").is_dir():
+    if not (folder / MANIFEST).is_file() or not (folder / "memory").is_dir():
         return None
     found = {path.stem: path for path in sorted((folder / "answers").glob("*.jsonl"))}
     if not found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -39,6 +39,18 @@ from remind.text.answers import declines
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
     from remind.states.auxiliary import AuxiliaryLLM
+
+
+class Stream(NamedTuple):
+    """Questions that are read as they are asked.
+
+    Attributes:
+        asked: reads them, each time from the first.
+        key: what identifies them.
+    """
+
+    asked: Callable[[], Iterator[Asked]]
+    key: str
 
 
 class Asked(NamedTuple):
@@ -280,12 +292,12 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
 
 
 def questions_of(
-    data: States | Corpus, split: str, limit: int | None = None, corpus: Corpus | None = None
+    data: States | Corpus | Stream, split: str, limit: int | None = None, corpus: Corpus | None = None
 ) -> Iterator[Asked]:
     """The questions of a split, dialogue by dialogue.
 
     Args:
-        data: states, or dialogues with questions, of which those of no split are asked as well.
+        data: states, or dialogues with questions, of which those of no split are asked as well; of a stream all are.
         limit: at most this many questions, spread evenly over the split.
         corpus: the dialogues that the states were built from.
 
@@ -294,6 +306,9 @@ def questions_of(
         DataError: no questions in the split, a question whose options and answers do not fit its format, a question
             id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
     """
+    if isinstance(data, Stream):
+        yield from data.asked()
+        return
     if isinstance(data, Corpus):
         found = {question.id for question in data.questions if question.split in (None, split)}
         counts = Counter({split: len(found)}) if found else Counter(question.split or "" for question in data.questions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
@@ -73,6 +73,10 @@ class ContextConfig:
     """rag: length of a chunk, in whole turns of one session. MiniLM reads 254 tokens of a text."""
     rag_tokens: PositiveInt | None = None
     """rag: limit for all chunks together; None: as many tokens as x0 has for the same question."""
+    memories: PositiveInt = 10
+    """Memory systems: number of memories."""
+    memory_tokens: PositiveInt | None = None
+    """Memory systems: limit for the tokens of all memories together, in place of their number."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -115,7 +119,9 @@ class EvaluateConfig:
     conditions: list[str] = field(default_factory=list)
     """What to answer from, side by side: x0, x1, x2, evidence, altered, no_context, full_context, oracle, rag,
     always_a, most_frequent, abstain; full_context_strategy, rag_strategy: the same with the strategy of x0; or a set of
-    them: layers, ladder, baselines, controls, all."""
+    them: layers, ladder, baselines, controls, all; or memory systems: dense, bm25, hybrid, mem0, ..."""
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of memory systems by name, as in run-memory."""
     answers: Literal["local", "server", "vllm", "none"] = "local"
     """local: the model answers here, in batches. server: the endpoint llm.answer does. vllm: as local, but vLLM runs
     the model. none: nobody does, so that contexts alone are measured."""

@@ -42,8 +42,8 @@ def provide(provider: Any, questions: Sequence[Question], dialogue: Dialogue) ->
     """A provider's contexts of questions about a dialogue, which it sees without gold.
 
     A provider has `context(question, dialogue) -> Context`; or `contexts(questions, dialogue) -> list[Context]`, for
-    all questions about a dialogue at once. It may have `name`, and `key`, which tells what decides its contexts; and
-    `measures`, for one that is given the gold as well, since it records what of it was found.
+    all questions about a dialogue at once. It may have a `name`; and `measures`, if it is given the gold as well, since
+    it records what of it was found.
 
     Raises:
         DataError: what it gives is no context.

@@ -73,7 +73,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
     if name == "altered":
         wanted.append("llm")
     if name not in CONDITIONS:
-        wanted += ["corpus", "provider"]
+        wanted.append("corpus")
     return identity | {key: known[key] for key in wanted if key in known}
 
 

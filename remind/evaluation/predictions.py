@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
+#: Folder in which memory systems keep banks and what they found.
+MEMORY = "memory"
 VERDICTS = "verdicts.jsonl"
 #: report.md is what earlier versions wrote beside the page.
 REPORTS = ("report.json", "report.html", "report.md")
@@ -138,7 +140,7 @@ def _check_foreign(folder: Path, overwrite: bool) -> None:
         raise ConfigError(f"{folder} is a file; out must be a folder")
     if overwrite or not folder.exists() or (folder / IDENTITY).exists():
         return
-    if any(not file.name.startswith(".") for file in folder.iterdir()):
+    if any(not file.name.startswith(".") and file.name != MEMORY for file in folder.iterdir()):
         raise ConfigError(f"{folder} holds files of something else; choose another out (overwrite writes beside them)")
 
 

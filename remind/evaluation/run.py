@@ -25,7 +25,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import condition_differences
-from remind.evaluation.conditions import Asked, Prompter, bare, most_frequent, questions_of
+from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash
@@ -159,7 +159,7 @@ def run_evaluation(
     llm: AuxiliaryLLM | None = None,
     chat: ChatModel | None = None,
     answerer: Answerer | None = None,
-    data: States | Corpus | None = None,
+    data: States | Corpus | Stream | None = None,
     providers: Mapping[str, Any] | None = None,
     corpus: Corpus | None = None,
     more: Callable[[dict[str, Any]], str] | None = None,
@@ -230,7 +230,7 @@ class _Job:
         cfg: EvaluateConfig,
         models: Models,
         manifest: Mapping[str, Any],
-        data: States | Corpus,
+        data: States | Corpus | Stream,
         providers: Mapping[str, Any],
         corpus: Corpus | None,
     ) -> None:
@@ -278,10 +278,13 @@ class _Job:
             if bound := [name for name in ours if name not in ("no_context", "full_context", "oracle", *CONTROLS)]:
                 raise ConfigError(f"{bound[0]} needs states; build them with `remind build-states`")
             self.known["corpus"] = sha256_json([asdict(question) for question in data.questions])
+        elif isinstance(data, Stream):
+            self.known["corpus"] = data.key
         elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
         # counted first: a split that has none ends here
-        total = sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit, self.corpus))
+        if not (total := sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit, self.corpus))):
+            raise ConfigError("there are no questions to ask")
         return questions_of(data, cfg.split, cfg.limit, self.corpus), total
 
     def _read_corpus(self, name: str) -> None:
@@ -302,7 +305,7 @@ class _Job:
             _ = models.answerer  # summaries may cost money: the model that answers must be there first
             llm = models.summariser()
             self.known["llm"] = llm.name
-        if "most_frequent" in cfg.names and not isinstance(self.data, Corpus):
+        if "most_frequent" in cfg.names and not isinstance(self.data, Corpus | Stream):
             frequent = most_frequent(iterate_states(self.data, "train"))
         kind = self.manifest.get("kind", "gold")
         return Prompter(contexts, llm, kind, cfg.images == "pixels", self.providers, frequent)
@@ -312,7 +315,7 @@ class _Job:
         """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
         evaluation writes there."""
         cfg, out = self.cfg, Path(self.cfg.out)
-        states = "" if isinstance(self.data, Corpus) else states_hash(self.data)
+        states = "" if isinstance(self.data, Corpus | Stream) else states_hash(self.data)
         several = len(cfg.names) > 1
         with ExitStack() as stack:
 
@@ -324,8 +327,7 @@ class _Job:
                 claimed(out, {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"})
             runs = {}
             for name in cfg.names:
-                known = {**self.known, "provider": getattr(self.providers.get(name), "key", None)}
-                identity = answer_identity(cfg, name, states, known)
+                identity = answer_identity(cfg, name, states, self.known)
                 runs[name] = claimed(out / name if several else out, identity)
             write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
             yield runs
@@ -401,11 +403,3 @@ def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> 
         "costs": costs if costs["total"]["requests"] else None,
         "stood_in": dict(stood_in),
     }
-
-
-def run_and_show(cfg: EvaluateConfig) -> None:
-    """`run_evaluation`, then the tables and where the results are."""
-    result = run_evaluation(cfg)
-    if result and "dry_run" not in result:
-        print(table(result))
-        print(f"report: {Path(cfg.out) / 'report.html'}")

@@ -45,8 +45,8 @@ class RunMemoryConfig:
     """Source of the citations that learning systems get after each question. none; reader: the reader's own citations
     (with reader cite); oracle, noisy: gold evidence, exact or with errors, which every report states; lexical: shared
     words. Every run starts without anything learned."""
-    judge: Literal["none", "offline", "llm", "p13n"] = "none"
-    """Judge of answers. none; offline: a rule; llm: the endpoint llm.judge; p13n: that endpoint, also on how an answer
+    judge: Literal["offline", "llm", "p13n"] = "offline"
+    """Judge of direct answers. offline: a rule; llm: the endpoint llm.judge; p13n: that endpoint, also on how an answer
     uses the memory and which stage caused a wrong answer (SaliMory, Appendix B)."""
     encoder: str = "minilm"
     """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""

@@ -1,4 +1,4 @@
-"""The scores of memory systems as one self-contained HTML page: tables, a plot, questions side by side."""
+"""What a page shows of memory systems: tables, a plot, questions side by side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from remind.core.files import write_text
+from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import BUCKETS, LABELS
 from remind.memory.systems import COLUMNS, SYSTEMS
 
@@ -22,30 +24,42 @@ WIDTH, HEIGHT, EDGE = 720, 380, 44
 _SHOWN = 30
 
 
-def write_page(path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page.
+def write_page(
+    path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]
+) -> None:
+    """Write the scores of several runs as a page; arguments as of `section`."""
+    write_text(path, _template("page.html.j2").render(section=Markup(section(scores, units, answered))))
+
+
+def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> str:
+    """What an evaluation's page shows of memory systems, as HTML.
 
     Args:
-        scores: as `score_memory` returns them.
+        scores: as `score_units` returns them.
         units: of the runs, for the questions side by side.
+        answered: rows of predictions by system and question.
     """
-    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files(__package__) / "report.html.j2").read_text(encoding="utf-8"))
     datasets = list(dict.fromkeys(row["dataset"] for row in scores["rows"]))
-    sections = [_section(name, scores, [unit for unit in units if unit["dataset"] == name]) for name in datasets]
-    write_text(
-        path,
-        template.render(
-            sections=sections,
-            plot=(WIDTH, HEIGHT, EDGE),
-            personal=("p13n", *LABELS),
-            stages=BUCKETS,
-            **{key: scores[key] for key in ("failures", "notes")},
-        ),
+    sections = [
+        _section(name, scores, [unit for unit in units if unit["dataset"] == name], answered) for name in datasets
+    ]
+    return _template("report.html.j2").render(
+        sections=sections,
+        plot=(WIDTH, HEIGHT, EDGE),
+        personal=("p13n", *LABELS),
+        stages=BUCKETS,
+        **{key: scores[key] for key in ("failures", "notes")},
     )
 
 
-def _section(dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _template(name: str) -> Template:
+    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string((files(__package__) / name).read_text(encoding="utf-8"))
+
+
+def _section(
+    dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]
+) -> dict[str, Any]:
     rows = [row for row in scores["rows"] if row["dataset"] == dataset]
     places = list(dict.fromkeys((row["at"], row["value"]) for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -63,7 +77,7 @@ def _section(dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[st
             if name in SYSTEMS and SYSTEMS[name].row is not None
         ],
         "lines": _lines(rows, systems),
-        "questions": _side_by_side(units),
+        "questions": _side_by_side(units, answered),
     }
 
 
@@ -92,13 +106,14 @@ def _lines(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> dict[st
     return {"curves": curves, "ticks": ticks}
 
 
-def _side_by_side(units: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _side_by_side(units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> list[dict[str, Any]]:
     """Questions with what each system showed first; those come first on which the systems differ most."""
     by_question: dict[str, dict[str, Any]] = {}
     for unit in units:
         for row in unit["rows"]:
             entry = by_question.setdefault(row["question"], {"row": row, "dialogue": unit["dialogue"], "systems": []})
-            if not row["shown"] and row["answer"] is None:
+            answer = answered.get(unit["system"], {}).get(row["question"])
+            if not row["shown"] and answer is None:
                 continue
             gold = {*row["evidence"]}
             memories = [
@@ -106,9 +121,7 @@ def _side_by_side(units: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 for text, (_, sources, tokens, when) in zip(row["shown"], row["top"], strict=False)
             ]
             hits = sum(memory["gold"] for memory in memories)
-            entry["systems"].append(
-                {"name": unit["system"], "memories": memories, "hits": hits, "answer": row["answer"]}
-            )
+            entry["systems"].append({"name": unit["system"], "memories": memories, "hits": hits, "answer": answer})
 
     def spread(entry: Mapping[str, Any]) -> int:
         hits = [one["hits"] for one in entry["systems"] if one["name"] not in ("gold", "full_context")]

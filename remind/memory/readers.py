@@ -205,22 +205,14 @@ class ChatReader:
         """
         # room for the prompt's own words
         left = None if self.context is None else self.context - ROOM[self.mode] - 1000
-        places = []
-        for place, memory in enumerate(memories):
+        count = 0
+        for memory in memories:
             if left is not None:
                 left -= memory.tokens
                 if left < 0:
                     break
-            places.append(place)
-
-        def order(place: int) -> tuple[int, str]:
-            memory = memories[place]
-            if memory.position is not None:
-                return memory.position, ""
-            # a time in words has no order
-            return sys.maxsize, memory.time if memory.time and _DATED.match(memory.time) else "~"
-
-        return sorted(places, key=order)
+            count += 1
+        return in_order(memories[:count])
 
     def request(
         self, query: Query, memories: Sequence[Memory], shown: Sequence[int], notes: dict[int, str] | None = None
@@ -267,14 +259,32 @@ class ChatReader:
 
     def _state(self, query: Query, memories: Sequence[Memory]) -> str:
         """The prompt of x0 with memories for its turns, those of each day under a head."""
-        question, lines, day, heads = _as_question(query), list[str](), "", 0
-        for memory in memories:
-            when = one_line(memory.time or "")
-            if not lines or when[:10] != day:
-                day, heads = when[:10], heads + 1
-                lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")
-            lines += map(one_line, memory.text.splitlines())
-        return "".join(f"{line}\n" for line in lines).join(frame(question, self.abstention))
+        return as_turns(memories).join(frame(_as_question(query), self.abstention))
+
+
+def in_order(memories: Sequence[Memory]) -> list[int]:
+    """Places of the memories in the order of the dialogue; those whose turns are not known last, by their dates."""
+
+    def order(place: int) -> tuple[int, str]:
+        memory = memories[place]
+        if memory.position is not None:
+            return memory.position, ""
+        # a time in words has no order
+        return sys.maxsize, memory.time if memory.time and _DATED.match(memory.time) else "~"
+
+    return sorted(range(len(memories)), key=order)
+
+
+def as_turns(memories: Sequence[Memory]) -> str:
+    """Memories in place of the turns of a state, those of each day under a head."""
+    lines, day, heads = list[str](), "", 0
+    for memory in memories:
+        when = one_line(memory.time or "")
+        if not lines or when[:10] != day:
+            day, heads = when[:10], heads + 1
+            lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")
+        lines += map(one_line, memory.text.splitlines())
+    return "".join(f"{line}\n" for line in lines)
 
 
 def note_request(query: Query, memory: Memory) -> Request:

@@ -1,79 +1,154 @@
-"""Running memory systems over dialogues: ingest, retrieve, answer; resumable by session and by reply."""
+"""Memory systems in evaluations: `evaluate`, its command, and `run-memory`, which measures recall and costs besides."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor
-
-from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import Cache, read_json, sha256_json, sweep, write_json
-from remind.core.progress import ProgressBar
-from remind.core.run_folder import RunFolder
-from remind.data.dialogue import Dialogue, Question, note_ids, spread
-from remind.data.readers import format_of, stream
-from remind.evaluation.judge import load_judge
-from remind.llm.auxiliary import ChatLLM
-from remind.llm.endpoints import EndpointConfig
-from remind.llm.request import ChatModel, Stage
-from remind.memory.answering import put_answers, put_personalisation, who, write_answers
-from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
-from remind.memory.citers import CiterName, tell, warning
+from remind.core.errors import ConfigError
+from remind.core.files import input_hashes, sha256_json, write_json, write_rows
+from remind.data.dialogue import Corpus, Question, note_ids, spread
+from remind.data.readers import format_of, read, stream
+from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
+from remind.evaluation.conditions import Asked, Stream, asked_of
+from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
+from remind.evaluation.contexts import provider_name
+from remind.evaluation.predictions import MEMORY, PREDICTIONS, read_rows
+from remind.evaluation.run import Result, run_evaluation
+from remind.evaluation.tables import table
+from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
-from remind.memory.learning import courses, learning
-from remind.memory.meter import Meter
-from remind.memory.readers import Answers, ChatReader, Reading
-from remind.memory.rows import control, row_of
-from remind.memory.systems import SYSTEMS, make_system
-from remind.models.encoder import SentenceEncoder
+from remind.memory.page import section
+from remind.memory.provider import Memories
+from remind.memory.score import FORMAT, MANIFEST, assessed, read_answers, score_units
+from remind.memory.systems import SYSTEMS
+from remind.models.backbone import Backbone, backbone_of
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.dataset import question_splits
-from remind.states.pyramid import turn_text
-
-MANIFEST = "manifest.json"
-_FORMAT = 2
-#: Stages of a reader, which the endpoint of answers does.
-READING = ("read", "note")
-#: One of each endpoint that has a part in a unit.
-_STAGES: tuple[Stage, ...] = ("extract", "answer", "judge")
-#: Settings that have no part in what a unit holds.
-_ELSEWHERE = ("input", "out", "systems", "options", "format", "split", "states", "limit", "dialogues", "llm")
+from remind.states.dataset import States, question_splits
 
 
-class CachedEncoder(SentenceEncoder):
-    """A sentence encoder that encodes the texts of a session once for all systems.
+def evaluate(
+    answerer: Any,
+    data: States | Corpus,
+    contexts: Sequence[Any] = ("x0",),
+    judge: AuxiliaryLLM | None = None,
+    *,
+    out: str | Path | None = None,
+    corpus: Corpus | str | Path | None = None,
+    processing_class: Any = None,
+    **settings: Any,
+) -> Result:
+    """Answer questions from contexts, judge the answers, and report.
 
-    Attributes:
-        saved: seconds that vectors from the cache had taken when they were made.
+    Args:
+        answerer: a model's name, folder (with adapters or without) or hub id; a Hugging Face model; a chat model; any
+            `Answerer`. None: nobody answers, so that contexts alone are measured.
+        data: a states folder or dataset, filtered and mapped as one likes; or dialogues with questions.
+        contexts: names of conditions and memory systems, and providers of one's own: objects with a method
+            `context(question, dialogue)` that returns a `remind.evaluation.contexts.Context`.
+        judge: of direct answers; None: as the setting `judge` says, by default a rule.
+        out: folder of the run, in which it can be resumed; None: a temporary one.
+        corpus: the dialogues of the states, or their file, for contexts that are made from these.
+        processing_class: tokenizer or processor of a model that is given itself.
+        settings: further fields of `EvaluateConfig`.
+
+    Returns:
+        The report, `table()` and `save(folder)`.
+
+    Raises:
+        As `run_evaluation`, and ConfigError for an unknown setting or context.
     """
+    known = {one.name for one in fields(EvaluateConfig)} - {"states", "model", "out", "conditions", "level", "corpus"}
+    if unknown := sorted(set(settings) - known):
+        raise ConfigError(f"evaluate has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    own = {provider_name(one): one for one in contexts if not isinstance(one, str)}
+    if answerer is None:
+        settings["answers"] = "none"
+    held = None if out is not None else TemporaryDirectory(prefix="remind-evaluation-")
+    cfg = EvaluateConfig(
+        states=str(data) if isinstance(data, str | Path) else "",
+        model=answerer if isinstance(answerer, str) else str(answerer) if isinstance(answerer, Path) else "none",
+        out=str(out) if held is None else str(Path(held.name) / "run"),
+        conditions=[one if isinstance(one, str) else provider_name(one) for one in contexts],
+        **settings,
+    )
+    if isinstance(corpus, str | Path):
+        corpus = read(corpus, cfg.corpus_format)
+    answers = _answerer(answerer, processing_class, cfg)
+    if answers is not None:
+        cfg.model = str(answers.about["name"])
+    given = None if cfg.states else data
+    report = _evaluate(cfg, own, judge=judge, answerer=answers, data=given, corpus=corpus)
+    return Result(report, Path(cfg.out), held)
 
-    def __init__(self, name: str, cache: Cache) -> None:
-        super().__init__(name, load=False)
-        self._cache, self.saved = cache, 0.0
 
-    def encode_apart(self, texts: Sequence[str]) -> Tensor:
-        key = [self.name, list(texts)]
-        if (entry := self._cache.read("vectors", key)) is not None:
-            self.saved += entry[1]
-            return entry[0]["vectors"]
-        start = time.perf_counter()
-        vectors = super().encode_apart(texts)
-        self._cache.write("vectors", key, {"vectors": vectors}, time.perf_counter() - start)
-        return vectors
+def _answerer(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answerer | None:
+    """Who answers; None: the model that the configuration names."""
+    if given is None or isinstance(given, str | Path | Answerer):
+        return given if isinstance(given, Answerer) else None
+    if hasattr(given, "complete"):
+        return ChatAnswers(given, cfg.max_new_tokens)
+    backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
+    return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
+
+
+def _evaluate(cfg: EvaluateConfig, own: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """An evaluation in which conditions may be memory systems; what these found stands in the report, too."""
+    names = [name for name in cfg.names if name in SYSTEMS and name not in (*CONDITIONS, *own)]
+    if unknown := [name for name in cfg.names if name not in (*CONDITIONS, *SYSTEMS, *own)]:
+        there = ", ".join((*CONDITIONS, *SETS, *SYSTEMS))
+        raise ConfigError(f"no context {unknown[0]!r}; there are {there}")
+    if not names:
+        return run_evaluation(cfg, providers=own, **given)
+    context = cfg.context
+    settings = RunMemoryConfig(
+        list(cfg.corpus),
+        cfg.out,
+        names,
+        cfg.options,
+        k=[context.memories],
+        budgets=[] if context.memory_tokens is None else [context.memory_tokens],
+        answer_k=context.memories,
+        budget_tokens=context.memory_tokens,
+        encoder=cfg.encoder,
+        llm=cfg.llm,
+    )
+    with ExitStack() as held:
+        run = Memories(settings, Path(cfg.out) / MEMORY, held, reads=False)
+        return run_evaluation(cfg, providers={**run.providers(), **own}, more=_adding(run), **given)
+
+
+def evaluate_and_show(cfg: EvaluateConfig) -> None:
+    """Evaluate, then the tables and where the results are."""
+    report = _evaluate(cfg, {})
+    if report and "dry_run" not in report:
+        print(table(report))
+        print(f"report: {Path(cfg.out) / 'report.html'}")
+
+
+def _adding(run: Memories) -> Callable[[dict[str, Any]], str]:
+    """What adds the recall and costs of memory systems to a report, and their section to its page."""
+
+    def more(report: dict[str, Any]) -> str:
+        units = [json.loads((run.out / path).read_text(encoding="utf-8")) for path in dict.fromkeys(run.units)]
+        answered = {name: read_answers(run.out.parent, name) for name in {unit["system"] for unit in units}}
+        labels = assessed(run, units)
+        scores = score_units(units, run.costs(), answered, labels, seed=report["config"]["seed"])
+        report["memory"] = scores | {"p13n": labels}
+        return section(scores, units, answered)
+
+    return more
 
 
 def run_memory(cfg: RunMemoryConfig) -> Path:
-    """Give every dialogue to every system and ask it every question about it.
+    """Give every dialogue to every system and ask it every question about it; see `RunMemoryConfig`.
 
-    What a unit, a system with a dialogue, found and cost is one file; a unit that is there is not made again. Questions
-    reach a system without their gold.
+    Questions reach a system without their gold.
 
     Returns:
         The folder of the run.
@@ -85,36 +160,45 @@ def run_memory(cfg: RunMemoryConfig) -> Path:
     if cfg.llm.dry_run is not None:
         # banks would remember stand-ins
         with TemporaryDirectory() as folder:
-            _measure(replace(cfg, out=folder))
+            _measure(replace(cfg, out=str(Path(folder) / "out")))
         return Path(cfg.llm.dry_run)
-    with RunFolder(cfg.out).held():
-        for place in [*Path(cfg.out).glob("**/")]:
-            sweep(place)
-        _measure(cfg)
+    _measure(cfg)
     return Path(cfg.out)
 
 
 def _measure(cfg: RunMemoryConfig) -> None:
     out = Path(cfg.out)
     with ExitStack() as held:
-        run = _Run(cfg, out, held)
-        # before hours of work: packages that are missing
-        about = {name: chosen.about() for name, chosen in run.systems.items()}
-        units = [unit for dataset, dialogue, questions in _tasks(cfg) for unit in run.all(dataset, dialogue, questions)]
-        if not units:
-            raise ConfigError(f"{', '.join(cfg.inputs)}: holds no questions that would be asked")
-        write_answers(out, units)
-        spent = [row for meter in run.meters for row in meter.report()["rows"]]
-        for told in (*run.notes, *(meter.table() for meter in run.meters)):
+        run = Memories(cfg, out / MEMORY, held)
+        judge = "llm" if cfg.judge in ("llm", "p13n") and not cfg.llm.dry_run else "offline"
+        asked = EvaluateConfig(
+            states="",
+            model=next(iter(run.notes), "none"),
+            out=cfg.out,
+            conditions=[*CONTROLS, *cfg.systems],
+            answers="none",
+            judge=judge,  # type: ignore[arg-type]
+            llm=replace(cfg.llm, dry_run=None) if judge == "llm" else LLMConfig(),
+            encoder=cfg.encoder,
+        )
+        data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
+        report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
+        _write_answers(out, [*CONTROLS, *cfg.systems])
+        for told in run.told():
             print(told)
-        manifest = {"format": _FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": about}
-        write_json(out / MANIFEST, {**manifest, "units": units, "costs": spent})
+        listed = {
+            "units": [f"{MEMORY}/{path}" for path in dict.fromkeys(run.units)],
+            "costs": run.costs(),
+            "notes": run.notes,
+        }
+        about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
+        write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"].get("p13n", {})})
         for course in run.courses.values():
             course.publish()
 
 
-def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]]]:
-    """Name of the dataset, dialogue and questions, one dialogue in memory at a time."""
+def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:
+    """Dialogues with their questions, one in memory at a time; notes the dataset of each."""
     first: dict[tuple[str, str], str | Path] = {}
     splits = None if cfg.states is None else question_splits(cfg.states)
     for path in cfg.inputs:
@@ -125,7 +209,8 @@ def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]
                 questions = [question for question in every if _is_asked(question, cfg.split, splits)]
                 if questions and count != cfg.dialogues:
                     count += 1
-                    yield dataset, dialogue, spread(questions, cfg.limit)
+                    datasets[dialogue.id] = dataset
+                    yield asked_of(dialogue, spread(questions, cfg.limit))
 
 
 def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
@@ -135,213 +220,16 @@ def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] |
     return split in (None, own)
 
 
-class _Run:
-    def __init__(self, cfg: RunMemoryConfig, out: Path, held: ExitStack) -> None:
-        self.cfg, self.out = cfg, out
-        self.systems = {name: make_system(name, _options(cfg, name)) for name in cfg.systems}
-        self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self._held = held
-        self._meters: list[tuple[EndpointConfig, Meter]] = []
-        self._writing = self._meter("extract")
-        self.services = Services(self.encoder, self._chat, None if self._writing is None else self._writing.url)
-        self.reader = ChatReader(cfg.reader)
-        # opened before anything is done, so that a missing key is reported at once
-        self._answers = self._meter("answer") is not None
-        if cfg.judge in ("llm", "p13n") and self._meter("judge") is None:
-            where = "name one: --llm.judge.base_url or --llm.default.base_url"
-            raise ConfigError(f"judge {cfg.judge} needs an endpoint; {where}")
-        reads = cfg.reader == "cite" and self._answers
-        # nothing can be learned from stand-ins
-        self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not reads) else cfg.citer
-        self.courses = courses(self.systems, self.citer, out / "learned", self.encoder)
-        self.notes = list(filter(None, [warning(self.citer), *who(cfg)]))
-
-    @property
-    def meters(self) -> list[Meter]:
-        """One for each endpoint."""
-        return [meter for _, meter in self._meters]
-
-    def _meter(self, stage: Stage) -> Meter | None:
-        """The meter of the endpoint of a stage; None: no endpoint is named for it."""
-        endpoint, llm = self.cfg.llm.endpoint("answer" if stage in READING else stage), self.cfg.llm
-        if endpoint is None:
-            return None
-        for opened, meter in self._meters:
-            if opened == endpoint:
-                return meter
-        dry = llm.dry_run
-        if dry is not None and self._meters:
-            dry = str(Path(dry).with_name(f"{len(self._meters)}-{Path(dry).name}"))
-        costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
-        alike = [pattern for name in self.systems if (pattern := SYSTEMS[name].alike)]
-        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, dry, alike))
-        self._meters.append((endpoint, meter))
-        return meter
-
-    def _chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
-        meter = self._meter(stage)
-        return None if meter is None else meter.chat(system, dialogue, stage)
-
-    def all(self, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> Iterator[str]:
-        """Every unit of a dialogue, as the name of its file in the folder."""
-        names = [*CONTROLS, *self.systems]
-        with ProgressBar(f"{dataset} {dialogue.id}", len(names)) as bar:
-            for name in names:
-                yield self._unit(name, dataset, dialogue, questions)
-                bar.step()
-
-    def _unit(self, name: str, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> str:
-        chosen = self.systems.get(name)
-        about = None if chosen is None else chosen.about()
-        settings = {k: v for k, v in asdict(self.cfg).items() if k not in _ELSEWHERE} | {"citer": self.citer}
-        said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
-        models = [one and one.identity for one in map(self.cfg.llm.endpoint, _STAGES)]
-        asked = [asdict(question) for question in questions]
-        begins = [] if (course := self.courses.get(name)) is None else [course.begins]
-        key = sha256_json([_FORMAT, about, models, settings, dataset, dialogue.id, said, asked, *begins])
-        path = f"units/{name}/{key[:24]}.json"
-        if not self._made(self.out / path, key):
-            if chosen is None:
-                measured = self._control(name, dialogue, questions)
-            else:
-                measured = self._ask(name, chosen, dialogue, questions, key)
-            about_it = {"dataset": dataset, "system": name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
-            write_json(self.out / path, {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes, **measured})
-        if course is not None:
-            course.advance(key)
-        return path
-
-    def _made(self, path: Path, key: str) -> bool:
-        """Whether a unit is there, whole; one with a failure is made again."""
-        try:
-            unit = read_json(path)
-            kinds = ("failed", "verdict_failed", "p13n_failed")
-            failed = any(row["answer"] is not None and any(map(row["answer"].get, kinds)) for row in unit["rows"])
-            return bool(unit["key"] == key and unit["failed"] is None and not failed)
-        except (DataError, KeyError, TypeError):
-            return False
-
-    def _ask(
-        self, name: str, chosen: MemorySystem, dialogue: Dialogue, questions: Sequence[Question], key: str
-    ) -> dict[str, Any]:
-        # memories that a model writes are that model's
-        writer = self._writing.endpoint.identity if self._writing is not None and SYSTEMS[name].stages else None
-        made_by = sha256_json([chosen.about(), writer])[:8]
-        folder = self.out / "banks" / f"{name}-{made_by}" / sha256_json(dialogue.id)[:16]
-        stage, report, failed = "ingest", {}, None
-        budget = self.cfg.budget_tokens
-        k = None if budget else self.cfg.answer_k
-        rows: list[dict[str, Any]] = []
-        shown, readings = list[tuple[Memory, ...]](), list[Reading]()
-        try:
-            with chosen.open(folder, _bank_name(dialogue), self.services) as made:
-                self._ingest(made, dialogue)
-                report = {**made.report(), "ingest_seconds": sum(_seconds(folder).values())}
-                with learning(self.citer, made, self.out, self.courses.get(name), key) as bank:
-                    for question in questions:
-                        stage, query = "retrieve", Query.of(question)
-                        rows.append(row_of(question, bank.retrieve, self.cfg, self.encoder))
-                        reads = not isinstance(bank, Answers)
-                        found = bank.retrieve(query, k=k, budget=budget) if reads else Retrieval((), "")
-                        shown.append(found.memories)
-                        tell(self.citer, bank, question, self.cfg.answer_k)
-                        if self.citer == "reader" and bank.learns:
-                            stage = "answer"
-                            reading = self.reader.read(query, found.memories, bank.chat)
-                            readings.append(reading)
-                            if reading.cited is not None:
-                                bank.feedback(found.token, reading.cited)
-                    stage = "answer"
-                    if isinstance(bank, Answers) and self._answers:
-                        own = [bank.answer(Query.of(question)) for question in questions]
-                        readings = [Reading(one.text, one.cited, one.usage, one.failure) for one in own]
-                        shown = [one.retrieval.memories for one in own]
-                    self._read(name, dialogue, questions, rows, shown, readings, bank)
-        except RemindError as error:
-            failed = {"stage": stage, "message": str(error)}
-            # of all questions or of none
-            rows = rows if len(rows) == len(questions) else []
-        return {"failed": failed, "report": report, "rows": rows}
-
-    def _ingest(self, bank: Bank, dialogue: Dialogue) -> None:
-        """Sessions that the bank does not hold yet, and what each took, in a file beside the bank."""
-        if self._writing is not None:
-            bank.repair()
-        seconds = _seconds(bank.folder)
-
-        def clock() -> float:
-            # vectors from the cache count as if they were computed now
-            return time.perf_counter() + self.encoder.saved
-
-        for session in dialogue.sessions:
-            start = clock()
-            if session.turns and not bank.ingest(session).known:
-                seconds[session.id] = clock() - start
-                write_json(_beside(bank.folder), seconds)
-        start = clock()
-        bank.finish()
-        if "" not in seconds:
-            seconds[""] = clock() - start
-            write_json(_beside(bank.folder), seconds)
-
-    def _control(self, name: str, dialogue: Dialogue, questions: Sequence[Question]) -> dict[str, Any]:
-        rows, shown = [], []
-        shows = control(name, dialogue, self.encoder)
-        limit = self.cfg.full_tokens if name == "full_context" else None
-        for question in questions:
-            retrieve = shows(question)
-            rows.append(row_of(question, retrieve, self.cfg, self.encoder))
-            shown.append(retrieve(Query.of(question), budget=limit).memories)
-        self._read(name, dialogue, questions, rows, shown)
-        return {"failed": None, "report": {}, "rows": rows}
-
-    def _read(
-        self,
-        name: str,
-        dialogue: Dialogue,
-        questions: Sequence[Question],
-        rows: list[dict[str, Any]],
-        shown: Sequence[Sequence[Memory]],
-        readings: Sequence[Reading] = (),
-        bank: Bank | None = None,
-    ) -> None:
-        """Answer every question from its memories, or as was read already, and judge the answers."""
-        if not self._answers:
-            return
-        chat = partial(self._chat, name, _bank_name(dialogue))
-        if not readings:
-            tasks = [(Query.of(question), memories) for question, memories in zip(questions, shown, strict=True)]
-            readings = self.reader.read_all(tasks, chat)
-        tokens = [sum(memory.tokens for memory in memories) for memories in shown]
-        put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
-        if self.cfg.judge == "p13n" and (model := chat("judge")) is not None:
-            put_personalisation(rows, questions, shown, bank, self.cfg.full_tokens, model)
-
-    def _judge(self, name: str, dialogue: Dialogue) -> AuxiliaryLLM | None:
-        if self.cfg.judge in ("none", "offline"):
-            return None if self.cfg.judge == "none" else load_judge(self.cfg.judge)
-        model = self._chat(name, _bank_name(dialogue), "judge")
-        assert model is not None
-        return ChatLLM({"judge": model})
-
-
-def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
-    """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
-    options = dict(cfg.options.get(name, {}))
-    if name in SYSTEMS and SYSTEMS[name].replays:
-        files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
-        options.setdefault("annotations", next(files, None))
-    return options
-
-
-def _bank_name(dialogue: Dialogue) -> str:
-    """What a system knows a dialogue by: LongMemEval's ids end in `_abs` where the dialogue holds no answer."""
-    return dialogue.id.removesuffix("_abs")
-
-
-def _beside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.seconds.json")
-
-
-def _seconds(folder: Path) -> dict[str, float]:
-    return read_json(_beside(folder)) if _beside(folder).exists() else {}
+def _write_answers(out: Path, names: Sequence[str]) -> None:
+    """Every system's answers as `answers/NAME.jsonl`: question_id and answer, the letters where there are options."""
+    for name in names:
+        lines = [
+            {
+                "question_id": row["question_id"],
+                "answer": row["answer"] if row["format"] == "direct" else ",".join(row["letters"]),
+            }
+            for _, row in read_rows(out / name / PREDICTIONS, "an output")
+            if row["failure"] is None
+        ]
+        if lines:
+            write_rows(out / "answers" / f"{name}.jsonl", lines)

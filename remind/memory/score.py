@@ -12,13 +12,14 @@ import numpy as np
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
-from remind.evaluation import metrics
+from remind.evaluation.compare import Rows
 from remind.evaluation.intervals import bootstrap, paired_bootstrap, several
-from remind.evaluation.personalisation import tally
+from remind.evaluation.personalisation import Used, assess, tally
+from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
 from remind.llm.ledger import percentile
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
-from remind.memory.run import MANIFEST
+from remind.memory.provider import Memories
 
 
 @dataclass(frozen=True)
@@ -42,47 +43,89 @@ QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer"
 Place = tuple[str, int]
 #: Score and dialogue by question.
 Scored = Mapping[str, tuple[float, str]]
+MANIFEST, FORMAT = "manifest.json", 3
 #: Of answers.
 MEASURES = ("f1", "accuracy")
 
 
 def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
-    """Score every run in a folder and write the scores as JSON and as a page.
-
-    `rows`: for each dataset, system and place the mean evidence recall over questions with gold evidence, with the
-    tokens it took, a 95 % interval over resampled dialogues, and the shares of questions with any and with all of their
-    evidence. `paired`: the same of the differences between systems, over the questions both were asked. `answers`,
-    `paired_answers`: F1 and accuracy. `costs`, `failures`: see `costs`. `notes`: what must be said beside the figures.
+    """Score every run in a folder and write the scores, as `score_units` gives them, as JSON and as a page.
 
     Raises:
         DataError: as `read_units`.
     """
-    units = list(read_units(Path(cfg.runs)))
-    spent = list(read_costs(Path(cfg.runs)))
+    folder = Path(cfg.runs)
+    units, spent = list(read_units(folder)), list(read_costs(folder))
+    answered: dict[str, Rows] = {}
+    labels: dict[str, dict[str, Any]] = {}
+    for manifest, listed in _manifests(folder):
+        for name in {unit["system"] for unit in units}:
+            answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
+            labels[name] = {**labels.get(name, {}), **listed["p13n"].get(name, {})}
+    scores = score_units(units, spent, answered, labels, cfg.resamples, cfg.seed)
+    write_json(cfg.out, scores)
+    write_page(Path(cfg.out).with_suffix(".html"), scores, units, answered)
+    return scores
+
+
+def score_units(
+    units: Sequence[Mapping[str, Any]],
+    spent: Sequence[Mapping[str, Any]],
+    answered: Mapping[str, Rows],
+    labels: Mapping[str, Mapping[str, Any]],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Scores of what systems remembered, found and cost.
+
+    Args:
+        spent: what chat models were asked, by system, dialogue and stage.
+        answered: rows of predictions by system and question.
+        labels: of personalisation, by system and question, as `assessed` gives them.
+
+    Returns:
+        `rows`: for each dataset, system and place the mean evidence recall over questions with gold evidence, with the
+        tokens it took, a 95 % interval over resampled dialogues, and the shares of questions with any and with all of
+        their evidence. `paired`: the same of the differences between systems, over the questions both were asked.
+        `answers`, `paired_answers`: F1 and accuracy. `costs`, `failures`: see `costs`. `notes`: what must be said
+        beside the figures.
+    """
     names = ("rows", "paired", "answers", "paired_answers", "costs", "failures")
     scores: dict[str, Any] = {name: [] for name in names}
+    draws = (resamples, seed)
     by_dataset = sorted(units, key=lambda unit: unit["dataset"])
     for dataset, group in groupby(by_dataset, key=lambda unit: unit["dataset"]):
         members = list(group)
         systems = list(dict.fromkeys(unit["system"] for unit in members))
-        found = {name: found_by([unit for unit in members if unit["system"] == name]) for name in systems}
-        scores["rows"] += [row for name in systems for row in _rows(dataset, name, found[name], cfg)]
+        own = {name: [unit for unit in members if unit["system"] == name] for name in systems}
+        found = {name: found_by(own[name]) for name in systems}
+        scores["rows"] += [row for name in systems for row in _rows(dataset, name, found[name], draws)]
         recalls = {
             name: {place: _known(questions) for place, questions in places.items()} for name, places in found.items()
         }
-        answered = {}
+        measured: dict[str, dict[str, Scored]] = {}
         for name in systems:
-            own = [unit for unit in members if unit["system"] == name]
-            scores["answers"] += answers(dataset, name, own, cfg)
-            scores["costs"].append(costs(dataset, name, own, spent))
-            answered[name] = {measure: _answered(own, measure) for measure in MEASURES}
+            said = answered.get(name, {})
+            given = {
+                row["question"]: {
+                    **said[row["question"]],
+                    "tokens": row["context"]["tokens"],
+                    **labels.get(name, {}).get(row["question"], {}),
+                }
+                for unit in own[name]
+                for row in unit["rows"]
+                if row["question"] in said
+            }
+            scores["answers"] += answers(dataset, name, given, draws)
+            scores["costs"].append(costs(dataset, name, own[name], spent))
+            measured[name] = {measure: _answered(given, measure) for measure in MEASURES}
         for one, other in permutations(systems, 2):
             head = {"dataset": dataset, "system": one, "minus": other}
             for at, value in recalls[one]:
-                if gain := _paired(recalls[one][at, value], recalls[other].get((at, value), {}), cfg):
+                if gain := _paired(recalls[one][at, value], recalls[other].get((at, value), {}), draws):
                     scores["paired"].append({**head, "at": at, "value": value, **gain})
             for measure in MEASURES:
-                if gain := _paired(answered[one][measure], answered[other][measure], cfg):
+                if gain := _paired(measured[one][measure], measured[other][measure], draws):
                     scores["paired_answers"].append({**head, "measure": measure, **gain})
         scores["failures"] += [
             {"dataset": dataset, "system": unit["system"], "dialogue": unit["dialogue"], **unit["failed"]}
@@ -90,9 +133,38 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
             if unit["failed"] is not None
         ]
     scores["notes"] = list(dict.fromkeys(note for unit in units for note in unit["notes"]))
-    write_json(cfg.out, scores)
-    write_page(Path(cfg.out).with_suffix(".html"), scores, units)
     return scores
+
+
+def read_answers(folder: Path, name: str) -> Rows:
+    """The predictions of a system by question; none where nothing was answered."""
+    rows = read_rows(folder / name / PREDICTIONS, "an output")
+    return {row["question_id"]: row for _, row in rows if row.get("failure") not in NO_VERDICT}
+
+
+def assessed(run: Memories, units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How direct answers use what is remembered beside them, by system and question, as `assess` says.
+
+    Empty where the run's judge is not asked for that.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if run.cfg.judge != "p13n" or run.cfg.llm.dry_run:
+        return found
+    for unit in units:
+        answered = read_answers(run.out.parent, unit["system"])
+        cases, ids = [], []
+        for row in unit["rows"]:
+            one = answered.get(row["question"])
+            if one is not None and one["format"] == "direct" and row["answers"]:
+                wrong, (profile, held) = one["accuracy"] == 0.0, row["remembered"]
+                cases.append(Used(row["text"], tuple(row["answers"]), one["answer"], profile, held, wrong))
+                ids.append(row["question"])
+        model = run.chat(unit["system"], unit["bank"], "judge")
+        assert model is not None
+        for name, used, said in zip(ids, cases, assess(model, cases, ids), strict=True):
+            label = {"p13n": said.label, "bucket": said.bucket, "p13n_failed": said.why, "verdict": not used.wrong}
+            found.setdefault(unit["system"], {})[name] = label
+    return found
 
 
 def score_and_show(cfg: ScoreMemoryConfig) -> None:
@@ -141,8 +213,8 @@ def _manifests(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         raise DataError("holds no finished run of memory systems; run `remind run-memory` to its end", folder)
     for path in paths:
         listed = read_json(path)
-        if not isinstance(listed, dict) or not {"units", "costs"} <= listed.keys():
-            raise DataError("is not a manifest of memory systems", path)
+        if not isinstance(listed, dict) or listed.get("format") != FORMAT:
+            raise DataError("is no manifest of memory systems, or of another version; run `remind run-memory`", path)
         yield path, listed
 
 
@@ -172,11 +244,11 @@ def evidence_recall(gold: Sequence[str], memories: Sequence[Sequence[Any]]) -> f
     return len(sources & {*gold}) / len({*gold})
 
 
-def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], cfg: ScoreMemoryConfig) -> Iterator[Any]:
+def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], draws: tuple[int, int]) -> Iterator[Any]:
     for (at, value), questions in found.items():
         known = [one.recall for one in questions.values() if one.recall is not None]
         clusters = several([one.dialogue for one in questions.values() if one.recall is not None])
-        estimate = bootstrap(known, cfg.resamples, cfg.seed, clusters)
+        estimate = bootstrap(known, *draws, clusters)
         yield {
             "dataset": dataset,
             "system": name,
@@ -192,73 +264,54 @@ def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], c
         }
 
 
-def _paired(one: Scored, other: Scored, cfg: ScoreMemoryConfig) -> dict[str, Any] | None:
+def _paired(one: Scored, other: Scored, draws: tuple[int, int]) -> dict[str, Any] | None:
     """Mean of one less mean of the other over the questions that both have a score for; None: there are none."""
     both = [name for name in one if name in other]
     clusters = several([one[name][1] for name in both])
     first, second = [other[name][0] for name in both], [one[name][0] for name in both]
-    gain = paired_bootstrap(first, second, clusters, cfg.resamples, cfg.seed)
+    gain = paired_bootstrap(first, second, clusters, *draws)
     return gain and {"difference": gain["value"], "low": gain["low"], "high": gain["high"]}
 
 
-def answers(
-    dataset: str, name: str, units: Sequence[Mapping[str, Any]], cfg: ScoreMemoryConfig
-) -> Iterator[dict[str, Any]]:
+def answers(dataset: str, name: str, given: Rows, draws: tuple[int, int]) -> Iterator[dict[str, Any]]:
     """Scores of a system's answers over all questions, then by category; nothing where none were asked for.
 
-    An answer that did not come takes no part; `failed` counts those.
+    An answer that did not come takes no part.
     """
-    asked = [(unit["dialogue"], row) for unit in units for row in unit["rows"] if row["answer"] is not None]
-    for category in [None, *sorted({str(row["category"]) for _, row in asked if row["category"] is not None})]:
-        chosen = [(d, row) for d, row in asked if category in (None, str(row["category"]))]
-        came = [(d, row) for d, row in chosen if row["answer"]["failed"] is None]
-        if not came:
+    for category in [None, *sorted({str(row["category"]) for row in given.values() if row["category"] is not None})]:
+        chosen = [row for row in given.values() if category in (None, str(row["category"]))]
+        if not chosen:
             continue
-        scored = [(dialogue, answer_scores(row)) for dialogue, row in came]
         measures = {}
         for measure in MEASURES:
-            values = [(value, dialogue) for dialogue, one in scored if (value := one[measure]) is not None]
+            values = [(value, row["dialogue_id"]) for row in chosen if (value := _measured(row, measure)) is not None]
             clusters = several([dialogue for _, dialogue in values])
-            measures[measure] = bootstrap([value for value, _ in values], cfg.resamples, cfg.seed, clusters)
+            measures[measure] = bootstrap([value for value, _ in values], *draws, clusters)
         yield {
             "dataset": dataset,
             "system": name,
             "category": category,
-            "n": len(came),
-            "failed": len(chosen) - len(came),
-            "tokens": float(np.mean([row["answer"]["tokens"] for _, row in came])),
+            "n": len(chosen),
+            "failed": sum(row["failure"] is not None for row in chosen),
+            "tokens": float(np.mean([row["tokens"] for row in chosen])),
             "measures": measures,
-            "p13n": tally([(dialogue, row["answer"]) for dialogue, row in came], cfg.resamples, cfg.seed),
+            "p13n": tally([(row["dialogue_id"], row) for row in chosen], *draws),
         }
 
 
-def _answered(units: Sequence[Mapping[str, Any]], measure: str) -> Scored:
-    """Scores of the answers that came."""
-    return {
-        row["question"]: (score, unit["dialogue"])
-        for unit in units
-        for row in unit["rows"]
-        if row["answer"] is not None and row["answer"]["failed"] is None
-        if (score := answer_scores(row)[measure]) is not None
-    }
+def _answered(given: Rows, measure: str) -> Scored:
+    scores = ((name, _measured(row, measure), row["dialogue_id"]) for name, row in given.items())
+    return {name: (score, dialogue) for name, score, dialogue in scores if score is not None}
+
+
+def _measured(row: Mapping[str, Any], measure: str) -> float | None:
+    """Accuracy (Eq. 9), or F1: LoCoMo's own where the question has a category of LoCoMo's."""
+    value = row["accuracy"] if measure == "accuracy" else row["f1"] if row["locomo_f1"] is None else row["locomo_f1"]
+    return None if value is None else float(value)
 
 
 def _known(questions: Mapping[str, Found]) -> Scored:
     return {name: (one.recall, one.dialogue) for name, one in questions.items() if one.recall is not None}
-
-
-def answer_scores(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """F1 of a direct answer, LoCoMo's own where the question has a category of LoCoMo's, and accuracy (Eq. 9): the
-    judge's verdict, or whether exactly the right options were chosen."""
-    said, gold = row["answer"], row["answers"]
-    if row["format"] != "direct":
-        return {"f1": None, "accuracy": metrics.accuracy({*said["letters"]}, {*gold}) if gold else None}
-    f1 = None
-    if gold and row["dimension"] is None and str(row["category"]) in {"1", "2", "3", "4", "5"}:
-        f1 = max(metrics.locomo_f1(said["text"], one, int(row["category"])) for one in gold)
-    elif gold:
-        f1 = metrics.token_f1(said["text"], gold)
-    return {"f1": f1, "accuracy": None if said["verdict"] is None else float(said["verdict"])}
 
 
 def costs(

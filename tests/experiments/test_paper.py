@@ -26,7 +26,7 @@ from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, na
 from experiments.paper.trajectory import phases
 from remind.core.errors import ConfigError, DataError
 from remind.data.readers.refmem import write_refmem
-from remind.evaluation.conditions import Prompter
+from remind.evaluation.conditions import Asked, Prompter
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.scores import MEASURES
 from remind.llm.endpoints import EndpointConfig, LLMConfig
@@ -218,7 +218,7 @@ def test_every_combination_of_strategy_markers_and_summary(world: World) -> None
         for markers in (True, False)
     }
     assert variants[True, True] == whole
-    plain = Prompter().prompts("evidence", whole)
+    plain = Prompter().prompts("evidence", Asked(whole))
     found = set()
     for name, (strategy, markers, summarised) in STAGES.items():
         level = "x2" if summarised else "x1" if markers else "x0"

@@ -11,7 +11,7 @@ from words import WordEncoder
 
 from remind.commands import main
 from remind.llm import client
-from remind.memory.run import CachedEncoder
+from remind.memory.provider import CachedEncoder
 
 
 def use_words(put: Callable[[Any, str, Any], None] = setattr) -> None:

@@ -19,8 +19,8 @@ from remind.memory import systems
 from remind.memory.base import Query
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.plain import PlainBank, PlainSystem
-from remind.memory.run import MANIFEST, run_memory
-from remind.memory.score import evidence_recall, read_units, score_memory
+from remind.memory.run import run_memory
+from remind.memory.score import MANIFEST, evidence_recall, read_units, score_memory
 from remind.states.prompts import prompt_id
 
 _SAID = [
@@ -112,9 +112,9 @@ def test_recall_of_sources_that_are_not_known_is_none() -> None:
 
 def test_a_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     out = run_memory(config(data, tmp_path / "run"))
-    written = {path: path.stat().st_mtime_ns for path in (out / "units").rglob("*.json")}
+    written = {path: path.stat().st_mtime_ns for path in (out / "memory" / "units").rglob("*.json")}
     # what a process that was killed was writing
-    (out / "units" / "bm25" / ".one.json.abcdefgh.tmp").touch()
+    (out / "memory" / "units" / "bm25" / ".one.json.abcdefgh.tmp").touch()
     run_memory(config(data, tmp_path / "run", systems=["bm25", "session", "lme_facts"]))
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert {name for name, _ in units(out)} == {"no_context", "full_context", "gold", "bm25", "session", "lme_facts"}
@@ -141,7 +141,7 @@ def test_a_failure_is_no_wrong_answer_and_is_tried_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systems, "make_system", None)
-    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: Spy(name, method="bm25"))
+    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: Spy(name, method="bm25"))
     out = run_memory(config(data, tmp_path / "run", systems=["spy"]))
     scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
     (failure,) = scores["failures"]
@@ -149,7 +149,7 @@ def test_a_failure_is_no_wrong_answer_and_is_tried_again(
     rows = {(row["system"], row["at"], row["value"]): row for row in scores["rows"]}
     assert rows["spy", "k", 1]["n"] == 3
     assert rows["gold", "k", 1]["n"] == 6
-    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: PlainSystem(name, method="bm25"))
+    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: PlainSystem(name, method="bm25"))
     run_memory(config(data, tmp_path / "run", systems=["spy"]))
     assert all(unit["failed"] is None for unit in read_units(out))
 
@@ -194,7 +194,8 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     assert {line["answer"] for line in lines} == {"Rex", "no idea"}
     # what is counted by system is what the server saw
     told = json.loads((out / MANIFEST).read_text())["costs"]
-    assert sum(row["now"]["calls"] for row in told) == hits
+    judged = json.loads((out / "report.json").read_text())["costs"]["total"]["now"]["calls"]
+    assert sum(row["now"]["calls"] for row in told) + judged == hits
     (cost,) = [row for row in scores["costs"] if row["system"] == "bm25"]
     own = [row for row in told if row["system"] == "bm25" and row["stage"] == "read"]
     calls = sum(row["calls"] for row in own)
@@ -274,10 +275,10 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
             opened.append(dialogue_id)
             return super().open(folder, dialogue_id, services)
 
-    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: Watched(name))
+    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: Watched(name))
     out = run_memory(config(data, tmp_path / "run", systems=["dense"]))
     assert opened == ["q1"]
-    (bank,) = (out / "banks").rglob("bank.sqlite")
+    (bank,) = (out / "memory" / "banks").rglob("bank.sqlite")
     content = bank.read_bytes() + b"".join(path.read_bytes() for path in bank.parent.glob("bank.sqlite-*"))
     assert b"tea" in content
     assert b"answer" not in content
@@ -309,7 +310,7 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
         ({"systems": ["bm25", "bm25"]}, "twice"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),
         ({"k": [], "budgets": []}, "k, budgets or both"),
-        ({"judge": "llm"}, "judge llm needs an endpoint"),
+        ({"judge": "llm"}, "set llm.judge or llm.default"),
         ({"judge": "p13n"}, "judge p13n needs an endpoint"),
     ],
 )

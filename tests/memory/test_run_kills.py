@@ -168,7 +168,7 @@ def ended(out: Path) -> dict[str, Any]:
         for row in unit["rows"]:
             del row["ms"]
         found[unit["system"], unit["dialogue"]] = unit["rows"]
-    for path in sorted((out / "banks").rglob("bank.sqlite")):
+    for path in sorted((out / "memory" / "banks").rglob("bank.sqlite")):
         with closing(sqlite3.connect(path)) as database:
             ((about,),) = database.execute("SELECT value FROM about")
         identity = json.loads(about)
