@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from remind.build import build_states
     from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
     from remind.data.readers import read
+    from remind.memory.run import evaluate
     from remind.states.dataset import load_states
 
 # bitsandbytes, which peft imports, advises on some CPUs to install the package kernels
@@ -30,6 +31,7 @@ __all__ = [
     "Turn",
     "__version__",
     "build_states",
+    "evaluate",
     "load_states",
     "read",
 ]
@@ -41,6 +43,7 @@ __getattr__ = lazy_names(
         "PRAConfig": "alignment.arguments",
         "PRATrainer": "alignment.trainer",
         "build_states": "build.states",
+        "evaluate": "memory.run",
         "load_states": "states.dataset",
         "read": "data.readers",
     },

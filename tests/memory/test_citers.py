@@ -21,9 +21,9 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.base import Memory, Query, Services
 from remind.memory.citers import cited, warning
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
+from remind.memory.provider import CachedEncoder
 from remind.memory.reranker import NAME, Reranker
 from remind.memory.rmm import RmmSystem
-from remind.memory.provider import CachedEncoder
 from remind.memory.run import run_memory
 from remind.memory.score import read_units, score_memory
 from remind.memory.weights import Weights
@@ -228,4 +228,4 @@ def test_a_killed_run_teaches_common_weights_as_a_whole_one(
     assert Reranker.load(tmp_path / "common").step == 8
     cited_run(data, tmp_path / "run", server, **shared("common"))
     with pytest.raises(DataError, match=r"common.*was trained by another run; the weights of this run are in"):
-        cited_run(data, tmp_path / "run", server, **shared("common"), answer_k=6)
+        cited_run(data, tmp_path / "run", server, **shared("common"), citer="oracle")

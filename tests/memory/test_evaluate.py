@@ -1,0 +1,152 @@
+"""`evaluate`: any answerer, any data, contexts from states, memory systems and providers of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remembering import locomo_dialogue
+from running import use_words
+
+from remind import Corpus, Dialogue, Question, evaluate, read
+from remind.core.errors import ConfigError, DataError
+from remind.evaluation.contexts import Context
+from remind.llm.request import Reply, Request
+from remind.models.backbone import load_backbone
+from remind.states.dataset import write_states
+from remind.states.pyramid import FactualState, Strategy, segments_of
+from remind.states.records import record_of
+
+SAID = [
+    ["I adopted a dog called Rex.", "How lovely, a puppy!", "He is two years old."],
+    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
+]
+ASKED = [("What is the dog called?", "Rex", ["D1:1"]), ("Where did she move?", "Lisbon", ["D2:1"])]
+
+
+@pytest.fixture(autouse=True)
+def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_words(monkeypatch.setattr)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    samples = []
+    for name in ("one", "two"):
+        asked = [
+            {"question": f"{text} {name}", "answer": gold, "evidence": ids, "category": 4} for text, gold, ids in ASKED
+        ]
+        samples.append(locomo_dialogue(name, [[f"{line} {name}" for line in lines] for lines in SAID], asked))
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(samples))
+    return read(path)
+
+
+@pytest.fixture
+def states(tmp_path: Path, corpus: Corpus) -> Path:
+    """x0 shows the first session."""
+    records = []
+    for dialogue, questions in corpus.by_dialogue():
+        for question in questions:
+            factual = FactualState(dialogue, question, segments_of(dialogue, range(3)), Strategy(("Think.",)))
+            records.append(record_of(factual, "test"))
+    write_states(tmp_path / "states", records)
+    return tmp_path / "states"
+
+
+class Finds:
+    """A chat model that answers what its prompt shows."""
+
+    name = "finds"
+
+    def complete(self, requests: Sequence[Request], on_reply: Any) -> list[Reply]:
+        for n, request in enumerate(requests):
+            shown = request.messages[-1].text
+            word = "Rex" if "dog called?" in shown else "Lisbon"
+            word = word if word in shown else ""
+            on_reply(n, Reply(f"<answer>{word or 'nobody knows'}</answer>"))
+        return []
+
+
+class Newest:
+    """The newest turns of a dialogue."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    def context(self, question: Question, dialogue: Dialogue) -> Context:
+        newest = dialogue.turns[-self.turns :]
+        text = "\n".join(f"{turn.speaker}: {turn.text}" for turn in newest)
+        return Context(text, tuple(turn.id for turn in newest))
+
+
+def shown(result: Any) -> dict[str, float]:
+    return {name: part["overall"]["evidence_recall"]["value"] for name, part in result.report["conditions"].items()}
+
+
+def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Corpus, tmp_path: Path) -> None:
+    contexts = ["x0", "oracle", "bm25", Newest(3), "no_context"]
+    result = evaluate(Finds(), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)
+    assert list(result.report["conditions"]) == ["x0", "oracle", "bm25", "Newest", "no_context"]
+    assert shown(result) == {"x0": 0.5, "oracle": 1.0, "bm25": 1.0, "Newest": 0.5, "no_context": 0.0}
+    accuracy = {name: part["overall"]["accuracy"]["value"] for name, part in result.report["conditions"].items()}
+    assert accuracy == {"x0": 0.5, "oracle": 1.0, "bm25": 1.0, "Newest": 0.5, "no_context": 0.0}
+    assert "bm25" in result.table()
+    (row,) = [row for row in result.report["memory"]["rows"] if row["at"] == "k"]
+    assert (row["system"], row["value"], row["recall"]) == ("bm25", 10, 1.0)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<h2>Memory systems</h2>") == page.count("<!DOCTYPE html>") == 1
+    copied = result.save(tmp_path / "saved")
+    assert (copied / "report.html").read_text() == page
+    with pytest.raises(ConfigError, match="is not empty"):
+        result.save(tmp_path / "saved")
+    # again: nothing is asked
+    again = evaluate(Finds(), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)
+    assert [part["resumed"] for part in again.report["conditions"].values()] == [4] * 5
+
+
+def test_dialogues_alone_serve_and_nobody_need_answer(corpus: Corpus, tmp_path: Path) -> None:
+    result = evaluate(None, corpus, ["no_context", "dense", "oracle"], bootstrap=20)
+    assert shown(result) == {"no_context": 0.0, "dense": 1.0, "oracle": 1.0}
+    assert result.report["overall"]["accuracy"] is None
+    assert (result.save(tmp_path / "kept") / "dense" / "predictions.jsonl").is_file()
+    # the same contexts in the same folder, answered
+    evaluate(None, corpus, ["dense"], out=tmp_path / "run")
+    answered = evaluate(Finds(), corpus, ["dense"], out=tmp_path / "other")
+    assert answered.report["overall"]["accuracy"]["value"] == 1.0
+
+
+def test_models_by_name_and_in_memory_answer_alike(states: Path) -> None:
+    backbone = load_backbone("nano-untrained")
+    settings = {"max_new_tokens": 4, "bootstrap": 20}
+    found = [
+        evaluate("nano-untrained", states, **settings),
+        evaluate(backbone.model, states, processing_class=backbone.tokenizer, **settings),
+        evaluate(backbone, read_dataset(states), **settings),
+    ]
+    texts = [(one.folder / "predictions.jsonl").read_text() for one in found]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def read_dataset(states: Path) -> Any:
+    from remind import load_states
+
+    return load_states(states)["test"]
+
+
+def test_what_cannot_be_evaluated_is_told_in_a_line(states: Path, corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match=r"no context 'bm52'; there are .*bm25"):
+        evaluate(None, states, ["bm52"])
+    with pytest.raises(ConfigError, match="bm25 needs the dialogues: set corpus"):
+        evaluate(None, states, ["bm25"])
+    with pytest.raises(ConfigError, match="evaluate has no setting 'batch'"):
+        evaluate(None, states, batch=3)
+    other = replace(corpus, questions=corpus.questions[:1])
+    with pytest.raises(DataError, match="the question is not in the dialogue files"):
+        evaluate(None, states, ["bm25"], corpus=other)
+    with pytest.raises(ConfigError, match="x0 needs states"):
+        evaluate(None, corpus)
