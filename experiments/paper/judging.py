@@ -24,7 +24,6 @@ from remind.core.files import write_text
 from remind.data.dialogue import DIMENSIONS
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.judge import Case, judge_answers, load_judge
-from remind.evaluation.predictions import VERDICTS, read_rows
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
 from remind.evaluation.team import Team
@@ -131,7 +130,7 @@ def table3(cfg: PaperConfig) -> Result:
     labelled = [
         Labelled(r.question_id, labels[r.question_id], r.dimension or r.category or "none", None) for r in records
     ]
-    judges = {run.report["identity"]["judge"]: _verdicts(run.folder / VERDICTS, ids)}
+    judges = {run.report["identity"]["judge"]: [_verdict(run.rows[name]) for name in ids]}
     cases = [Case(r.question, r.answers, run.rows[r.question_id]["answer"]) for r in records]
     for judge in (*(_judge(setting, endpoint) for endpoint in cfg.judges), load_judge("offline")):
         if judge.name not in judges:
@@ -167,10 +166,9 @@ def _exact(record: StateRecord, rows: Rows) -> bool:
     return str(rows[record.question_id]["answer"]).strip().casefold() in {a.casefold() for a in record.answers}
 
 
-def _verdicts(path: Path, ids: Sequence[str]) -> list[bool | None]:
-    """The run's own verdicts; None where the judge gave none."""
-    found = {row["question_id"]: row["verdict"] for _, row in read_rows(path, "a verdict")}
-    return [found.get(name) for name in ids]
+def _verdict(row: Mapping[str, Any]) -> bool | None:
+    """The run's own verdict on a direct answer; None where the judge gave none."""
+    return None if row["accuracy"] is None else bool(row["accuracy"])
 
 
 def _table(agreements: Mapping[str, Mapping[str, Any]]) -> str:

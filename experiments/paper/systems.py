@@ -181,7 +181,7 @@ def small_baselines(setting: Setting, out: Path) -> str:
             full_tokens=SMALL_TOKENS,
             split=cfg.split,
             states=cfg.states,
-            llm=LLMConfig(answer=reader, cache=str(out / "replies.sqlite")),
+            llm=LLMConfig(answer=reader, cache=str(out.parent / "memory_replies.sqlite")),
         )
     )
     return str(made)

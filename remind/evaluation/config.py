@@ -110,7 +110,7 @@ class EvaluateConfig:
     """Model that answers: nano, smollm2, or a Hugging Face folder or id, such as an exported checkpoint. With answers
     server: a name for the report."""
     out: str
-    """Folder for predictions.jsonl, verdicts.jsonl, report.json and report.html; several conditions have a folder each
+    """Folder for predictions.jsonl, report.json and report.html; several conditions have a folder each
     in it. A run that was stopped is resumed."""
     split: Literal["train", "dev", "test"] = "test"
     """Questions to answer."""

@@ -23,7 +23,6 @@ IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
 #: Folder in which memory systems keep banks and what they found.
 MEMORY = "memory"
-VERDICTS = "verdicts.jsonl"
 #: report.md is what earlier versions wrote beside the page.
 REPORTS = ("report.json", "report.html", "report.md")
 _FORMAT = "remind-evaluation"
@@ -159,11 +158,10 @@ class RunFolder:
     def __init__(self, folder: str | Path, identity: Mapping[str, Any], overwrite: bool = False) -> None:
         self.folder = Path(folder)
         self.path = self.folder / PREDICTIONS
-        self.verdicts = self.folder / VERDICTS
         self.identity: Mapping[str, Any] = identity
         _check_foreign(self.folder, overwrite)
         if overwrite:
-            old = [self.folder / name for name in (IDENTITY, PREDICTIONS, VERDICTS, "config.yaml", *REPORTS)]
+            old = [self.folder / name for name in (IDENTITY, PREDICTIONS, "config.yaml", *REPORTS)]
             for file in (*old, *self.folder.glob(part_name("*"))):
                 file.unlink(missing_ok=True)
         elif (self.folder / IDENTITY).exists():

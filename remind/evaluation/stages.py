@@ -169,11 +169,10 @@ def score_stage(
 ) -> Scored:
     """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
 
-    Verdicts are in verdicts.jsonl. The section holds counts, tables, and seconds of this sitting: answering and the
-    part of it spent in the model, scoring and the part of it spent in the sentence encoder.
+    The section holds counts, tables, and seconds of this sitting: answering and the part of it spent in the model,
+    scoring and the part of it spent in the sentence encoder.
 
     Raises:
-        DataError: verdicts that are damaged.
         ModelError: a judge that cannot be used at all.
     """
     run, found = outputs.run, outputs.run.read()
@@ -186,7 +185,7 @@ def score_stage(
     ]
     generations = [made[record.question_id].output for record in included]
     parsed = parse_all(included, generations)
-    rulings, verdicts_resumed = judge_run(judge, included, generations, parsed, run.verdicts)
+    rulings = judge_run(judge, included, generations, parsed)
 
     started, encoding = time.perf_counter(), 0.0
 
@@ -220,7 +219,6 @@ def score_stage(
             "encoding": encoding,
         },
         "resumed": outputs.resumed,
-        "verdicts_resumed": verdicts_resumed,
     }
     return Scored(section, scores, rows)
 

@@ -65,7 +65,7 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert "v1 line" not in page
     assert "image 1" in page
     assert sorted(path.name for path in out.iterdir()) == [
-        *(".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json", "verdicts.jsonl")
+        *(".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json")
     ]
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
@@ -146,10 +146,7 @@ def test_failures_are_told_by_kind_and_those_of_the_model_are_wrong(cfg: Evaluat
     page = (Path(cfg.out) / "report.html").read_text()
     for words in ("no room", "503", "I would rather not say.", "Failures by kind", "2 have no verdict"):
         assert words in page
-    assert {key: (row["judge"], row["verdict"], row["why"]) for key, row in rows(cfg, "verdicts.jsonl").items()} == {
-        "d1": ("equal", False, ""),
-        "d2": ("equal", None, "neither"),
-    }
+    assert {key: rows(cfg)[key]["accuracy"] for key in ("d1", "d2")} == {"d1": 0.0, "d2": None}
 
 
 def test_bad_replies_are_defined_and_counted(cfg: EvaluateConfig) -> None:
@@ -188,12 +185,8 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     assert first["counts"]["failures"]["judge"] == 1
     chat, judge = Chat(), Judge()
     report = run_evaluation(cfg, judge, chat=chat)
-    assert (chat.ids, judge.asked) == (["s1", "m1"], ["hiking"])
-    assert report["counts"]["failures"] == {"too_long": 1}
-    assert (report["resumed"], report["verdicts_resumed"]) == (4, 1)
-    # a row of an earlier version, which wrote one for questions with options too
-    verdicts, old = Path(cfg.out) / "verdicts.jsonl", {"question_id": "s1", "judge": "letters", "case": ""}
-    verdicts.write_text(verdicts.read_text() + json.dumps({**old, "verdict": True}) + "\n")
+    assert (chat.ids, judge.asked) == (["s1", "m1"], ["hiking", "No information available"])
+    assert (report["counts"]["failures"], report["resumed"]) == ({"too_long": 1}, 4)
     chat, judge = Chat(), Judge(name="other")
     report = run_evaluation(cfg, judge, chat=chat)
     assert (chat.ids, len(judge.asked), report["identity"]["judge"]) == ([], 2, "other")
@@ -204,19 +197,13 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     assert chat.ids == ["v1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        *(("predictions", line) for line in ("{]", "[]", '{"question_id": "s1"}', '{"question_id": 1}', "\\xff")),
-        *(("verdicts", line) for line in ("{]", '{"question_id": "d1", "judge": 1, "case": "", "verdict": true}')),
-    ],
-)
-def test_damaged_rows_name_their_line(cfg: EvaluateConfig, name: str, line: str) -> None:
+@pytest.mark.parametrize("line", ["{]", "[]", '{"question_id": "s1"}', '{"question_id": 1}', "\\xff"])
+def test_damaged_rows_name_their_line(cfg: EvaluateConfig, line: str) -> None:
     run_evaluation(cfg, Judge(), chat=Chat())
-    path = Path(cfg.out) / f"{name}.jsonl"
+    path = Path(cfg.out) / "predictions.jsonl"
     good = path.read_text().splitlines()[0]
     path.write_text(f"{good}\n{line}\n{good}\n")
-    with pytest.raises(DataError, match=rf"{name}.jsonl \[line 2\]: not .*overwrite"):
+    with pytest.raises(DataError, match=r"predictions.jsonl \[line 2\]: not .*overwrite"):
         run_evaluation(cfg, Judge(), chat=Chat())
 
 

@@ -106,8 +106,8 @@ def test_models_and_settings_that_do_not_serve(cfg: EvaluateConfig) -> None:
         run_evaluation(cfg, Judge(), chat=Chat(silent))
 
 
-@pytest.mark.parametrize("after", ["answer v1", "judge No information available"])
-def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, after: str) -> None:
+def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
+    after = "answer v1"
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -128,10 +128,7 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, af
     chat, judge = Chat(), Judge()
     report = run_evaluation(cfg, judge, chat=chat)
     again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
-    # verdicts are asked for in groups
-    assert after in set(seen) & set(again)
-    assert all(one.startswith(after.split()[0]) for one in set(seen) & set(again))
-    assert after.startswith("judge") or set(seen) & set(again) == {after}
+    assert set(seen) & set(again) == {after}
     assert len(set(seen) | set(again)) == 8
     assert report["overall"]["accuracy"]["value"] == 1.0
 

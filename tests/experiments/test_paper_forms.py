@@ -168,8 +168,8 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     run(replace(cfg, labels=str(sheet)))
     (judge,) = read_json(tmp_path / "out" / "result.json")["judges"].values()
     assert judge == first[1]
-    stored = tmp_path / "out" / "answers" / "verdicts.jsonl"
-    verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
+    stored = tmp_path / "out" / "answers" / "predictions.jsonl"
+    verdicts = {row["question_id"]: row["accuracy"] == 1 for row in map(json.loads, stored.read_text().splitlines())}
     expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
     assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
     # the folder of a finished run is a system, if it was asked the same questions
