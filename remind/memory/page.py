@@ -48,7 +48,7 @@ def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answe
         plot=(WIDTH, HEIGHT, EDGE),
         personal=("p13n", *LABELS),
         stages=BUCKETS,
-        **{key: scores[key] for key in ("failures", "notes")},
+        **{key: scores[key] for key in ("p13n", "failures", "notes")},
     )
 
 
@@ -69,7 +69,6 @@ def _section(
         "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
         "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
         "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
-        "answers": [row for row in scores["answers"] if row["dataset"] == dataset],
         "columns": COLUMNS,
         "paper": [
             (name, SYSTEMS[name].row, SYSTEMS[name].paper.values())

@@ -25,7 +25,7 @@ from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
 from remind.memory.page import section
 from remind.memory.provider import Memories
-from remind.memory.score import FORMAT, MANIFEST, assessed, read_answers, score_units
+from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
 from remind.memory.systems import SYSTEMS
 from remind.models.backbone import Backbone, backbone_of
 from remind.states.auxiliary import AuxiliaryLLM
@@ -137,10 +137,10 @@ def _adding(run: Memories) -> Callable[[dict[str, Any]], str]:
     def more(report: dict[str, Any]) -> str:
         units = [json.loads((run.out / path).read_text(encoding="utf-8")) for path in dict.fromkeys(run.units)]
         answered = {name: read_answers(run.out.parent, name) for name in {unit["system"] for unit in units}}
-        labels = assessed(run, units)
-        scores = score_units(units, run.costs(), answered, labels, seed=report["config"]["seed"])
-        report["memory"] = scores | {"p13n": labels}
-        return section(scores, units, answered)
+        seed = report["config"]["seed"]
+        personal = personalisation(run, units, seed)
+        report["memory"] = score_units(units, run.costs(), seed=seed) | {"p13n": personal}
+        return section(report["memory"], units, answered)
 
     return more
 
@@ -192,7 +192,7 @@ def _measure(cfg: RunMemoryConfig) -> None:
             "notes": run.notes,
         }
         about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
-        write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"].get("p13n", {})})
+        write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"]["p13n"]})
         for course in run.courses.values():
             course.publish()
 

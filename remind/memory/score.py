@@ -1,4 +1,4 @@
-"""Scores of runs of memory systems: evidence recall with its tokens, answers, costs, and paired differences."""
+"""Scores of runs of memory systems: evidence recall with its tokens, costs, and paired differences."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ Place = tuple[str, int]
 #: Score and dialogue by question.
 Scored = Mapping[str, tuple[float, str]]
 MANIFEST, FORMAT = "manifest.json", 3
-#: Of answers.
-MEASURES = ("f1", "accuracy")
 
 
 def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
@@ -57,12 +55,12 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
     folder = Path(cfg.runs)
     units, spent = list(read_units(folder)), list(read_costs(folder))
     answered: dict[str, Rows] = {}
-    labels: dict[str, dict[str, Any]] = {}
+    personal: dict[str, Any] = {}
     for manifest, listed in _manifests(folder):
+        personal |= listed["p13n"]
         for name in {unit["system"] for unit in units}:
             answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
-            labels[name] = {**labels.get(name, {}), **listed["p13n"].get(name, {})}
-    scores = score_units(units, spent, answered, labels, cfg.resamples, cfg.seed)
+    scores = score_units(units, spent, cfg.resamples, cfg.seed) | {"p13n": personal}
     write_json(cfg.out, scores)
     write_page(Path(cfg.out).with_suffix(".html"), scores, units, answered)
     return scores
@@ -71,8 +69,6 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
 def score_units(
     units: Sequence[Mapping[str, Any]],
     spent: Sequence[Mapping[str, Any]],
-    answered: Mapping[str, Rows],
-    labels: Mapping[str, Mapping[str, Any]],
     resamples: int = 2000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -80,17 +76,14 @@ def score_units(
 
     Args:
         spent: what chat models were asked, by system, dialogue and stage.
-        answered: rows of predictions by system and question.
-        labels: of personalisation, by system and question, as `assessed` gives them.
 
     Returns:
         `rows`: for each dataset, system and place the mean evidence recall over questions with gold evidence, with the
         tokens it took, a 95 % interval over resampled dialogues, and the shares of questions with any and with all of
         their evidence. `paired`: the same of the differences between systems, over the questions both were asked.
-        `answers`, `paired_answers`: F1 and accuracy. `costs`, `failures`: see `costs`. `notes`: what must be said
-        beside the figures.
+        `costs`, `failures`: see `costs`. `notes`: what must be said beside the figures.
     """
-    names = ("rows", "paired", "answers", "paired_answers", "costs", "failures")
+    names = ("rows", "paired", "costs", "failures")
     scores: dict[str, Any] = {name: [] for name in names}
     draws = (resamples, seed)
     by_dataset = sorted(units, key=lambda unit: unit["dataset"])
@@ -103,30 +96,12 @@ def score_units(
         recalls = {
             name: {place: _known(questions) for place, questions in places.items()} for name, places in found.items()
         }
-        measured: dict[str, dict[str, Scored]] = {}
-        for name in systems:
-            said = answered.get(name, {})
-            given = {
-                row["question"]: {
-                    **said[row["question"]],
-                    "tokens": row["context"]["tokens"],
-                    **labels.get(name, {}).get(row["question"], {}),
-                }
-                for unit in own[name]
-                for row in unit["rows"]
-                if row["question"] in said
-            }
-            scores["answers"] += answers(dataset, name, given, draws)
-            scores["costs"].append(costs(dataset, name, own[name], spent))
-            measured[name] = {measure: _answered(given, measure) for measure in MEASURES}
+        scores["costs"] += [costs(dataset, name, own[name], spent) for name in systems]
         for one, other in permutations(systems, 2):
             head = {"dataset": dataset, "system": one, "minus": other}
             for at, value in recalls[one]:
                 if gain := _paired(recalls[one][at, value], recalls[other].get((at, value), {}), draws):
                     scores["paired"].append({**head, "at": at, "value": value, **gain})
-            for measure in MEASURES:
-                if gain := _paired(measured[one][measure], measured[other][measure], draws):
-                    scores["paired_answers"].append({**head, "measure": measure, **gain})
         scores["failures"] += [
             {"dataset": dataset, "system": unit["system"], "dialogue": unit["dialogue"], **unit["failed"]}
             for unit in members
@@ -142,15 +117,10 @@ def read_answers(folder: Path, name: str) -> Rows:
     return {row["question_id"]: row for _, row in rows if row.get("failure") not in NO_VERDICT}
 
 
-def assessed(run: Memories, units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """How direct answers use what is remembered beside them, by system and question, as `assess` says.
-
-    Empty where the run's judge is not asked for that.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    if run.cfg.judge != "p13n" or run.cfg.llm.dry_run:
-        return found
-    for unit in units:
+def personalisation(run: Memories, units: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
+    """How direct answers use what is remembered, by system, as `tally` says; empty where no judge is asked that."""
+    labelled: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for unit in units if run.cfg.judge == "p13n" and not run.cfg.llm.dry_run else ():
         answered = read_answers(run.out.parent, unit["system"])
         cases, ids = [], []
         for row in unit["rows"]:
@@ -161,10 +131,10 @@ def assessed(run: Memories, units: Sequence[Mapping[str, Any]]) -> dict[str, dic
                 ids.append(row["question"])
         model = run.chat(unit["system"], unit["bank"], "judge")
         assert model is not None
-        for name, used, said in zip(ids, cases, assess(model, cases, ids), strict=True):
-            label = {"p13n": said.label, "bucket": said.bucket, "p13n_failed": said.why, "verdict": not used.wrong}
-            found.setdefault(unit["system"], {})[name] = label
-    return found
+        for used, said in zip(cases, assess(model, cases, ids), strict=True):
+            label = {"p13n": said.label, "bucket": said.bucket, "verdict": not used.wrong}
+            labelled.setdefault(unit["system"], []).append((unit["dialogue"], label))
+    return {name: tally(rows, seed=seed) for name, rows in labelled.items()}
 
 
 def score_and_show(cfg: ScoreMemoryConfig) -> None:
@@ -271,43 +241,6 @@ def _paired(one: Scored, other: Scored, draws: tuple[int, int]) -> dict[str, Any
     first, second = [other[name][0] for name in both], [one[name][0] for name in both]
     gain = paired_bootstrap(first, second, clusters, *draws)
     return gain and {"difference": gain["value"], "low": gain["low"], "high": gain["high"]}
-
-
-def answers(dataset: str, name: str, given: Rows, draws: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Scores of a system's answers over all questions, then by category; nothing where none were asked for.
-
-    An answer that did not come takes no part.
-    """
-    for category in [None, *sorted({str(row["category"]) for row in given.values() if row["category"] is not None})]:
-        chosen = [row for row in given.values() if category in (None, str(row["category"]))]
-        if not chosen:
-            continue
-        measures = {}
-        for measure in MEASURES:
-            values = [(value, row["dialogue_id"]) for row in chosen if (value := _measured(row, measure)) is not None]
-            clusters = several([dialogue for _, dialogue in values])
-            measures[measure] = bootstrap([value for value, _ in values], *draws, clusters)
-        yield {
-            "dataset": dataset,
-            "system": name,
-            "category": category,
-            "n": len(chosen),
-            "failed": sum(row["failure"] is not None for row in chosen),
-            "tokens": float(np.mean([row["tokens"] for row in chosen])),
-            "measures": measures,
-            "p13n": tally([(row["dialogue_id"], row) for row in chosen], *draws),
-        }
-
-
-def _answered(given: Rows, measure: str) -> Scored:
-    scores = ((name, _measured(row, measure), row["dialogue_id"]) for name, row in given.items())
-    return {name: (score, dialogue) for name, score, dialogue in scores if score is not None}
-
-
-def _measured(row: Mapping[str, Any], measure: str) -> float | None:
-    """Accuracy (Eq. 9), or F1: LoCoMo's own where the question has a category of LoCoMo's."""
-    value = row["accuracy"] if measure == "accuracy" else row["f1"] if row["locomo_f1"] is None else row["locomo_f1"]
-    return None if value is None else float(value)
 
 
 def _known(questions: Mapping[str, Found]) -> Scored:

@@ -174,15 +174,12 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     out = run_memory(settings)
     hits = server.hits
     scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
-    answers = {(row["system"], row["category"]): row for row in scores["answers"]}
-    assert answers["bm25", "4"]["measures"]["f1"]["value"] == 1.0
-    assert answers["no_context", "4"]["measures"]["f1"]["value"] == 0.0
-    assert answers["gold", None]["n"] == 8
-    assert answers["bm25", "4"]["measures"]["accuracy"]["value"] == 1.0
-    pairs = {(row["system"], row["minus"], row["measure"]): row for row in scores["paired_answers"]}
-    for measure in ("f1", "accuracy"):
-        values = [answers[name, None]["measures"][measure]["value"] for name in ("bm25", "no_context")]
-        assert pairs["bm25", "no_context", measure]["difference"] == pytest.approx(values[0] - values[1])
+    report = json.loads((out / "report.json").read_text())
+    fours = {name: part["by_category"]["4"] for name, part in report["conditions"].items()}
+    found = {name: [row[measure]["value"] for measure in ("locomo_f1", "accuracy")] for name, row in fours.items()}
+    assert found == {"bm25": [1.0, 1.0], "gold": [1.0, 1.0], "full_context": [1.0, 1.0], "no_context": [0.0, 1.0]}
+    assert report["conditions"]["gold"]["overall"]["n"] == 8
+    assert report["reference"] == "no_context"
     assert scores["notes"] == [
         f"Answers: m@{server.url}, reader direct, {prompt_id('memory_read')}.",
         f"Verdicts: m@{server.url}, {prompt_id('ask_judge')}.",
@@ -235,14 +232,14 @@ def test_how_answers_use_what_is_remembered_is_judged_beside_them(data: Path, tm
         run_memory(settings)
         again = server.hits - hits
     scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
-    rows = {(row["system"], row["category"]): row["p13n"] for row in scores["answers"]}
+    rows = scores["p13n"]
     # Rex is named in both dialogues, and no reply to that can be read; all else could have been said with Rex in it
-    whole = rows["bm25", None]
+    whole = rows["bm25"]
     assert (whole["n"], whole["unread"], whole["underuse"]["value"], whole["p13n"]["value"]) == (6, 2, 1.0, 0.0)
     # of the wrong answers one turn was shown, which does not tell of Rex; the bank does
     assert whole["errors"] == {"memory": 0, "profile": 6, "generation": 0, "unread": 0}
-    assert rows["no_context", None]["na"]["value"] == 1.0
-    assert rows["no_context", None]["errors"]["memory"] == 8
+    assert rows["no_context"]["na"]["value"] == 1.0
+    assert rows["no_context"]["errors"]["memory"] == 8
     assert again == 0
     assert f"Personalisation and errors: m@{server.url}, {prompt_id('judge_p13n')}." in scores["notes"]
     assert "<h3>Personalisation</h3>" in (tmp_path / "scores.html").read_text()
