@@ -1,4 +1,5 @@
-"""What an evaluation costs besides its models: seconds per question, and a second run over known answers."""
+"""What an evaluation costs besides its models: seconds per question, the time to the first answer, memory, and a second
+run over known answers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json
 from remind.data.dialogue import Dialogue, Question, Session, Turn
@@ -19,7 +20,7 @@ from remind.evaluation.run import run_evaluation
 from remind.models.chat import Content
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Generation
-from remind.states.dataset import write_states
+from remind.states.dataset import finish, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
 
@@ -44,13 +45,20 @@ class HarnessBenchConfig:
 
 
 class Instant(FixedAnswers):
-    """A well-formed output that cites one of ten lines, so that little is left to encode; counts what is asked."""
+    """A well-formed output that cites one of ten lines, so that little is left to encode; counts what is asked.
+
+    Attributes:
+        first: when the first question came.
+        held: bytes of the process that no file is behind, at each call.
+    """
 
     def __init__(self) -> None:
         super().__init__("none", Generation("<answer>A</answer>", 0, finished=True))
-        self.asked = 0
+        self.asked, self.first, self.held = 0, 0.0, list[int]()
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        self.first = self.first or time.perf_counter()
+        self.held.append(resident("RssAnon"))
         for n in (n for n, skip in enumerate(done) if not skip):
             text = f"<answer>A</answer><explanation>Ana: remark {self.asked % 10}</explanation>"
             self.asked += 1
@@ -65,6 +73,7 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         states = _states(cfg, Path(folder) / "states")
         run = EvaluateConfig(states=str(states), model="instant", out=str(Path(folder) / "out"))
         SentenceEncoder().encode(["a first forward costs more than the others"])
+        started = time.perf_counter()
         rows["first run"] = _timed(lambda: run_evaluation(run, answerer=answerer))
         rows["again, all known"] = _timed(lambda: run_evaluation(run, answerer=answerer))
         if answerer.asked != cfg.questions:
@@ -74,12 +83,16 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         "questions": cfg.questions,
         "about": machine,
         "seconds": rows,
+        "first_answer_seconds": answerer.first - started,
+        "held_mb": [answerer.held[0] / 1e6, max(answerer.held) / 1e6],
     }
     print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {headline(machine)}")
     print(f"{'':<20}{'wall s':>9}{'cpu s':>9}{'encoder s':>11}{'rest, ms per question':>24}")
     for name, row in rows.items():
         rest = 1000 * (row["wall"] - row["encoder"]) / cfg.questions
         print(f"{name:<20}{row['wall']:>9.2f}{row['cpu']:>9.2f}{row['encoder']:>11.2f}{rest:>24.2f}")
+    first, most = found["held_mb"]
+    print(f"first answer after {answerer.first - started:.1f} s; memory {first:.0f} MB there, {most:.0f} MB at most")
     if cfg.out is not None:
         write_json(cfg.out, found)
         print(f"numbers: {cfg.out}")
@@ -98,15 +111,15 @@ def _timed(run: Callable[[], dict[str, Any]]) -> dict[str, float]:
 
 def _states(cfg: HarnessBenchConfig, folder: Path) -> Path:
     """States of dialogues with ten questions each, by turns of the three formats."""
-    records = []
+    folder.mkdir()
     for number, start in enumerate(range(0, cfg.questions, 10)):
         turns = tuple(
             Turn(f"t{n}", "Ana" if n % 2 else "Bo", " ".join(f"w{(n * 31 + k * 7) % 997}" for k in range(cfg.words)))
             for n in range(cfg.turns)
         )
         dialogue = Dialogue(f"d{number}", (Session("s", "1 May", turns),))
-        records += [_record(dialogue, n, cfg) for n in range(start, min(start + 10, cfg.questions))]
-    write_states(folder, records, {"inputs": {}, "llm": "none"})
+        write_part(folder, [_record(dialogue, n, cfg) for n in range(start, min(start + 10, cfg.questions))])
+    finish(folder, {"inputs": {}, "llm": "none"})
     return folder
 
 
