@@ -79,6 +79,7 @@ class Memories:
         out: folder that what they remember and find is kept in.
         held: closes the meters.
         reads: whether the reader answers; otherwise contexts are for the model of an evaluation.
+        own: systems that stand in `cfg.systems` and not in `SYSTEMS`.
 
     Attributes:
         datasets: of the dialogues, where they are of several.
@@ -89,9 +90,19 @@ class Memories:
         ConfigError: an unknown system or option, or an endpoint that is missing.
     """
 
-    def __init__(self, cfg: RunMemoryConfig, out: Path, held: ExitStack, reads: bool = True) -> None:
+    def __init__(
+        self,
+        cfg: RunMemoryConfig,
+        out: Path,
+        held: ExitStack,
+        reads: bool = True,
+        own: Mapping[str, MemorySystem] | None = None,
+    ) -> None:
         self.cfg, self.out, self._held = cfg, out, held
-        self.systems = {name: make_system(name, _options(cfg, name)) for name in cfg.systems}
+        self.systems = dict(own or {})
+        self.systems |= {
+            name: make_system(name, _options(cfg, name)) for name in cfg.systems if name not in self.systems
+        }
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
@@ -141,7 +152,7 @@ class Memories:
         if dry is not None and self._meters:
             dry = str(Path(dry).with_name(f"{len(self._meters)}-{Path(dry).name}"))
         costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
-        alike = [pattern for name in self.systems if (pattern := SYSTEMS[name].alike)]
+        alike = [pattern for name in self.systems if name in SYSTEMS and (pattern := SYSTEMS[name].alike)]
         meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, dry, alike))
         self._meters.append((endpoint, meter))
         return meter
@@ -209,7 +220,7 @@ class SystemContexts:
     def _ask(self, system: MemorySystem, dialogue: Dialogue, questions: Sequence[Question], key: str) -> dict[str, Any]:
         run, cfg, name = self._run, self._run.cfg, _bank_name(dialogue)
         # memories that a model writes are that model's
-        writes = run.writing is not None and SYSTEMS[self.name].stages
+        writes = run.writing is not None and (self.name not in SYSTEMS or SYSTEMS[self.name].stages)
         made_by = sha256_json([run.about[self.name], run.writing.endpoint.identity if run.writing and writes else None])
         folder = run.out / "banks" / f"{self.name}-{made_by[:8]}" / sha256_json(dialogue.id)[:16]
         stage, report, failed = "ingest", {}, None

@@ -49,8 +49,8 @@ def evaluate(
         answerer: a model's name, folder (with adapters or without) or hub id; a Hugging Face model; a chat model; any
             `Answerer`. None: nobody answers, so that contexts alone are measured.
         data: a states folder or dataset, filtered and mapped as one likes; or dialogues with questions.
-        contexts: names of conditions and memory systems, and providers of one's own: objects with a method
-            `context(question, dialogue)` that returns a `remind.evaluation.contexts.Context`.
+        contexts: names of conditions and memory systems, memory systems of one's own, and other providers: objects with
+            a method `context(question, dialogue)` that returns a `remind.evaluation.contexts.Context`.
         judge: of direct answers; None: as the setting `judge` says, by default a rule.
         out: folder of the run, in which it can be resumed; None: a temporary one.
         corpus: the dialogues of the states, or their file, for contexts that are made from these.
@@ -99,7 +99,8 @@ def _answerer(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answere
 
 def _evaluate(cfg: EvaluateConfig, own: Mapping[str, Any], **given: Any) -> dict[str, Any]:
     """An evaluation in which conditions may be memory systems; what these found stands in the report, too."""
-    names = [name for name in cfg.names if name in SYSTEMS and name not in (*CONDITIONS, *own)]
+    systems = {name: one for name, one in own.items() if hasattr(one, "open")}
+    names = [name for name in cfg.names if name in systems or (name in SYSTEMS and name not in (*CONDITIONS, *own))]
     if unknown := [name for name in cfg.names if name not in (*CONDITIONS, *SYSTEMS, *own)]:
         there = ", ".join((*CONDITIONS, *SETS, *SYSTEMS))
         raise ConfigError(f"no context {unknown[0]!r}; there are {there}")
@@ -119,8 +120,8 @@ def _evaluate(cfg: EvaluateConfig, own: Mapping[str, Any], **given: Any) -> dict
         llm=cfg.llm,
     )
     with ExitStack() as held:
-        run = Memories(settings, Path(cfg.out) / MEMORY, held, reads=False)
-        return run_evaluation(cfg, providers={**run.providers(), **own}, more=_adding(run), **given)
+        run = Memories(settings, Path(cfg.out) / MEMORY, held, reads=False, own=systems)
+        return run_evaluation(cfg, providers={**own, **run.providers()}, more=_adding(run), **given)
 
 
 def evaluate_and_show(cfg: EvaluateConfig) -> None:
