@@ -30,8 +30,16 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
-from remind.states.records import ABSENT, Picture, StateRecord, pictures_of
+from remind.states.records import (
+    ABSENT,
+    Picture,
+    StateRecord,
+    abstention_of,
+    attentional_of,
+    pictures_of,
+    positions_of,
+    strategy_end,
+)
 from remind.text.answers import declines
 
 if TYPE_CHECKING:

@@ -135,17 +135,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             format version.
     """
     path = Path(folder) / MANIFEST
-    if not path.is_file() or not (path.parent / CARD).is_file():
-        what = "not a states folder, or not built to its end; make it with `remind build-states`"
-        # earlier versions wrote a manifest, and no card
-        if not path.is_file() or read_json(path).get("format_version") == FORMAT_VERSION:
-            raise DataError(what, folder)
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
+    manifest = read_json(path) if path.is_file() else {}
+    if not isinstance(manifest, dict) or manifest.get("format", "remind-states") != "remind-states":
         raise FormatError("not the manifest of a states folder", path)
-    if (version := manifest.get("format_version")) != FORMAT_VERSION:
+    if (version := manifest.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         what = f"states of format version {shown(version)}, not {FORMAT_VERSION}; make them anew: remind build-states"
         raise FormatError(what, path)
+    if not manifest or not (path.parent / CARD).is_file():
+        raise DataError("not a states folder, or not built to its end; make it with `remind build-states`", folder)
     return manifest
 
 
@@ -186,11 +183,12 @@ def iterate_states(states: States, split: str | None = None) -> Iterator[StateRe
 
 def read_states(states: States, split: str | None = None) -> list[StateRecord]:
     """All records (of one split). Raises DataError if there are none, or if train and test share evidence."""
-    check_split(states)
+    there = check_split(states)
     chosen = list(iterate_states(states, split))
     if not chosen:
-        there = ", ".join(sorted(set(question_splits(states).values()))) or "none"
-        raise DataError(f"no states of split {split!r} (there are: {there})", _folder(states))
+        raise DataError(
+            f"no states of split {split!r} (there are: {', '.join(sorted(there)) or 'none'})", _folder(states)
+        )
     return chosen
 
 
@@ -206,15 +204,10 @@ def _parts(states: States, split: str | None = None) -> list[Dataset]:
     return [part for name, part in found.items() if split in (None, name)]
 
 
-def _columns(states: States, *names: str) -> Iterator[dict[str, Any]]:
-    """Rows with these columns alone."""
-    for part in _parts(states):
-        yield from part.select_columns(list(names))
-
-
 def question_splits(states: States) -> dict[str, str]:
     """Question id to split."""
-    return {row["question_id"]: row["split"] for row in _columns(states, "question_id", "split")}
+    parts = (part.select_columns(["question_id", "split"]) for part in _parts(states))
+    return {row["question_id"]: row["split"] for part in parts for row in part}
 
 
 def check_split(states: States) -> Counter[str]:
@@ -226,7 +219,8 @@ def check_split(states: States) -> Counter[str]:
     """
     folder = _folder(states)
     settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
-    rows = list(_columns(states, "question_id", "dialogue_id", "split", "evidence", "images"))
+    columns = ["question_id", "dialogue_id", "split", "evidence", "images"]
+    rows = [row for part in _parts(states) for row in part.select_columns(columns)]
     gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
     if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
         _log.warning("%s: %s", folder, overlap)
