@@ -30,7 +30,6 @@ from remind.perception.perceive import (
     relevance,
     retrieve,
     take_segments,
-    top_count,
 )
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.testbed.world import WorldConfig, make_world
@@ -41,7 +40,7 @@ WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river"
 
 
 def section(index: DialogueIndex, positions: Sequence[int]) -> int:
-    return index.costs.of(sorted(positions), index.session_of)
+    return index.costs.of(sorted(positions))
 
 
 def rendered_cost(index: DialogueIndex, positions: Sequence[int]) -> int:
@@ -103,7 +102,7 @@ def bm25(index: DialogueIndex, question: str) -> np.ndarray:
 
 def greedy(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
     """Taken by falling score; what each adds is read off the cost of the whole section."""
-    costs, session_of, n = index.costs, index.session_of, len(scores)
+    costs, session_of, n = index.costs, index.costs.session_of, len(scores)
     chosen, opened, spent = np.zeros(n, dtype=bool), set(), 0
     for position in np.argsort(-scores, kind="stable").tolist():
         session = session_of[position]
@@ -230,18 +229,10 @@ def test_relevance_is_the_cosine_of_eq_1() -> None:
     assert by_falling(np.array([1.0, 3.0, 1.0, 2.0])) == [1, 3, 0, 2]
 
 
-def test_top_count_is_the_exact_ceiling() -> None:
-    for n in range(1, 3000):
-        assert top_count(n, 0.2) == -(-n // 5)
-        assert top_count(n, 0.1) == -(-n // 10)
-        assert top_count(n, 1.0) == n
-    assert top_count(3, 1e-12) == 1
-
-
 def test_cost_is_what_the_prompt_takes(encoder: object, park: Dialogue) -> None:
     index = index_of(park, encoder)
     for chosen in (list(range(16)), [0, 1, 3, 8, 9], [15]):
-        assert index.cost(chosen) == rendered_cost(index, chosen)
+        assert index.costs.of(chosen) == rendered_cost(index, chosen)
 
 
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
