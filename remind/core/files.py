@@ -28,64 +28,51 @@ _log = logging.getLogger(__name__)
 def atomic_path(target: str | Path) -> Iterator[Path]:
     """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise.
 
+    It is an empty file at first; where the block makes a folder of it, that replaces a whole folder.
+
     Raises:
-        OSError: a full disk or no permission, whichever library writes there.
+        OSError: a full disk or no permission, whichever library writes there, with the name of the target.
     """
     target = Path(target)
-    temporary = _beside(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = (target.with_name(f".{target.name}.{token_hex(4)}.{ending}") for ending in ("tmp", "old"))
     temporary.touch()
     mode = temporary.stat().st_mode
-    with _in_place_of(target, temporary):
+    try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(mode)  # safetensors writes private files
-        temporary.replace(target)
+        if temporary.is_dir():
+            if target.exists():
+                target.rename(old)
+            temporary.rename(target)
+            _remove(old)
+        else:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(mode)  # safetensors writes private files
+            temporary.replace(target)
+    except BaseException as error:
+        _remove(temporary)
+        # safetensors and tokenizers give the number in their message alone
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else getattr(error, "errno", None)
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        if isinstance(error, RemindError) or getattr(error, "filename", None) or number is None or not full:
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from None
 
 
 @contextmanager
 def atomic_folder(target: str | Path) -> Iterator[Path]:
-    """Like `atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
-    target = Path(target)
-    temporary, old = _beside(target), _beside(target, "old")
-    temporary.mkdir()
-    with _in_place_of(target, temporary):
+    """`atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
+    with atomic_path(target) as temporary:
+        temporary.unlink()
+        temporary.mkdir()
         yield temporary
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-        _remove(old)
-
-
-@contextmanager
-def _in_place_of(target: Path, temporary: Path) -> Iterator[None]:
-    """Remove what is temporary; whatever a library raises where a disk is full becomes an OSError with the name."""
-    try:
-        yield
-    except RemindError:
-        raise
-    except Exception as error:
-        # safetensors and tokenizers give the number in their message alone
-        said = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(said[1]) if said else getattr(error, "errno", None)
-        if getattr(error, "filename", None) or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        raise OSError(number, os.strerror(number), str(target)) from None
-    finally:
-        _remove(temporary)
-
-
-def _beside(target: Path, ending: str = "tmp") -> Path:
-    """A new hidden name in the folder of a path, which is made."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f".{target.name}.{token_hex(4)}.{ending}")
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # no link
+    path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -107,7 +94,7 @@ def sweep(folder: str | Path, name: str = "?*") -> None:
     Args:
         name: pattern of the names that they were to have.
     """
-    for ending in ("tmp", "old"):  # `_beside`
+    for ending in ("tmp", "old"):  # `atomic_path`
         for leftover in Path(folder).glob(f".{name}.????????.{ending}"):
             _remove(leftover)
 
