@@ -165,9 +165,8 @@ def marked_share(record: StateRecord) -> float | None:
 
 def row_of(record: StateRecord) -> dict[str, Any]:
     """The record as a row of a states dataset; levels that were not built are left out."""
-    absent = set(LEVELS) - set(record.levels)
-    row = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in absent}
-    row |= {name: asdict(record.level(name)) for name in record.levels}
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    row = {name: asdict(value) if name in LEVELS else value for name, value in values.items() if value != ABSENT}
     row["pictures"] = [picture._asdict() for picture in record.pictures]
     return row
 

@@ -61,17 +61,12 @@ def fillers() -> frozenset[str]:
     return word_list("stopwords") | word_list("filler")
 
 
-@cache
-def _stemmer() -> Any:
-    from nltk.stem import PorterStemmer
-
-    return PorterStemmer()
-
-
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
     """Porter stem of a lower-case word."""
-    return str(_stemmer().stem(word))
+    from nltk.stem import PorterStemmer
+
+    return str(PorterStemmer().stem(word))
 
 
 def words(text: str) -> list[str]:
@@ -133,7 +128,6 @@ def check_dimension(dimension: str | None) -> None:
 
 def kind_of(question: Question) -> str:
     """Its dimension, else the factual kind its wording shows; the benchmark's category is not looked at."""
-    check_dimension(question.dimension)
     if question.dimension is not None:
         return question.dimension
     text = question.text
@@ -209,8 +203,8 @@ def _find(parts: list[str], tokens: list[tuple[str, int]]) -> int | None:
     return None
 
 
-@cache
-def _scope_pattern() -> re.Pattern[str]:
+def temporal_scope(text: str) -> tuple[str, ...]:
+    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
     # march and may are words too: they count as months only next to a number, or after a preposition and capitalised
     plain = "|".join(sorted(word_list("months") - {"march", "may"}))
     months = rf"(?:{plain}|(?<![?.!] )(?<!^)(?-i:March|May))"
@@ -230,12 +224,8 @@ def _scope_pattern() -> re.Pattern[str]:
         weekdays,
         "|".join(sorted(word_list("periods"))),
     )
-    return re.compile(rf"\b(?:{'|'.join(alternatives)})\b", re.IGNORECASE)
-
-
-def temporal_scope(text: str) -> tuple[str, ...]:
-    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
-    return tuple(dict.fromkeys(match.group().strip() for match in _scope_pattern().finditer(text)))
+    found = re.finditer(rf"\b(?:{'|'.join(alternatives)})\b", text, re.IGNORECASE)
+    return tuple(dict.fromkeys(match.group().strip() for match in found))
 
 
 def _topics(
@@ -251,14 +241,11 @@ def _topics(
     for phrase in scope:
         rest = rest.replace(phrase, " , ")
     chunks = _chunks(rest, names)
-
-    def weight(chunk: str) -> tuple[bool, float]:
-        rarities = [weights[term] for term in stems(chunk) if term in weights]
-        return (bool(rarities), max(rarities, default=0.0))
-
+    rarities = {chunk: [weights[term] for term in stems(chunk) if term in weights] for chunk, _ in chunks}
     focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
     named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
-    entities = dict.fromkeys([*quoted, *sorted(named, key=weight, reverse=True)])
+    ranked = sorted(named, key=lambda chunk: (bool(rarities[chunk]), max(rarities[chunk], default=0.0)), reverse=True)
+    entities = dict.fromkeys([*quoted, *ranked])
     return tuple(entities)[:MAX_ENTITIES], tuple(focus)
 
 
