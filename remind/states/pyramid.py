@@ -192,6 +192,17 @@ class Rendered:
             return (self.dialogue[1], self.dialogue[1])
         return (min(s for s, _ in spans), max(e for _, e in spans))
 
+    @property
+    def strategy_end(self) -> int:
+        """Where the strategy section ends, in characters; the end of the dialogue where there is none."""
+        empty = not (*self.reasoning, *self.anchors)
+        return self.dialogue[1] if empty else self.text.index("\n", self.strategy[1]) + 1
+
+    @property
+    def abstention(self) -> bool:
+        """Whether it says what to answer where the conversation does not tell; only those of direct questions may."""
+        return NO_INFORMATION in self.text[: self.dialogue[0]]
+
 
 @dataclass
 class _Writer:

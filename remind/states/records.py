@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import NO_INFORMATION, SPLITS, Dialogue, Format, Question, Turn
+from remind.data.dialogue import SPLITS, Dialogue, Format, Question, Turn
 from remind.states import prompts
 from remind.states.pyramid import (
     ANCHOR_KINDS,
@@ -222,13 +222,6 @@ def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
     return [dialogue.positions[span.turn_id] for span in record.x0.turns]
 
 
-def strategy_end(rendered: Rendered) -> int:
-    """Where the strategy section ends, in characters; the end of the dialogue where there is none."""
-    if not (*rendered.reasoning, *rendered.anchors):
-        return rendered.dialogue[1]
-    return rendered.text.index("\n", rendered.strategy[1]) + 1
-
-
 def strategy_of(rendered: Rendered) -> Strategy:
     """S_str as written in the prompt."""
     text = rendered.text
@@ -240,11 +233,6 @@ def strategy_of(rendered: Rendered) -> Strategy:
         anchors[ANCHOR_KINDS[head]].append(text[start:end])
     reasoning = tuple(text[start:end] for start, end in rendered.reasoning)
     return Strategy(reasoning, **{name: tuple(values) for name, values in anchors.items()})
-
-
-def abstention_of(rendered: Rendered) -> bool:
-    """Whether the prompt says what to answer where the conversation does not tell; only direct questions' may."""
-    return NO_INFORMATION in rendered.text[: rendered.dialogue[0]]
 
 
 def blocks_of(rendered: Rendered) -> tuple[Span, ...]:
@@ -266,7 +254,7 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     told = None
     if record.kind is not None:
         told = replace(blind(question), dimension=None if record.kind == FACTUAL else record.kind)
-    state = FactualState(dialogue, question, segments, strategy_of(record.x0), abstention_of(record.x0), told)
+    state = FactualState(dialogue, question, segments, strategy_of(record.x0), record.x0.abstention, told)
     if render(state).text != record.x0.text:
         raise DataError(
             "x0 cannot be rebuilt: the dialogue files or the prompt templates differ from those the states were "
@@ -291,7 +279,7 @@ def summary_of(record: StateRecord) -> str:
     if x1 == x2:
         return ""
     head = f"\nReflection\n{prompts.render('summary').strip()}\n"
-    start = x2.find(head, strategy_end(record.x2))
+    start = x2.find(head, record.x2.strategy_end)
     end = start + len(x2) - len(x1)
     if start < 0 or x2[:start] + x2[end:] != x1:
         what = "x2 is not x1 with a summary: the prompt templates have changed since; build the states again"
