@@ -172,9 +172,7 @@ def made_from(
     settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
     chat = llm.startswith("chat-")  # only a chat model is asked anything
     inputs, hashes = content_of(cfg, corpus), {} if saes is None else sae_hashes(saes)
-    templates = prompts.fingerprints(*prompts.RENDERED, *(prompts.ASKED if chat else ()))
-    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
-    versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
+    templates = {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, *(prompts.ASKED if chat else ()))}
 
     decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae", "sae_data")}
     decisive["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in _ELSEWHERE_IN_GROUNDING}
@@ -187,7 +185,7 @@ def made_from(
     about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
     compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed")}
     return {
-        "build": sha256_json([*about, versions]),
+        "build": sha256_json([*about, versions()]),
         "inputs": inputs,
         "config": {"input": cfg.input, **settings},
         "config_hash": sha256_json({**compared, "llm": llm} if chat else compared),
@@ -197,8 +195,13 @@ def made_from(
         "kind": cfg.perception.kind,
         "grounding_tokenizer": cfg.backbone,
         "sae": hashes,
-        "versions": versions,
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def sae_hashes(folder: Path) -> dict[str, str]:

@@ -276,7 +276,7 @@ def joint_codes(encoder: SparseEncoder, state: FactualState, pictures: Pictures 
         part[ids == config.image_token_id] = Part.CAPTION
         part[(ids == config.vision_start_token_id) | (ids == config.vision_end_token_id)] = Part.OTHER
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
-    length = bisect_left(tokens.offsets, rendered.strategy[1], key=lambda span: span[0])
+    length = bisect_left(tokens.offsets, rendered.strategy_end - 1, key=lambda span: span[0])
     turn, part = turn[:length], part[:length]
     inside = (turn >= 0).nonzero().squeeze(-1)
     layers = {}

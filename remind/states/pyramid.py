@@ -18,7 +18,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("x0", "x1", "x2")
 #: m* of Section 4.3 as plain text. It has a line of its own; a dialogue line begins with a speaker or `[Image #`.
 MARKER = "[ATTENTION]"
-_MARKERS = re.compile(re.escape(MARKER))
 
 #: Head of each line of anchors in a prompt, and the field of `Strategy` that it shows.
 ANCHOR_KINDS = {
@@ -185,18 +184,10 @@ class Rendered:
     markers: tuple[Span, ...] = ()
 
     @property
-    def strategy(self) -> Span:
-        """From the first strategy span to the last; (n, n) if the strategy is empty."""
-        spans = self.reasoning + self.anchors
-        if not spans:
-            return (self.dialogue[1], self.dialogue[1])
-        return (min(s for s, _ in spans), max(e for _, e in spans))
-
-    @property
     def strategy_end(self) -> int:
-        """Where the strategy section ends, in characters; the end of the dialogue where there is none."""
-        empty = not (*self.reasoning, *self.anchors)
-        return self.dialogue[1] if empty else self.text.index("\n", self.strategy[1]) + 1
+        """Where the last line of the strategy ends; the end of the dialogue where there is none."""
+        last = max((end for _, end in (*self.reasoning, *self.anchors)), default=self.dialogue[1])
+        return self.text.index("\n", last - 1) + 1
 
     @property
     def abstention(self) -> bool:
@@ -345,7 +336,7 @@ def marker_places(text: str) -> list[tuple[int, int]]:
     """
     reminder = prompts.render("reminder", marker=MARKER).strip()
     lines = re.finditer(rf"^(?:{re.escape(MARKER)}|{re.escape(reminder)})$", text, re.MULTILINE)
-    return [match.span() for line in lines for match in _MARKERS.finditer(text, line.start(), line.end())]
+    return [match.span() for line in lines for match in re.compile(re.escape(MARKER)).finditer(text, *line.span())]
 
 
 def render_answer(question: Question) -> str | None:

@@ -115,7 +115,6 @@ def record_of(state: State, split: str) -> StateRecord:
     """A question's states, rendered up to the level of the one given, with what training and evaluation need."""
     attentional = state.attentional if isinstance(state, ReflectiveState) else state
     factual = attentional.factual if isinstance(attentional, AttentionalState) else attentional
-    assert isinstance(factual, FactualState)
     question, dialogue = factual.question, factual.dialogue
     held = {turn.id for turn in factual.turns}
     held_images = {image.index for turn in factual.turns for image in turn.images}
@@ -167,8 +166,7 @@ def row_of(record: StateRecord) -> dict[str, Any]:
     """The record as a row of a states dataset; levels that were not built are left out."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     row = {name: asdict(value) if name in LEVELS else value for name, value in values.items() if value != ABSENT}
-    row["pictures"] = [picture._asdict() for picture in record.pictures]
-    return row
+    return row | {"pictures": [picture._asdict() for picture in record.pictures]}
 
 
 def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> StateRecord:
@@ -195,13 +193,12 @@ def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> S
 
 def _problem(record: StateRecord) -> str | None:
     """What no record can hold: rows may have been mapped by hand."""
-    letters = LETTERS[: len(record.options)]
     if record.split not in SPLITS:
         return f"unknown split {shown(record.split)}"
     if (record.format == "direct") == bool(record.options):
         return f"a {record.format} question has {len(record.options)} options"
-    if record.options and not set(record.answers) <= set(letters):
-        return f"gold answers {', '.join(record.answers)} of the options {letters}"
+    if record.options and not set(record.answers) <= set(LETTERS[: len(record.options)]):
+        return f"gold answers {', '.join(record.answers)} of {len(record.options)} options"
     for name in record.levels:
         level = record.level(name)
         spans = [level.dialogue, *level.reasoning, *level.anchors, *level.markers]

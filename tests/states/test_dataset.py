@@ -137,7 +137,7 @@ def row(level: str | None = None, **changes: Any) -> dict[str, Any]:
         (row(format="open"), "column format: "),
         (row(options=("a",)), "a direct question has 1 options"),
         (row_of(asked(options=())), "a multi question has 0 options"),
-        (row_of(asked(answers=("Z",))), "gold answers Z of the options AB"),
+        (row_of(asked(answers=("Z",))), "gold answers Z of 2 options"),
         ({name: value for name, value in row().items() if name != "target"}, "column target: Field required"),
     ],
 )

@@ -41,11 +41,11 @@ def blocks(name: str, **values: Any) -> dict[str, str]:
     return {block: "".join(fill(context)).strip() for block, fill in template.blocks.items()}
 
 
-def fingerprints(*names: str) -> dict[str, str]:
-    """Twelve hex digits of the SHA-256 of each of these templates; they go into every artifact made with them."""
-    return {name: hashlib.sha256((_FOLDER / f"{name}.j2").read_bytes()).hexdigest()[:12] for name in names}
+def fingerprint(name: str) -> str:
+    """Twelve hex digits of the template's SHA-256; goes into every artifact made with it."""
+    return hashlib.sha256((_FOLDER / f"{name}.j2").read_bytes()).hexdigest()[:12]
 
 
 def prompt_id(name: str) -> str:
     """Name and hash of the template, as in `ask_cue-0123456789ab`."""
-    return f"{name}-{fingerprints(name)[name]}"
+    return f"{name}-{fingerprint(name)}"
