@@ -130,9 +130,9 @@ def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str
         yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
 
 
-def paths_of(given: str | Sequence[str] | None) -> list[str]:
-    """A setting that names a path, several, or none."""
-    return [given] if isinstance(given, str) else list(given or ())
+def paths_of(given: str | Sequence[str]) -> list[str]:
+    """A setting that names a path, or several."""
+    return [given] if isinstance(given, str) else list(given)
 
 
 def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
@@ -174,7 +174,7 @@ def made_from(
     inputs, hashes = content_of(cfg, corpus), {} if saes is None else sae_hashes(saes)
     templates = {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, *(prompts.ASKED if chat else ()))}
 
-    decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae", "sae_data")}
+    decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae")}
     decisive["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in _ELSEWHERE_IN_GROUNDING}
     decisive["device"] = cfg.device.partition(":")[0]
     pictures = []

@@ -127,7 +127,7 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
     if "x1" in cfg.levels:
         cache = Path(cfg.cache).expanduser()
         with locked(cache / "sae.lock"):  # trained now if none are given
-            saes = folder_of_saes(cfg.sae, paths_of(cfg.sae_data), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
+            saes = folder_of_saes(cfg.sae, (), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
         if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
             # a model of the hub is known by its files, so they are fetched first
             load_backbone(cfg.backbone, dtype=cfg.dtype)
