@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -126,8 +127,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `object_pairs_hook`. Raises ValueError for a key twice, of which `json` would keep the last."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice[:80]!r} occurs twice in one object; which value counts is unclear")
     return result
 
@@ -138,8 +138,7 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         if path.is_file():
             return path.read_bytes()
-        what = "is a folder, a file was expected" if path.is_dir() else "is not a regular file"
-        raise DataError(what if path.exists() else "no such file", path)
+        raise DataError("is not a regular file; a file was expected" if path.exists() else "no such file", path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
 
@@ -155,9 +154,8 @@ def read_json(path: str | Path) -> Any:
         return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", path, f"line {error.lineno}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
-    except (ValueError, RecursionError) as error:  # a key twice, a number of too many digits, lists in lists in lists
+    # not UTF-8, a key twice, a number of too many digits, lists in lists in lists
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", path) from None
 
 
