@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -219,11 +219,3 @@ class Cache:
     def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
         """Raises OSError where there is no room or no right to write; the entry is absent then."""
         write_tensors(self.path(kind, key), tensors, {"about": json.dumps(about, ensure_ascii=False)})
-
-    def json(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
-        """The JSON value of an entry without tensors, computed and written where it is absent."""
-        entry = self.read(kind, key)
-        if entry is None:
-            entry = {}, compute()
-            self.write(kind, key, *entry)
-        return entry[1]

@@ -74,7 +74,7 @@ class RunFolder:
         changed = sorted(k for k in before.keys() | after.keys() if k not in free and before.get(k) != after.get(k))
         if changed:
             raise ConfigError(
-                f"{self.path} was run with other settings ({', '.join(changed)}); resuming must keep them"
+                f"{self.path} was run with other settings ({', '.join(changed)}), which a resumed run must keep"
             )
 
     def write(self, config: Any) -> None:
