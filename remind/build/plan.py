@@ -169,9 +169,11 @@ def made_from(
     Raises:
         ImagePathError: an image that grounding is to show as pixels, missing or outside of the root.
     """
+    from sae.topk import file_hashes
+
     settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
     chat = llm.startswith("chat-")  # only a chat model is asked anything
-    inputs, hashes = content_of(cfg, corpus), {} if saes is None else sae_hashes(saes)
+    inputs, hashes = content_of(cfg, corpus), {} if saes is None else file_hashes(saes)
     templates = {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, *(prompts.ASKED if chat else ()))}
 
     decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae")}
@@ -202,13 +204,6 @@ def made_from(
 def versions() -> dict[str, str]:
     names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def sae_hashes(folder: Path) -> dict[str, str]:
-    """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
-    from sae.topk import sae_files
-
-    return {str(file.relative_to(folder)): sha256_file(file) for file in sae_files(folder)}
 
 
 def model_hash(name: str) -> str:

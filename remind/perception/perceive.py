@@ -30,7 +30,7 @@ from remind.models.encoder import HELD, SentenceEncoder
 from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import FactualState, Segment, Strategy, blind, render, segments_of, turn_text
-from remind.text.words import check_dimension, stems
+from remind.text.words import stems
 
 _log = logging.getLogger(__name__)
 #: A spread of scores that is rounding alone.
@@ -82,7 +82,6 @@ class Perception:
                 raise DataError("the question has no text", record=question.id)
             if question.dialogue_id != dialogue.id:
                 raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
-            check_dimension(question.dimension)
         asked = told(self.llm, questions, self.config.kind)
         index = self.index(dialogue)
         # one at a time: vectors differ in the last bits with the batch they were encoded in

@@ -83,22 +83,17 @@ of every turn; `target` is the answer to be learned. `{manifest}` says what they
 _log = logging.getLogger(__name__)
 
 
-def part_name(split: str, dialogue_id: str) -> str:
-    """The file of a dialogue's questions of one split."""
-    name = quote(dialogue_id, safe=" ")
-    if len(name) > 150:  # file systems take 255 bytes
-        name = f"{name[:100]}-{hashlib.sha256(dialogue_id.encode()).hexdigest()[:16]}"
-    return f"{split}-{name}.parquet"
-
-
 def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
     """Write a dialogue's states, a Parquet file for each split; returns the names of the files."""
     names = []
+    stem = quote(records[0].dialogue_id, safe=" ") if records else ""
+    if len(stem) > 150:  # file systems take 255 bytes
+        stem = f"{stem[:100]}-{hashlib.sha256(records[0].dialogue_id.encode()).hexdigest()[:16]}"
     for split in SPLITS:
         rows = [row_of(record) for record in records if record.split == split]
         if rows:
             features = Features({name: kind for name, kind in FEATURES.items() if name in rows[0]})
-            names.append(part_name(split, rows[0]["dialogue_id"]))
+            names.append(f"{split}-{stem}.parquet")
             with atomic_path(Path(folder) / names[-1]) as path:
                 pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
     return names

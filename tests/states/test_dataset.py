@@ -18,7 +18,6 @@ from remind.states.dataset import (
     finish,
     iterate_states,
     load_states,
-    part_name,
     question_splits,
     read_manifest,
     read_states,
@@ -86,7 +85,7 @@ def test_record_says_what_x0_holds() -> None:
 
 def test_unfinished_older_or_damaged_folders_are_refused_in_a_line(tmp_path: Path) -> None:
     (name,) = write_part(tmp_path, [make_record()])
-    assert name == part_name("train", "d") == "train-d.parquet"
+    assert name == "train-d.parquet"
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="not a states folder, or not built to its end; make it with"):
             read_states(folder)
