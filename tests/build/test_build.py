@@ -83,7 +83,7 @@ def test_bad_input_is_refused_before_saes_are_trained_for_it(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["turn twice", "image", "key", "layer"])
+@pytest.mark.parametrize("kind", ["turn twice", "image", "key"])
 def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
     path, out, extra = tmp_path / "in.json", tmp_path / "new" / "out", ["--sae", str(minilm_sae)]
     path.write_text(json.dumps([_locomo()]))
@@ -94,15 +94,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
         turn = {"speaker": "Ana", "text": "hi", "images": ["../secret.png"]}
         path.write_text(json.dumps({"id": "a", "messages": [turn]}))
         place, word = path.name, "is outside the data folder"
-    elif kind == "key":
+    else:
         settings = tmp_path / "settings.yaml"
         settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
         extra += ["--config", str(settings)]
         place, word = f"{settings}:3: ", "alpah"
-    else:
-        extra = ["--sae", str(tmp_path / "sae")]
-        TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
-        place, word = str(tmp_path / "sae"), "layers 0 to 6"
     before = sorted(tmp_path.iterdir())
     given = ["--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra]
     status, _, errors = run_module("remind", "build-states", *given)
