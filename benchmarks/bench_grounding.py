@@ -181,7 +181,8 @@ def _joint_seconds(
     grounder = Grounder(replay, saes, None, config)
     rendered = render(state)
     tokens = backbone.tokenize(rendered.text)
-    length = sum(start < rendered.strategy[1] for start, _ in tokens.offsets)
+    end = rendered.strategy_end - 1
+    length = sum(start < end for start, _ in tokens.offsets)
     before, after = backbone.frame
     ids = torch.tensor([[*before, *tokens.ids[:length], *after]])
     if ids.shape[1] > backbone.max_length:
@@ -226,8 +227,6 @@ def _windowed_seconds(
     with tempfile.TemporaryDirectory() as folder:
         first, second = (Grounder(backbone, saes, None, replace(config, codes_folder=folder)) for _ in range(2))
         for name, grounder in (("new", first), ("memory", first), ("disk", second)):
-            # hashing the weights happens once in a process, not once a question
-            grounder.windowed.encode_windows([])
             # a collection takes as long as three questions from memory, and comes with one of five
             gc.collect()
             times[name] = seconds(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]

@@ -79,7 +79,7 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         if answerer.asked != cfg.questions:
             raise DataError(f"{answerer.asked} questions were asked, not {cfg.questions}: some twice")
     machine = about("torch", "transformers", "sentence-transformers", "remind-toolkit")
-    found = {
+    found: dict[str, Any] = {
         "questions": cfg.questions,
         "about": machine,
         "seconds": rows,

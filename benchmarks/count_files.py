@@ -5,7 +5,7 @@
 
 Counted are functions of `remind` and `sae` that run on the thread of the caller. What only stands in the way of others
 (class bodies, modules on their first import, finders that Python's import asks, methods that dataclasses generate) is
-not; lambdas and generator expressions belong to the function that they are written in.
+not; lambdas and generator expressions belong to the function that they are written in, and templates are text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Entered:
         self._seen.add(code)
         root = next((root for root in self._ROOTS if root in Path(code.co_filename).parents), None)
         name = code.co_qualname.split(".<locals>.<")[0]
-        if root is not None and code.co_flags & inspect.CO_OPTIMIZED and not name.startswith("<"):
+        function = code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.endswith(".py")
+        if root is not None and function and not name.startswith("<"):
             self.functions.setdefault(str(Path(code.co_filename).relative_to(root.parent)), set()).add(name)
 
     def __str__(self) -> str:

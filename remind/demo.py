@@ -148,7 +148,7 @@ def _with_targets(labels: LabelConfig, world: World, records: Sequence[StateReco
 
 def _marked_turns(records: Sequence[StateRecord]) -> float:
     """Share of the turns of x0 that stand inside marks."""
-    from remind.states.rebuild import blocks_of
+    from remind.states.records import blocks_of
 
     marked = sum(end - start + 1 for record in records for start, end in blocks_of(record.x1))
     return marked / sum(len(record.x0.turns) for record in records)

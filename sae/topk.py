@@ -16,6 +16,7 @@ Files of other publishers are read by `sae.published`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import warnings
@@ -409,15 +410,21 @@ def sae_paths(folder: Path) -> dict[int, Path]:
     return found
 
 
-def sae_files(folder: Path) -> list[Path]:
-    """All files of a folder that its SAEs' codes depend on, ascending."""
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a folder that its SAEs' codes depend on, by its path inside, ascending."""
     if (folder / MAPPING).exists():
         from sae.published import Mapping as Published
 
-        return sorted([folder / MAPPING, *(folder / name for name in Published.read(folder / MAPPING).layers.values())])
-    inside = [one for path in sae_paths(folder).values() for one in (path.iterdir() if path.is_dir() else (path,))]
-    named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
-    return sorted(path for path in named if path.name != "training.json")
+        files = [folder / MAPPING, *(folder / name for name in Published.read(folder / MAPPING).layers.values())]
+    else:
+        inside = [one for path in sae_paths(folder).values() for one in (path.iterdir() if path.is_dir() else (path,))]
+        named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
+        files = [path for path in named if path.name != "training.json"]
+    hashes = {}
+    for path in sorted(files):
+        with path.open("rb") as file:
+            hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def load_idf(folder: str | Path) -> Tensor | None:

@@ -11,7 +11,7 @@ from small_corpus import first_dialogue
 
 from remind.core.files import read_json
 from remind.states.dataset import read_states
-from remind.states.rebuild import blocks_of
+from remind.states.records import blocks_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,8 +21,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.reflect import summarise
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, line_of, render
-from remind.states.rebuild import attentional_of, summary_of
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, attentional_of, summary_of
 from remind.testbed.ladder import mark_blocks
 
 #: The dialogue of a question, and the question.

@@ -41,7 +41,8 @@ def guidance_features(
     """
     tokens = encoder.backbone.tokenize(rendered.text)
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
-    length = sum(start < rendered.strategy[1] for start, _ in tokens.offsets)
+    end = rendered.strategy_end - 1
+    length = sum(start < end for start, _ in tokens.offsets)
     if not length:
         return {layer: [] for layer in encoder.saes}
     first = torch.tensor([first_character(rendered.text, span) for span in tokens.offsets[:length]])

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from remind.states.pyramid import Rendered
-from remind.states.rebuild import blocks_of
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, blocks_of
 
 
 def without_turns(rendered: Rendered, turns: Collection[int]) -> str:

@@ -23,8 +23,7 @@ from remind.evaluation.intervals import Difference
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
-from remind.states.rebuild import attentional_of, summary_of
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, attentional_of, summary_of
 from remind.testbed.ladder import write_records
 
 #: Row of the figure → which of (strategy, markers, summary) the prompt has.

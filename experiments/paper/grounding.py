@@ -29,8 +29,7 @@ from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.dataset import MANIFEST, read_manifest, read_states
 from remind.states.pyramid import FactualState, Span, blind, render, segments_of
-from remind.states.rebuild import blocks_of, factual_of
-from remind.states.records import StateRecord
+from remind.states.records import StateRecord, blocks_of, factual_of
 from remind.testbed.ladder import write_records
 from remind.viewing.config import InspectConfig
 from remind.viewing.inspector.run import Inspector

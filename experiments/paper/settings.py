@@ -86,7 +86,7 @@ def kind_of_question(cfg: PaperConfig) -> str:
 def _world(cfg: PaperConfig, seed: int) -> Setting:
     """A world whose states the pipeline has built; made once, as the cache is shared by all items."""
     world, built, cache = replace(cfg.world, seed=seed), cfg.built, _cache(cfg)
-    templates = prompts.fingerprints(*prompts.RENDERED, *prompts.ASKED)
+    templates = {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, *prompts.ASKED)}
     states = cache / sha256_json([asdict(world), asdict(built), templates])[:16] / "states"
     saes = small_saes(cfg, SMALL_MODEL, built.layers)
     with locked(cache / "world.lock"):

@@ -13,7 +13,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
 from remind.states.pyramid import AttentionalState, ReflectiveState, Span
-from remind.states.rebuild import blocks_of
+from remind.states.records import blocks_of
 from remind.testbed.built import Marks, build_world, marked, train_saes
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import LadderConfig, labelled, make_states, mark_blocks, records, to_record, write_records

@@ -80,7 +80,10 @@ def decoded(
 
     def answers(group: list[Example]) -> list[list[int]]:
         key = [*about, hashlib.sha256(b"".join(e.content((level,)) for e in group)).hexdigest()]
-        found: list[list[int]] = cache.json("decoded", key, lambda: answer(backbone, group, level, config, accelerator))
+        entry = cache.read("decoded", key)
+        found: list[list[int]] = answer(backbone, group, level, config, accelerator) if entry is None else entry[1]
+        if entry is None:
+            cache.write("decoded", key, {}, found)
         return found
 
     for number in divided(len(groups), accelerator, f"answer from {config.unlabelled}"):

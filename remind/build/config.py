@@ -34,9 +34,8 @@ class BuildStatesConfig:
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     sae: str | None = None
-    """Folder of trained SAEs (from `remind train-sae`). None: a small SAE is trained on sae_data first, and cached."""
-    sae_data: str | list[str] | None = None
-    """Dialogues to train that small SAE on; they should not overlap with the input. None: synthetic small talk."""
+    """Folder of trained SAEs (from `remind train-sae`). None: a small SAE is trained on synthetic small talk first, and
+    cached."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for other JSON formats; None: recognised from the content."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)

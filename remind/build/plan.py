@@ -18,7 +18,6 @@ from remind.core.processes import WHOLE, Shard
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
 from remind.data.readers import mapping_files, stream
 from remind.data.split import Overlap, assign_splits, check_overlap
-from remind.grounding import GroundingConfig
 from remind.models.images import file_hash
 from remind.states import prompts
 from remind.states.dataset import FORMAT_VERSION
@@ -27,6 +26,8 @@ from remind.states.dataset import FORMAT_VERSION
 _VERSION = 1
 #: Fields that say where files are and how the work is distributed; they do not change the result.
 _ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
+#: The same of grounding.
+_ELSEWHERE_IN_GROUNDING = ("codes_folder", "cached_dialogues", "image_root")
 #: Of a large file so many pieces of so many bytes are hashed, evenly spread.
 _PIECES, _PIECE = 64, 1 << 16
 
@@ -56,7 +57,7 @@ class Outline:
 
     Attributes:
         questions: without text, options and answers.
-        dialogues: number of those with questions. turns: of them all.
+        turns: number of turns of each dialogue with questions.
         splits: question id to split.
         overlap: gold evidence that training and test questions share.
         references, dangling: as in `Corpus`, of the questions that are built.
@@ -64,8 +65,7 @@ class Outline:
     """
 
     questions: list[Question] = field(default_factory=list)
-    dialogues: int = 0
-    turns: int = 0
+    turns: list[int] = field(default_factory=list)
     splits: Mapping[str, str] = field(default_factory=dict)
     overlap: Overlap | None = None
     references: int = 0
@@ -91,7 +91,7 @@ def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
         built: set[str] = set()
         for dialogue, questions in piece.by_dialogue():
             if questions:
-                plan.dialogues, plan.turns = plan.dialogues + 1, plan.turns + len(dialogue.turns)
+                plan.turns.append(len(dialogue.turns))
                 built |= {question.id for question in questions[: cfg.limit]}
         plan.references += sum(count for name, count in piece.referenced.items() if name in built)
         plan.dangling += [item for item in piece.dangling if item.question_id in built]
@@ -120,8 +120,8 @@ def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -
                 splits = {question.id: plan.splits[question.id] for question in chosen}
                 yield Task(number, dialogue, chosen, splits, plan.abstention)
                 number += 1
-    if number < plan.dialogues:
-        raise DataError(f"the input has changed while it was read: {plan.dialogues - number} dialogues are missing")
+    if number < len(plan.turns):
+        raise DataError(f"the input has changed while it was read: {len(plan.turns) - number} dialogues are missing")
 
 
 def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
@@ -130,9 +130,9 @@ def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str
         yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
 
 
-def paths_of(given: str | Sequence[str] | None) -> list[str]:
-    """A setting that names a path, several, or none."""
-    return [given] if isinstance(given, str) else list(given or ())
+def paths_of(given: str | Sequence[str]) -> list[str]:
+    """A setting that names a path, or several."""
+    return [given] if isinstance(given, str) else list(given)
 
 
 def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
@@ -150,59 +150,60 @@ def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
 # what decides the states
 
 
-def versions() -> dict[str, str]:
-    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def settings_of(cfg: BuildStatesConfig) -> dict[str, Any]:
-    """The settings that have a part in the states; the manifest lists them."""
-    return {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
-
-
 def content_of(cfg: BuildStatesConfig, corpus: Corpus | None) -> dict[str, str]:
     """Hashes of the input files and of the mapping file they are read by; of a corpus in memory its own."""
     if corpus is not None:
-        parts = ([asdict(item) for item in items] for items in (corpus.dialogues, corpus.questions))
-        return {"corpus": sha256_json(list(parts))}
+        said = [[dialogue.id, [asdict(session) for session in dialogue.sessions]] for dialogue in corpus.dialogues]
+        return {"corpus": sha256_json([said, [asdict(question) for question in corpus.questions]])}
     return input_hashes([*paths_of(cfg.input), *mapping_files(cfg.format)])
 
 
-def build_stamp(
-    cfg: BuildStatesConfig, inputs: Mapping[str, str], llm: str, saes: Mapping[str, str], dialogues: Iterator[Dialogue]
-) -> str:
-    """Hash of all that decides the finished folder.
+def made_from(
+    cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline, llm: str, saes: Path | None
+) -> dict[str, Any]:
+    """All that decides the finished folder, for its manifest; `build` is the hash of it.
 
     Args:
-        inputs: `content_of`. llm: name of the auxiliary LLM, however it is reached. saes: `sae_hashes`.
-        dialogues: read only where grounding shows images as pixels.
+        llm: name of the auxiliary LLM, however it is reached. saes: folder of the SAEs; None: no x1.
+
+    Raises:
+        ImagePathError: an image that grounding is to show as pixels, missing or outside of the root.
     """
-    settings = {key: value for key, value in settings_of(cfg).items() if key not in ("llm", "sae", "sae_data")}
-    elsewhere = ("codes_folder", "cached_dialogues", "image_root")
-    settings["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in elsewhere}
-    settings["device"] = cfg.device.partition(":")[0]
-    pixels = cfg.grounding.images == "pixels"
-    pictures = [picture_hashes(cfg.grounding, dialogue) for dialogue in dialogues] if pixels else []
-    about = [_VERSION, FORMAT_VERSION, settings, inputs, model_hash(cfg.backbone), llm, saes, prompt_hashes(llm)]
-    return sha256_json([*about, pictures, versions()])
+    from sae.topk import file_hashes
+
+    settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
+    chat = llm.startswith("chat-")  # only a chat model is asked anything
+    inputs, hashes = content_of(cfg, corpus), {} if saes is None else file_hashes(saes)
+    templates = {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, *(prompts.ASKED if chat else ()))}
+
+    decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae")}
+    decisive["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in _ELSEWHERE_IN_GROUNDING}
+    decisive["device"] = cfg.device.partition(":")[0]
+    pictures = []
+    if cfg.grounding.images == "pixels":
+        shown = ((image.path, task.dialogue.id) for task in tasks(cfg, plan, corpus) for image in task.dialogue.images)
+        root = cfg.grounding.image_root
+        pictures = [file_hash(path, root, "grounding.", name) for path, name in shown if path is not None]
+    about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
+    compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed")}
+    return {
+        "build": sha256_json([*about, versions()]),
+        "inputs": inputs,
+        "config": {"input": cfg.input, **settings},
+        "config_hash": sha256_json({**compared, "llm": llm} if chat else compared),
+        "prompts": templates,
+        "llm": llm,
+        "abstention": plan.abstention,
+        "kind": cfg.perception.kind,
+        "grounding_tokenizer": cfg.backbone,
+        "sae": hashes,
+        "versions": versions(),
+    }
 
 
-def prompt_hashes(llm: str) -> dict[str, str]:
-    """Of the prompt templates that the states are made with, by name; only a chat model is asked anything."""
-    return prompts.fingerprints(*prompts.RENDERED, *(prompts.ASKED if llm.startswith("chat-") else ()))
-
-
-def sae_hashes(folder: Path) -> dict[str, str]:
-    """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
-    from sae.topk import sae_files
-
-    return {str(file.relative_to(folder)): sha256_file(file) for file in sae_files(folder)}
-
-
-def picture_hashes(grounding: GroundingConfig, dialogue: Dialogue) -> list[str]:
-    """SHA-256 of the image files of a dialogue. Raises ImagePathError where one is missing or outside of the root."""
-    paths = (image.path for image in dialogue.images if image.path is not None)
-    return [file_hash(path, grounding.image_root, "grounding.", dialogue.id) for path in paths]
+def versions() -> dict[str, str]:
+    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def model_hash(name: str) -> str:
@@ -217,20 +218,19 @@ def model_hash(name: str) -> str:
     if folder is None:
         return name
     kinds = (".safetensors", ".json", ".txt", ".model", ".jinja")
-    files = sorted(file for file in folder.iterdir() if file.suffix in kinds and file.is_file())
-    return sha256_json({file.name: _sample_hash(file) for file in files})
-
-
-def _sample_hash(path: Path) -> str:
-    size = path.stat().st_size
-    if size <= _PIECES * _PIECE:
-        return sha256_file(path)
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for number in range(_PIECES):
-            file.seek((size - _PIECE) * number // (_PIECES - 1))
-            digest.update(file.read(_PIECE))
-    return digest.hexdigest()
+    hashes = {}
+    for path in sorted(file for file in folder.iterdir() if file.suffix in kinds and file.is_file()):
+        size = path.stat().st_size
+        if size <= _PIECES * _PIECE:
+            hashes[path.name] = sha256_file(path)
+            continue
+        digest = hashlib.sha256(str(size).encode())
+        with path.open("rb") as file:
+            for number in range(_PIECES):
+                file.seek((size - _PIECE) * number // (_PIECES - 1))
+                digest.update(file.read(_PIECE))
+        hashes[path.name] = digest.hexdigest()
+    return sha256_json(hashes)
 
 
 # which part of them a process builds
@@ -249,34 +249,26 @@ def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
     environment = os.environ if environment is None else environment
     if text is None:
         return WHOLE
-    if text == "auto":
-        return _numbers(environment, "RANK", "WORLD_SIZE") or WHOLE
-    if text == "slurm":
-        shard = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
-        if shard is None:
-            raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
-        return shard
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
-    return Shard(int(index) - 1, int(count))
-
-
-def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | None:
-    if index not in environment or count not in environment:
-        return None
-    numbers = environment[index], environment[count]
+    if text not in ("auto", "slurm"):
+        first, _, last = text.partition("/")
+        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
+        return Shard(int(first) - 1, int(last))
+    array = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
+    if text == "slurm" and {*array[:3]} <= environment.keys():
+        task, least, most, step = (int(environment.get(name, "1")) for name in array)
+        count = (most - least) // step + 1
+        if int(environment.get("SLURM_ARRAY_TASK_COUNT", count)) != count:
+            raise ConfigError(
+                f"the job array has not {count} tasks ({least} to {most}): name the parts with --shard i/n"
+            )
+        return Shard((task - least) // step, count)
+    names = ("RANK", "WORLD_SIZE") if text == "auto" else ("SLURM_PROCID", "SLURM_NTASKS")
+    if not {*names} <= environment.keys():
+        if text == "auto":
+            return WHOLE
+        raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
+    numbers = [environment[name] for name in names]
     if not (all(map(str.isdecimal, numbers)) and int(numbers[0]) < int(numbers[1])):
-        raise ConfigError(f"{index} {numbers[0]!r} of {count} {numbers[1]!r} is not a valid part")
+        raise ConfigError(f"{names[0]} {numbers[0]!r} of {names[1]} {numbers[1]!r} is not a valid part")
     return Shard(int(numbers[0]), int(numbers[1]))
-
-
-def _array(environment: Mapping[str, str]) -> Shard | None:
-    names = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
-    if not {*names[:3]} <= environment.keys():
-        return None
-    task, least, most, step = (int(environment.get(name, "1")) for name in names)
-    count = (most - least) // step + 1
-    if int(environment.get("SLURM_ARRAY_TASK_COUNT", count)) != count:
-        raise ConfigError(f"the job array has not {count} tasks ({least} to {most}): name the parts with --shard i/n")
-    return Shard((task - least) // step, count)

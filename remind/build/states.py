@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, fields, replace
+from itertools import pairwise
 from multiprocessing import current_process
 from pathlib import Path
 from time import perf_counter
@@ -23,30 +24,10 @@ from typing import Any
 from datasets import DatasetDict
 
 from remind.build.config import BuildStatesConfig
-from remind.build.plan import (
-    Outline,
-    Task,
-    build_stamp,
-    content_of,
-    outline,
-    paths_of,
-    prompt_hashes,
-    sae_hashes,
-    settings_of,
-    shard_of,
-    tasks,
-    versions,
-)
+from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import read_json, sha256_json, write_json
-from remind.core.processes import (
-    cores,
-    device_of,
-    give_back_memory,
-    leave_with_parent,
-    locked,
-    spawned_pool,
-)
+from remind.core.files import read_json, write_json
+from remind.core.processes import cores, device_of, give_back_memory, leave_with_parent, locked, spawned_pool
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
@@ -59,7 +40,7 @@ from remind.perception import Perception
 from remind.reflect import summarise
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
-from remind.states.pyramid import LEVELS, AttentionalState, FactualState, State
+from remind.states.pyramid import LEVELS, AttentionalState, State
 from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_share, record_of
 
 #: Share of its context that the dialogue may fill where a backbone reads all of x0 at once. The rest is for
@@ -67,6 +48,8 @@ from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_s
 _DIALOGUE_SHARE = 0.75
 #: What a build keeps in its folder until it is finished: stamp, locks, and an account of every dialogue.
 _UNFINISHED = ".build"
+#: Name of the account of a dialogue, by its number.
+_ACCOUNT = "{:06d}.json"
 
 
 def build_states(
@@ -136,32 +119,35 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
     if cfg.llm.dry_run is not None:
         return _dry_run(cfg, corpus, encoder, chat)
     out = None if cfg.out is None else Path(cfg.out)
-    if out is not None and not _is_ours(out):
+    begun = out is None or not out.exists() or (out / MANIFEST).exists() or (out / _UNFINISHED).exists()
+    if out is not None and not begun and any(out.iterdir()):
         raise ConfigError(f"{out} exists and holds no states; choose another out")
     plan = outline(cfg, corpus)
-    saes: Path | None = None
-    size = size_of(cfg.backbone)
+    size, saes = size_of(cfg.backbone), None
     if "x1" in cfg.levels:
-        saes = _saes(cfg, size)
+        cache = Path(cfg.cache).expanduser()
+        with locked(cache / "sae.lock"):  # trained now if none are given
+            saes = folder_of_saes(cfg.sae, (), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
+        if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
+            # a model of the hub is known by its files, so they are fetched first
+            load_backbone(cfg.backbone, dtype=cfg.dtype)
+        check_saes(size, *load_saes(saes), cfg.grounding, saes)
     cfg = with_cap(cfg, size)
-    inputs = content_of(cfg, corpus)
-    hashes = {} if saes is None else sae_hashes(saes)
-    stamp = build_stamp(cfg, inputs, asked.name, hashes, (task.dialogue for task in tasks(cfg, plan, corpus)))
-    out = out or Path(cfg.cache).expanduser() / "states" / stamp[:32]
-    with _claimed(out, cfg, stamp) as unfinished:
+    made = made_from(cfg, corpus, plan, asked.name, saes)
+    out = out or Path(cfg.cache).expanduser() / "states" / made["build"][:32]
+    with _claimed(out, cfg, made["build"]) as unfinished:
         if unfinished is None:
             print(f"states: {out} (unchanged: built before from the same input with the same settings)")
             return out
-        builder = DialogueBuilder(cfg, saes, out, unfinished, encoder, asked)
-        left = _build_missing(cfg, corpus, plan, builder)
+        left = _build_missing(cfg, corpus, plan, DialogueBuilder(cfg, saes, out, unfinished, encoder, asked))
         if left:
-            print(f"shard {cfg.shard} is done; {left} of {plan.dialogues} dialogues belong to others, not built yet")
+            print(f"shard {cfg.shard} is done; {left} of {len(plan.turns)} dialogues belong to others, not built yet")
             return out
-        if content_of(cfg, corpus) != inputs:
+        if content_of(cfg, corpus) != made["inputs"]:
             raise DataError("the input has changed while the states were built; start again", *paths_of(cfg.input)[:1])
         with locked(unfinished / "finish.lock"):
             if not (out / CARD).exists():
-                _finish(cfg, plan, chat, asked.name, stamp, inputs, hashes, out, unfinished)
+                _finish(cfg, plan, chat, made, out, unfinished)
     return out
 
 
@@ -173,17 +159,6 @@ def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
         return cfg
     cap = max(1, int(_DIALOGUE_SHARE * size.max_length))
     return replace(cfg, perception=replace(cfg.perception, retrieve=replace(retrieve, max_context_tokens=cap)))
-
-
-def _saes(cfg: BuildStatesConfig, size: BackboneSize) -> Path:
-    """The folder of SAEs, trained now if none is given; they fit the backbone."""
-    with locked(Path(cfg.cache).expanduser() / "sae.lock"):
-        folder = folder_of_saes(cfg.sae, paths_of(cfg.sae_data), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
-    if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
-        # a model of the hub is known by its files, so they are fetched first
-        load_backbone(cfg.backbone, dtype=cfg.dtype)
-    check_saes(size, *load_saes(folder), cfg.grounding, folder)
-    return folder
 
 
 # a dialogue
@@ -211,7 +186,6 @@ class DialogueBuilder:
         self.cache = Path(cfg.cache).expanduser()
         self.encoder, self.llm = encoder, llm
         self.perception = Perception(cfg.perception, encoder, llm, self.cache / "index")
-        self.seconds: dict[str, float] = {}
         self._grounder: Grounder | None = None
 
     def build(self, task: Task) -> None:
@@ -220,47 +194,35 @@ class DialogueBuilder:
         Raises:
             DataError, ModelError: as the stages do; there is no account then.
         """
-        self.seconds = {}
         # what was encoded before must not show in the last bits of what is encoded now
         self.encoder.forget()
-        with self._timed("perception"):
-            factual = self.perception.perceive(task.dialogue, task.questions, task.abstention)
+        times = [perf_counter()]
+        factual = self.perception.perceive(task.dialogue, task.questions, task.abstention)
+        times.append(perf_counter())
         states: Sequence[State] = factual
         if self.saes is not None:
-            with self._timed("grounding"):
-                attentional = self._ground(factual)
-            states = attentional
+            if self._grounder is None:
+                saes, idf = load_saes(self.saes)
+                backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.encoder.device)
+                config = copy(self.cfg.grounding)
+                if self.cfg.keep_codes:
+                    config.codes_folder = config.codes_folder or str(self.cache / "codes")
+                self._grounder = Grounder(backbone, saes, idf, config, self.encoder)
+            states = attentional = [self._grounder.ground(state) for state in factual]
+            times.append(perf_counter())
             if "x2" in self.cfg.levels:
-                with self._timed("summaries"):
-                    states = summarise(self.llm, attentional)
+                states = summarise(self.llm, attentional)
+                times.append(perf_counter())
         records = [record_of(state, task.splits[base.question.id]) for state, base in zip(states, factual, strict=True)]
         write_part(self.out, records)
-        facts = [facts_of(record, base.capped) for record, base in zip(records, factual, strict=True)]
-        report = self.llm.take() if isinstance(self.llm, ChatLLM) else None
-        account = {"questions": facts, "report": report, "seconds": self.seconds}
-        write_json(account_path(self.unfinished, task.number), account)
+        spent = [end - start for start, end in pairwise(times)]
+        account = {
+            "questions": [facts_of(record, base.capped) for record, base in zip(records, factual, strict=True)],
+            "report": self.llm.take() if isinstance(self.llm, ChatLLM) else None,
+            "seconds": dict(zip(("perception", "grounding", "summaries"), spent, strict=False)),
+        }
+        write_json(self.unfinished / _ACCOUNT.format(task.number), account)
         give_back_memory()
-
-    def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
-        if self._grounder is None:
-            assert self.saes is not None
-            saes, idf = load_saes(self.saes)
-            backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.encoder.device)
-            config = copy(self.cfg.grounding)
-            if self.cfg.keep_codes:
-                config.codes_folder = config.codes_folder or str(self.cache / "codes")
-            self._grounder = Grounder(backbone, saes, idf, config, self.encoder)
-        return [self._grounder.ground(state) for state in states]
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        began = perf_counter()
-        yield
-        self.seconds[stage] = perf_counter() - began
-
-
-def account_path(unfinished: Path, number: int) -> Path:
-    return unfinished / f"{number:06d}.json"
 
 
 def facts_of(record: StateRecord, capped: bool = False) -> dict[str, Any]:
@@ -296,11 +258,6 @@ def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float |
 
 
 # all dialogues
-
-
-def _is_ours(out: Path) -> bool:
-    """Whether states can be written there: nothing is there, or states are, finished or not."""
-    return not out.exists() or (out / MANIFEST).exists() or (out / _UNFINISHED).exists() or not any(out.iterdir())
 
 
 @contextmanager
@@ -341,39 +298,25 @@ def _claimed(out: Path, cfg: BuildStatesConfig, stamp: str) -> Iterator[Path | N
 
 def _build_missing(cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline, builder: DialogueBuilder) -> int:
     """Build what is missing of this shard; the number of dialogues of other shards that are missing then."""
-    shard, unfinished = shard_of(cfg.shard), builder.unfinished
-    chat = builder.llm if isinstance(builder.llm, ChatLLM) else None
-    numbers = range(plan.dialogues)
-    done = {number for number in numbers if _is_done(unfinished, number)}
-
-    def missing() -> Iterator[Task]:
-        for task in tasks(cfg, plan, corpus):
-            if shard.holds(task.number) and task.number not in done:
-                yield task
-            elif task.number in done:
-                bar.skip(len(task.dialogue.turns))
-
+    shard, chat = shard_of(cfg.shard), builder.llm if isinstance(builder.llm, ChatLLM) else None
+    accounts = [builder.unfinished / _ACCOUNT.format(number) for number in range(len(plan.turns))]
+    own = {number: turns for number, turns in enumerate(plan.turns) if shard.holds(number)}
+    written = {number: read_json(accounts[number]) for number in own if accounts[number].exists()}
+    # a dialogue with something in it that the LLM failed to write is built anew
+    done = {n: own[n] for n, account in written.items() if not (account["report"] or {}).get("failures")}
+    missing = (task for task in tasks(cfg, plan, corpus) if task.number in own.keys() - done.keys())
     seconds: Counter[str] = Counter()
-    own = sum(map(shard.holds, numbers))
-    count = len([number for number in done if shard.holds(number)])
-    with ProgressBar("states", plan.turns * own / plan.dialogues, percent=True) as bar:
-        for task in _built(cfg, builder, missing()):
-            count += 1
-            account = read_json(account_path(unfinished, task.number))
+    with ProgressBar("states", sum(own.values()), sum(done.values()), percent=True) as bar:
+        for count, task in enumerate(_built(cfg, builder, missing), start=len(done) + 1):
+            account = read_json(accounts[task.number])
             seconds.update(account["seconds"])
             if chat is not None:
                 chat.merge(account["report"])
                 chat.check(cfg.max_failed, done=False)
-            bar.step(len(task.dialogue.turns), f"{count} of {own} dialogues")
+            bar.step(own[task.number], f"{count} of {len(own)} dialogues")
     if seconds:
         print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
-    return sum(not account_path(unfinished, number).exists() for number in numbers)
-
-
-def _is_done(unfinished: Path, number: int) -> bool:
-    """Whether a dialogue is built, with nothing in it that the LLM failed to write."""
-    path = account_path(unfinished, number)
-    return path.exists() and not (read_json(path)["report"] or {}).get("failures")
+    return sum(not account.exists() for account in accounts)
 
 
 def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[Task]) -> Iterator[Task]:
@@ -435,49 +378,30 @@ def _finish(
     cfg: BuildStatesConfig,
     plan: Outline,
     chat: ChatLLM | None,
-    llm: str,
-    stamp: str,
-    inputs: Mapping[str, str],
-    saes: Mapping[str, str],
+    made: Mapping[str, Any],
     out: Path,
     unfinished: Path,
 ) -> None:
     """Manifest and card from the accounts of all dialogues; equal for equal builds, however they were distributed."""
-    facts: list[dict[str, Any]] = []
+    accounts = [read_json(unfinished / _ACCOUNT.format(number)) for number in range(len(plan.turns))]
+    facts: list[dict[str, Any]] = [fact for account in accounts for fact in account["questions"]]
     if chat is not None:
         chat.take()
-    for number in range(plan.dialogues):
-        account = read_json(account_path(unfinished, number))
-        facts += account["questions"]
-        if chat is not None:
+        for account in accounts:
             chat.merge(account["report"])
-    if chat is not None:
         chat.check(cfg.max_failed)
-    config = settings_of(cfg)
-    settings = {key: value for key, value in config.items() if key not in ("llm", "max_failed")}
     kinds = Counter(fact["kind"] for fact in facts if fact["kind"])
     as_gold = Counter(fact["kind"] for fact in facts if fact["kind"] and fact["as_gold"])
     counts = {name: sum(fact[name] for fact in facts) for name in ("without_answer", "without_marks", "capped")}
-    counts = {"dialogues": plan.dialogues, "questions": len(facts), **counts}
-    references = {"evidence_references": plan.references, "evidence_dangling": len(plan.dangling)}
+    counts = {"dialogues": len(accounts), "questions": len(facts), **counts}
     manifest = {
-        "build": stamp,
-        "inputs": dict(inputs),
-        "config": {"input": cfg.input, **config},
-        "config_hash": sha256_json(settings if chat is None else {**settings, "llm": llm}),
-        "prompts": prompt_hashes(llm),
-        "llm": llm,
+        **made,
         "llm_report": None if chat is None else chat.report(),
-        "abstention": plan.abstention,
-        "kind": cfg.perception.kind,
         "kinds": {name: {"n": n, "as_gold": as_gold[name]} for name, n in sorted(kinds.items())},
-        "grounding_tokenizer": cfg.backbone,
-        "sae": dict(saes),
-        "counts": {**counts, **references},
+        "counts": {**counts, "evidence_references": plan.references, "evidence_dangling": len(plan.dangling)},
         "overlap": None if plan.overlap is None else asdict(plan.overlap),
         "evidence_recall": recall_of(facts),
         "dangling": [asdict(item) for item in plan.dangling],
-        "versions": versions(),
     }
     finish(out, manifest)
     shutil.rmtree(unfinished, ignore_errors=True)

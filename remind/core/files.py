@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -28,64 +29,51 @@ _log = logging.getLogger(__name__)
 def atomic_path(target: str | Path) -> Iterator[Path]:
     """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise.
 
+    It is an empty file at first; where the block makes a folder of it, that replaces a whole folder.
+
     Raises:
-        OSError: a full disk or no permission, whichever library writes there.
+        OSError: a full disk or no permission, whichever library writes there, with the name of the target.
     """
     target = Path(target)
-    temporary = _beside(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = (target.with_name(f".{target.name}.{token_hex(4)}.{ending}") for ending in ("tmp", "old"))
     temporary.touch()
     mode = temporary.stat().st_mode
-    with _in_place_of(target, temporary):
+    try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(mode)  # safetensors writes private files
-        temporary.replace(target)
+        if temporary.is_dir():
+            if target.exists():
+                target.rename(old)
+            temporary.rename(target)
+            _remove(old)
+        else:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(mode)  # safetensors writes private files
+            temporary.replace(target)
+    except BaseException as error:
+        _remove(temporary)
+        # safetensors and tokenizers give the number in their message alone
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else getattr(error, "errno", None)
+        full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        if isinstance(error, RemindError) or getattr(error, "filename", None) or number is None or not full:
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from None
 
 
 @contextmanager
 def atomic_folder(target: str | Path) -> Iterator[Path]:
-    """Like `atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
-    target = Path(target)
-    temporary, old = _beside(target), _beside(target, "old")
-    temporary.mkdir()
-    with _in_place_of(target, temporary):
+    """`atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
+    with atomic_path(target) as temporary:
+        temporary.unlink()
+        temporary.mkdir()
         yield temporary
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-        _remove(old)
-
-
-@contextmanager
-def _in_place_of(target: Path, temporary: Path) -> Iterator[None]:
-    """Remove what is temporary; whatever a library raises where a disk is full becomes an OSError with the name."""
-    try:
-        yield
-    except RemindError:
-        raise
-    except Exception as error:
-        # safetensors and tokenizers give the number in their message alone
-        said = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(said[1]) if said else getattr(error, "errno", None)
-        if getattr(error, "filename", None) or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        raise OSError(number, os.strerror(number), str(target)) from None
-    finally:
-        _remove(temporary)
-
-
-def _beside(target: Path, ending: str = "tmp") -> Path:
-    """A new hidden name in the folder of a path, which is made."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f".{target.name}.{token_hex(4)}.{ending}")
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # no link
+    path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -107,7 +95,7 @@ def sweep(folder: str | Path, name: str = "?*") -> None:
     Args:
         name: pattern of the names that they were to have.
     """
-    for ending in ("tmp", "old"):  # `_beside`
+    for ending in ("tmp", "old"):  # `atomic_path`
         for leftover in Path(folder).glob(f".{name}.????????.{ending}"):
             _remove(leftover)
 
@@ -139,8 +127,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `object_pairs_hook`. Raises ValueError for a key twice, of which `json` would keep the last."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice[:80]!r} occurs twice in one object; which value counts is unclear")
     return result
 
@@ -151,8 +138,7 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         if path.is_file():
             return path.read_bytes()
-        what = "is a folder, a file was expected" if path.is_dir() else "is not a regular file"
-        raise DataError(what if path.exists() else "no such file", path)
+        raise DataError("is not a regular file; a file was expected" if path.exists() else "no such file", path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
 
@@ -168,9 +154,8 @@ def read_json(path: str | Path) -> Any:
         return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", path, f"line {error.lineno}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
-    except (ValueError, RecursionError) as error:  # a key twice, a number of too many digits, lists in lists in lists
+    # not UTF-8, a key twice, a number of too many digits, lists in lists in lists
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", path) from None
 
 
@@ -234,11 +219,3 @@ class Cache:
     def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
         """Raises OSError where there is no room or no right to write; the entry is absent then."""
         write_tensors(self.path(kind, key), tensors, {"about": json.dumps(about, ensure_ascii=False)})
-
-    def json(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
-        """The JSON value of an entry without tensors, computed and written where it is absent."""
-        entry = self.read(kind, key)
-        if entry is None:
-            entry = {}, compute()
-            self.write(kind, key, *entry)
-        return entry[1]

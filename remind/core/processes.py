@@ -97,9 +97,6 @@ class Shard:
         """Whether piece `number` (from 0) belongs to this shard: every `count`-th does."""
         return number % self.count == self.index
 
-    def __str__(self) -> str:
-        return f"{self.index + 1}/{self.count}"
-
 
 #: All of the work.
 WHOLE = Shard()

@@ -40,21 +40,18 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             bar_format="{desc}: {percentage:3.0f}%" + count + " {elapsed}, ETA {remaining}{postfix}",
         )
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def step(self, n: float = 1, note: str = "") -> None:
         """Count `n` more as done; 0 before the first restarts the clock of the ETA, as preparation does not count."""
-        self.advance_to(self.n + n, note)
-
-    def advance_to(self, done: float, note: str = "") -> None:
-        """Set how much is done."""
-        if not self.disable and done == self.initial == self.n:
+        if not self.disable and n == 0 and self.initial == self.n:
             # not unpause(): it also counts as a line just drawn, so that none would come during the preparation
             self.start_t = self._time()
         if note:
             self.set_postfix_str(note, refresh=False)
-        self.update(done - self.n)
+        self.update(n)
+
+    def advance_to(self, done: float, note: str = "") -> None:
+        """Set how much is done."""
+        self.step(done - self.n, note)
 
     def skip(self, n: float) -> None:
         """Count `n` that were there before, which say nothing about speed."""

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from remind.core.errors import ConfigError
-from remind.core.files import none_empty, sweep, write_json, write_text
+from remind.core.files import none_empty, sweep, write_text
 from remind.core.processes import locked
 
 CONFIG, REPORT, _LOCK = "config.yaml", "report.json", ".lock"
@@ -73,23 +73,18 @@ class RunFolder:
         before, after = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))), flatten(as_dict(config))
         changed = sorted(k for k in before.keys() | after.keys() if k not in free and before.get(k) != after.get(k))
         if changed:
-            what = f"{self.path} was run with other settings ({', '.join(changed)})"
-            raise ConfigError(f"{what}; a resumed run must keep them")
+            raise ConfigError(
+                f"{self.path} was run with other settings ({', '.join(changed)}), which a resumed run must keep"
+            )
 
     def write(self, config: Any) -> None:
         """Write config.yaml."""
         write_text(self.path / CONFIG, yaml.safe_dump(as_dict(config), sort_keys=False, allow_unicode=True))
 
-    def report(self, value: Any) -> Path:
-        """Write report.json; returns its path."""
-        write_json(self.path / REPORT, value)
-        return self.path / REPORT
-
 
 def as_dict(cfg: Any) -> dict[str, Any]:
     """A config, dataclass or mapping, as plain dicts, lists and scalars."""
-    values: dict[str, Any] = json.loads(json.dumps(cfg if isinstance(cfg, Mapping) else asdict(cfg)))
-    return values
+    return dict(json.loads(json.dumps(cfg if isinstance(cfg, Mapping) else asdict(cfg))))
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -74,36 +73,43 @@ class Session:
 class Dialogue:
     """A whole history. Session and turn ids are unique in it; image indices count 0, 1, 2, … in order of appearance.
 
+    Attributes:
+        turns: all turns in time order.
+        positions: turn id to its position in `turns`.
+        session_of: turn id to its session.
+        speakers: in order of first appearance.
+
     Raises:
         DataError: no turns, a session or turn id twice, or image indices out of order.
     """
 
     id: str
     sessions: tuple[Session, ...]
+    turns: tuple[Turn, ...] = field(init=False, repr=False, compare=False)
+    positions: dict[str, int] = field(init=False, repr=False, compare=False)
+    session_of: dict[str, Session] = field(init=False, repr=False, compare=False)
+    speakers: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if problem := problem_of(self.sessions):
+        turns = tuple(turn for session in self.sessions for turn in session.turns)
+        images = [image for turn in turns for image in turn.images]
+        positions = {turn.id: position for position, turn in enumerate(turns)}
+        problem = None if turns else "the dialogue has no turns"
+        if len({session.id for session in self.sessions}) < len(self.sessions):
+            problem = "a session id occurs twice; ids must be unique in a dialogue"
+        elif len(positions) < len(turns):
+            twice = next(turn.id for position, turn in enumerate(turns) if positions[turn.id] != position)
+            problem = f"turn id {shown(twice)} occurs twice; ids must be unique in a dialogue"
+        elif wrong := [image.index for number, image in enumerate(images) if image.index != number]:
+            problem = f"image index {wrong[0]} is out of order; images count from 0 over the whole dialogue"
+        if problem is not None:
             raise DataError(problem, record=named(self.id))
-
-    @cached_property
-    def turns(self) -> tuple[Turn, ...]:
-        """All turns in time order."""
-        return tuple(turn for session in self.sessions for turn in session.turns)
-
-    @cached_property
-    def positions(self) -> dict[str, int]:
-        """Turn id to its position in `turns`."""
-        return {turn.id: position for position, turn in enumerate(self.turns)}
-
-    @cached_property
-    def session_of(self) -> dict[str, Session]:
-        """Turn id to its session."""
-        return {turn.id: session for session in self.sessions for turn in session.turns}
-
-    @cached_property
-    def speakers(self) -> tuple[str, ...]:
-        """Speakers in order of first appearance."""
-        return tuple(dict.fromkeys(turn.speaker for turn in self.turns))
+        self.__dict__.update(
+            turns=turns,
+            positions=positions,
+            session_of={turn.id: session for session in self.sessions for turn in session.turns},
+            speakers=tuple(dict.fromkeys(turn.speaker for turn in turns)),
+        )
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -111,27 +117,9 @@ class Dialogue:
 
     def turn(self, turn_id: str) -> Turn:
         """The turn of that id. Raises DataError if there is none."""
-        try:
-            return self.turns[self.positions[turn_id]]
-        except KeyError:
-            raise DataError(f"no turn {shown(turn_id)}", record=named(self.id)) from None
-
-
-def problem_of(sessions: Sequence[Session]) -> str | None:
-    """Why these sessions are not a valid dialogue, or None."""
-    if len({session.id for session in sessions}) < len(sessions):
-        return "a session id occurs twice; ids must be unique in a dialogue"
-    seen: set[str] = set()
-    image_index = 0
-    for turn in (turn for session in sessions for turn in session.turns):
-        if turn.id in seen:
-            return f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
-        seen.add(turn.id)
-        for image in turn.images:
-            if image.index != image_index:
-                return f"image index {image.index} in turn {shown(turn.id)} should be {image_index}"
-            image_index += 1
-    return None if seen else "the dialogue has no turns"
+        if turn_id not in self.positions:
+            raise DataError(f"no turn {shown(turn_id)}", record=named(self.id))
+        return self.turns[self.positions[turn_id]]
 
 
 @dataclass(frozen=True, slots=True)

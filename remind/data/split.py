@@ -38,23 +38,17 @@ class SplitConfig:
 
 def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
     """Questions grouped by shared gold evidence (connected components); one without evidence is a group by itself."""
-    parent = list(range(len(questions)))
+    from scipy.cluster.hierarchy import DisjointSet  # type: ignore[import-untyped]
 
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
+    clusters = DisjointSet(range(len(questions)))
     owner: dict[tuple[str, str | int], int] = {}
     for number, question in enumerate(questions):
         pieces: tuple[str | int, ...] = (*question.evidence, *question.images)
         for piece in pieces:
-            first = owner.setdefault((question.dialogue_id, piece), number)
-            parent[root(number)] = root(first)
+            clusters.merge(number, owner.setdefault((question.dialogue_id, piece), number))
     groups: dict[int, list[Question]] = {}
     for number, question in enumerate(questions):
-        groups.setdefault(root(number), []).append(question)
+        groups.setdefault(clusters[number], []).append(question)
     return list(groups.values())
 
 
@@ -78,11 +72,9 @@ def assign_splits(questions: Sequence[Question], config: SplitConfig) -> dict[st
     else:
         units = evidence_clusters(free)
 
-    def order(unit: list[Question]) -> str:
-        name = min(question.id for question in unit)
-        return hashlib.sha256(f"{config.seed}:{name}".encode()).hexdigest()
-
-    units.sort(key=order)
+    names = [f"{config.seed}:{min(question.id for question in unit)}" for unit in units]
+    hashes = [hashlib.sha256(name.encode()).hexdigest() for name in names]
+    units = [units[number] for number in sorted(range(len(units)), key=hashes.__getitem__)]
     cursor = 0
     for name, share in (("train", config.train), ("dev", config.dev)):
         wanted, taken = share * len(free), 0
@@ -126,28 +118,6 @@ class Overlap:
         )
 
 
-def overlap_of(questions: Iterable[tuple[str, str, str, Sequence[str | int]]]) -> Overlap | None:
-    """What `check_overlap` refuses of its questions; None: nothing."""
-    sides: dict[str, dict[tuple[str, str | int], list[str]]] = {"train": {}, "test": {}}
-    for question_id, dialogue_id, split, evidence in questions:
-        if split in sides:
-            for piece in evidence:
-                sides[split].setdefault((dialogue_id, piece), []).append(question_id)
-    train, test = sides.values()
-    shared = [key for key in test if key in train]
-    if not shared:
-        return None
-    dialogue_id, piece = shared[0]
-    return Overlap(
-        pieces=len(shared),
-        questions=len({question_id for key in shared for question_id in test[key]}),
-        first=f"image {piece}" if isinstance(piece, int) else f"turn {named(piece)}",
-        dialogue_id=dialogue_id,
-        train=train[shared[0]][0],
-        test=test[shared[0]][0],
-    )
-
-
 def check_overlap(
     questions: Iterable[tuple[str, str, str, Sequence[str | int]]],
     file_of: Callable[[str], str | Path | None] = lambda _: None,
@@ -163,8 +133,25 @@ def check_overlap(
     Raises:
         DataError: there is some and it is not to be reported; names the first piece and the number of pieces.
     """
-    overlap = overlap_of(questions)
-    if overlap is None or report:
+    sides: dict[str, dict[tuple[str, str | int], list[str]]] = {"train": {}, "test": {}}
+    for question_id, dialogue_id, split, evidence in questions:
+        if split in sides:
+            for piece in evidence:
+                sides[split].setdefault((dialogue_id, piece), []).append(question_id)
+    train, test = sides.values()
+    shared = [key for key in test if key in train]
+    if not shared:
+        return None
+    dialogue_id, piece = shared[0]
+    overlap = Overlap(
+        pieces=len(shared),
+        questions=len({question_id for key in shared for question_id in test[key]}),
+        first=f"image {piece}" if isinstance(piece, int) else f"turn {named(piece)}",
+        dialogue_id=dialogue_id,
+        train=train[shared[0]][0],
+        test=test[shared[0]][0],
+    )
+    if report:
         return overlap
     raise DataError(
         f"{overlap.first} of {named(overlap.dialogue_id)} is evidence of training question {named(overlap.train)} too, "

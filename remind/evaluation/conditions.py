@@ -32,8 +32,15 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
-from remind.states.records import ABSENT, Picture, StateRecord, pictures_of, record_of
+from remind.states.records import (
+    ABSENT,
+    Picture,
+    StateRecord,
+    attentional_of,
+    pictures_of,
+    positions_of,
+    record_of,
+)
 from remind.text.answers import declines
 
 if TYPE_CHECKING:
@@ -190,7 +197,7 @@ class Prompter:
         else:
             assert self.contexts is not None
             positions = self.contexts.full(dialogue)
-        segments, abstention = segments_of(dialogue, positions), abstention_of(record.x0)
+        segments, abstention = segments_of(dialogue, positions), record.x0.abstention
         state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
         if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
@@ -237,7 +244,7 @@ def _dialogue(rendered: Rendered) -> str:
 def _with_dialogue(record: StateRecord, dialogue: str, strategy: bool = False) -> str:
     """x0's text with another dialogue section, with or without the strategy."""
     x0 = record.x0
-    end = x0.dialogue[1] if strategy else strategy_end(x0)
+    end = x0.dialogue[1] if strategy else x0.strategy_end
     return x0.text[: x0.dialogue[0]] + dialogue + x0.text[end:]
 
 

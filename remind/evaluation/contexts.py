@@ -74,7 +74,6 @@ class _Measured:
 
     dialogue: Dialogue
     costs: Costs
-    session_of: tuple[int, ...]
     chunks: list[range] | None = None
     vectors: Tensor | None = None
 
@@ -100,7 +99,7 @@ class Contexts:
             return turns[-count:] if self.config.keep == "newest" else turns[:count]
 
         def cost(count: int) -> int:
-            return measured.costs.of(first(count), measured.session_of)
+            return measured.costs.of(first(count))
 
         return list(first(max(1, bisect_right(range(1, len(turns) + 1), self.config.full_tokens, key=cost))))
 
@@ -116,12 +115,12 @@ class Contexts:
             texts = ["\n".join(turn_text(dialogue.turns[p]) for p in chunk) for chunk in measured.chunks]
             measured.vectors = self.encoder.encode(texts)
         cap = self.config.rag_tokens
-        cap = measured.costs.of(shown, measured.session_of) if cap is None else cap
+        cap = measured.costs.of(shown) if cap is None else cap
         cosines = measured.vectors @ self.encoder.encode([question.text])[0]
         chosen: list[int] = []
         for number in torch.argsort(cosines, descending=True, stable=True).tolist():
             wider = sorted([*chosen, *measured.chunks[number]])
-            if chosen and measured.costs.of(wider, measured.session_of) > cap:
+            if chosen and measured.costs.of(wider) > cap:
                 break
             chosen = wider
         return chosen
@@ -129,8 +128,7 @@ class Contexts:
     def _measure(self, dialogue: Dialogue) -> _Measured:
         # by identity: hashing a dialogue's content takes longer than all the rest
         if self._measured is None or self._measured.dialogue is not dialogue:
-            sessions = (number for number, session in enumerate(dialogue.sessions) for _ in session.turns)
-            self._measured = _Measured(dialogue, prompt_costs(dialogue, self.encoder), tuple(sessions))
+            self._measured = _Measured(dialogue, prompt_costs(dialogue, self.encoder))
         return self._measured
 
     def _chunks(self, measured: _Measured) -> list[range]:
@@ -138,7 +136,7 @@ class Contexts:
         spent = 0
         for position, tokens in enumerate(measured.costs.turns):
             last = chunks[-1] if chunks else None
-            joins = last is not None and measured.session_of[last.start] == measured.session_of[position]
+            joins = last is not None and measured.costs.session_of[last.start] == measured.costs.session_of[position]
             if last is not None and joins and spent + tokens <= self.config.chunk_tokens:
                 chunks[-1], spent = range(last.start, position + 1), spent + tokens
             else:

@@ -64,7 +64,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         identity["max_model_len"] = cfg.vllm.max_model_len
     wanted = ["model", "pictures"]
     if name in CONDITIONS and CONDITIONS[name].corpus:
-        identity["prompts"] = prompts.fingerprints(*prompts.RENDERED)
+        identity["prompts"] = {name: prompts.fingerprint(name) for name in prompts.RENDERED}
         wanted.append("corpus")
     source = name.removesuffix("_strategy")
     if source in ("full_context", "rag"):

@@ -397,7 +397,7 @@ def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> 
         "model": models.answerer.about,
         # earlier builds knew no other kind
         "states": {"kind": manifest.get("kind", "gold"), **{key: manifest.get(key) for key in kept}},
-        "prompts": prompts.fingerprints(*prompts.RENDERED, "ask_summary", "ask_judge"),
+        "prompts": {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, "ask_summary", "ask_judge")},
         "machine": machine(cfg.device),
         "versions": versions(),
         "costs": costs if costs["total"]["requests"] else None,

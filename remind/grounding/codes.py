@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,7 +22,7 @@ from remind.core.files import Cache, sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.models.backbone import Backbone, modality
 from remind.models.images import Pictures, Place, places_of
-from remind.states.pyramid import FactualState, Rendered, Segment, Span, Strategy, one_line, render
+from remind.states.pyramid import FactualState, Rendered, Span, Strategy, one_line, render, segments_of
 from remind.states.records import pictures_of
 from sae import SAEError, SparseCodes
 
@@ -276,7 +276,7 @@ def joint_codes(encoder: SparseEncoder, state: FactualState, pictures: Pictures 
         part[ids == config.image_token_id] = Part.CAPTION
         part[(ids == config.vision_start_token_id) | (ids == config.vision_end_token_id)] = Part.OTHER
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
-    length = bisect_left(tokens.offsets, rendered.strategy[1], key=lambda span: span[0])
+    length = bisect_left(tokens.offsets, rendered.strategy_end - 1, key=lambda span: span[0])
     turn, part = turn[:length], part[:length]
     inside = (turn >= 0).nonzero().squeeze(-1)
     layers = {}
@@ -333,6 +333,17 @@ class WindowedCodes:
         self.encoder = encoder
         self.window_tokens = min(window_tokens, encoder.max_tokens)
         self.cache = None if folder is None else Cache(folder)
+        #: Hash of all that codes depend on but the tokens: model and SAEs, wherever they were loaded from; not of
+        #: `batch_size`, which changes rounding alone.
+        self._made_by = ""
+        if folder is not None:
+            backbone, saes = encoder.backbone, encoder.saes
+            config = {key: value for key, value in backbone.model.config.to_dict().items() if key not in _ORIGIN}
+            weights = tensors_hash(backbone.model.state_dict())
+            model = [json.dumps(config, sort_keys=True, default=str), backbone.kind, backbone.frame, weights]
+            coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
+            device = [str(backbone.dtype), backbone.device.type]
+            self._made_by = sha256_json([model, coders, encoder.sink_ratio, *device])
         #: Codes of a dialogue, from memory or disk where they are there.
         self.dialogue_codes = lru_cache(cached_dialogues)(self._encode_dialogue)
 
@@ -367,8 +378,8 @@ class WindowedCodes:
         )
 
     def _encode_dialogue(self, dialogue: Dialogue) -> DialogueCodes:
-        ends = list(accumulate(len(session.turns) for session in dialogue.sessions))
-        segments = tuple(Segment(a, b - 1) for a, b in zip([0, *ends], ends, strict=False) if a < b)
+        segments = segments_of(dialogue, range(len(dialogue.turns)))  # one for each session with turns
+        starts = {one.start for one in segments}
         # the lines of a turn do not depend on the question, so any rendering has them
         rendered = render(FactualState(dialogue, Question("", dialogue.id, ""), segments, Strategy(())))
         ids: list[list[int]] = []
@@ -383,7 +394,7 @@ class WindowedCodes:
         turn = torch.repeat_interleave(torch.tensor([len(one) for one in ids], dtype=torch.int64))
         windows, window, step = list[list[int]](), list[int](), self.window_tokens
         for position, one in enumerate(ids):
-            if window and (position in ends or len(window) + len(one) > step):
+            if window and (position in starts or len(window) + len(one) > step):
                 windows.append(window)
                 window = []
             pieces = [one[start : start + step] for start in range(0, len(one), step)]
@@ -412,23 +423,6 @@ class WindowedCodes:
             "codes", key, tensors | {f"{layer}.indices": one.indices.int() for layer, one in codes.items()}
         )
         return codes
-
-    @cached_property
-    def _made_by(self) -> str:
-        """Hash of all that codes depend on but the tokens: model and SAEs, wherever they were loaded from.
-
-        `batch_size`, which changes rounding alone, is not among it.
-        """
-        backbone, saes = self.encoder.backbone, self.encoder.saes
-        config = {key: value for key, value in backbone.model.config.to_dict().items() if key not in _ORIGIN}
-        model = [
-            json.dumps(config, sort_keys=True, default=str),
-            backbone.kind,
-            backbone.frame,
-            tensors_hash(backbone.model.state_dict()),
-        ]
-        coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
-        return sha256_json([model, coders, self.encoder.sink_ratio, str(backbone.dtype), backbone.device.type])
 
 
 def tensors_hash(tensors: Mapping[str, Any]) -> str:

@@ -117,7 +117,10 @@ class Grounder:
         complete = set(saes) <= set(self.idf)
         self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
-        self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.cached_dialogues, config.codes_folder)
+        self.windowed = None
+        if not self.joint:
+            kept = (config.cached_dialogues, config.codes_folder)
+            self.windowed = WindowedCodes(self.encoder, config.window_tokens, *kept)
         self.pictures = None
         if config.images == "pixels":
             from remind.models.images import Pictures
@@ -149,7 +152,10 @@ class Grounder:
 
     def codes(self, state: FactualState) -> StateCodes:
         """The sparse codes of a state; they depend on no setting of guidance, resonance or selection."""
-        codes = joint_codes(self.encoder, state, self.pictures) if self.joint else self.windowed.state_codes(state)
+        if self.windowed is None:
+            codes = joint_codes(self.encoder, state, self.pictures)
+        else:
+            codes = self.windowed.state_codes(state)
         if self.config.anchor_codes == "strategy":
             return codes
         from remind.grounding.fusion import question_codes

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from remind.core.errors import ConfigError, DataError, shown
 from remind.core.files import atomic_folder, sha256_json, sweep
 from remind.core.processes import locked
-from remind.data.dialogue import Format, Question, Session, problem_of
+from remind.data.dialogue import Dialogue, Format, Question, Session
 from remind.memory.ranking import Ranker
 from remind.memory.store import Store
 
@@ -358,8 +358,7 @@ class Bank(ABC):
                 raise DataError("a turn of this id is in another session", self.folder, turn.id)
         # images count over the whole dialogue
         bare = replace(session, turns=tuple(replace(turn, images=()) for turn in session.turns))
-        if problem := problem_of([bare]):
-            raise DataError(problem, self.folder, session.id)
+        Dialogue(session.id, (bare,))  # refuses a session without turns, and a turn id twice
         last, now = self.store.last_time(), session.time
         # as far as both are known: a day is not before an hour of it
         if last and now and _dated(now) and now[: len(last)] < last[: len(now)]:

@@ -111,9 +111,9 @@ class GroundedSystem(RemindSystem):
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where the folder holds no SAEs."""
-        from remind.build.plan import sae_hashes
+        from sae.topk import file_hashes
 
-        if not (hashes := sae_hashes(Path(self.sae))):
+        if not (hashes := file_hashes(Path(self.sae))):
             raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
         elsewhere = ("codes_folder", "cached_dialogues", "image_root")
         grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}

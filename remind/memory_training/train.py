@@ -22,10 +22,10 @@ from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.model import trainable
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import atomic_folder, write_text
+from remind.core.files import atomic_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination
 from remind.core.progress import ProgressBar
-from remind.core.run_folder import RunFolder
+from remind.core.run_folder import REPORT, RunFolder
 from remind.llm.ledger import table
 from remind.memory_training import checkpoint
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
@@ -330,7 +330,7 @@ class _Run:
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
         answer = greedy(model, self.tokenizer, self.room)
         report = mean(remembered(self.cfg.method, answer, lives, self.speech))
-        RunFolder(self.out).report(report)
+        write_json(self.out / REPORT, report)
         print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
 
 

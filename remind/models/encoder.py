@@ -70,7 +70,8 @@ class SentenceEncoder:
             return torch.zeros(0, self.dimension)
         vectors = {text: self._held[text] for text in texts if text in self._held}
         missing = [text for text in dict.fromkeys(texts) if text not in vectors]
-        vectors.update(zip(missing, self._forward(missing), strict=True))
+        if missing:
+            vectors.update(zip(missing, self._forward(missing), strict=True))
         rows = torch.stack([vectors[text] for text in texts])
         self.hold(texts, rows)
         return rows

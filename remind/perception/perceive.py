@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from remind.models.encoder import HELD, SentenceEncoder
 from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import FactualState, Segment, Strategy, blind, render, segments_of, turn_text
-from remind.text.words import check_dimension, stems
+from remind.text.words import stems
 
 _log = logging.getLogger(__name__)
 #: A spread of scores that is rounding alone.
@@ -39,7 +39,7 @@ _NO_SPREAD = 1e-9
 #: that come from them.
 SIGMA, LEXICAL_CONTEXT, DENSE_CONTEXT = 2.5, 0.8, 0.3
 #: Of what a cached index holds, and of how it is made.
-_VERSION = 5
+_VERSION = 6
 #: How the prompt shows a gap inside a session.
 _GAP = "[…]"
 
@@ -82,7 +82,6 @@ class Perception:
                 raise DataError("the question has no text", record=question.id)
             if question.dialogue_id != dialogue.id:
                 raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
-            check_dimension(question.dimension)
         asked = told(self.llm, questions, self.config.kind)
         index = self.index(dialogue)
         # one at a time: vectors differ in the last bits with the batch they were encoded in
@@ -128,21 +127,22 @@ def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: st
 
 @dataclass(frozen=True)
 class Costs:
-    """Tokens the dialogue section of a prompt takes: each turn with its captions, each session heading, a gap line."""
+    """Tokens the dialogue section of a prompt takes: each turn with its captions, each session heading, a gap line.
+
+    Attributes:
+        session_of: number of the session of every turn.
+    """
 
     turns: tuple[int, ...]
     headings: tuple[int, ...]
     gap: int
+    session_of: tuple[int, ...]
 
-    def of(self, positions: Sequence[int], session_of: Sequence[int]) -> int:
-        """Tokens of the dialogue section that shows the turns at these ascending positions.
-
-        Args:
-            session_of: number of the session of every turn.
-        """
+    def of(self, positions: Sequence[int]) -> int:
+        """Tokens of the dialogue section that shows the turns at these ascending positions."""
         total, previous, session = 0, None, None
         for position in positions:
-            here = session_of[position]
+            here = self.session_of[position]
             if here != session:
                 total += self.headings[here]
             elif position - 1 != previous:
@@ -154,7 +154,7 @@ class Costs:
 
 def prompt_costs(dialogue: Dialogue, encoder: SentenceEncoder) -> Costs:
     """Tokens of every turn and session heading as the prompt renders them, in the encoder's vocabulary."""
-    whole = tuple(Segment(first, end - 1) for first, end in _spans(dialogue) if end > first)
+    whole = segments_of(dialogue, range(len(dialogue.turns)))  # one for each session with turns
     rendered = render(FactualState(dialogue, Question("", dialogue.id, ""), whole, Strategy(())))
     turns = encoder.count_many([rendered.text[span.start : span.end] for span in rendered.turns])
     # a heading stands between the turn before a session's first and that turn
@@ -162,7 +162,8 @@ def prompt_costs(dialogue: Dialogue, encoder: SentenceEncoder) -> Costs:
     headings = [rendered.text[ends[part.start] : rendered.turns[part.start].start] for part in whole]
     counts = iter(encoder.count_many(headings))
     per_session = tuple(next(counts) if session.turns else 0 for session in dialogue.sessions)
-    return Costs(tuple(turns), per_session, encoder.count_tokens(_GAP))
+    session_of = tuple(n for n, session in enumerate(dialogue.sessions) for _ in session.turns)
+    return Costs(tuple(turns), per_session, encoder.count_many([_GAP])[0], session_of)
 
 
 class BM25:
@@ -210,94 +211,69 @@ class DialogueIndex:
         vectors: φ of every turn, unit rows [n, d].
         segments: u_1 … u_N in time order.
         costs: tokens of the parts of the dialogue.
-        session_of: number of the session of every turn [n].
     """
 
     def __init__(
-        self,
-        dialogue: Dialogue,
-        encoder: SentenceEncoder,
-        llm: AuxiliaryLLM,
-        config: SegmentConfig,
-        cache: Path | None,
+        self, dialogue: Dialogue, encoder: SentenceEncoder, llm: AuxiliaryLLM, config: SegmentConfig, cache: Path | None
     ) -> None:
-        self.dialogue, self.encoder, self.llm, self.config = dialogue, encoder, llm, config
+        self.dialogue, self.encoder, self.llm = dialogue, encoder, llm
         # the tensors stay views of the file, whose pages are read when they are touched
         self._cache = None if cache is None else Cache(cache)
         self._key = content_key(dialogue, encoder.name, config, llm.name)
-        self.session_of = tuple(n for n, session in enumerate(dialogue.sessions) for _ in session.turns)
         found = None if self._cache is None else self._cache.read("index", self._key)
-        self._tensors: dict[str, Tensor] = found[0] if found else self._build()
-        #: Texts of the cues by the name of their vectors.
-        self._texts: dict[str, list[str]] = found[1] if found else {}
         if found is None:
-            self._write()
+            costs = prompt_costs(dialogue, encoder)
+            vectors = encoder.encode_apart([turn_text(turn) for turn in dialogue.turns])
+            segments = segment(dialogue, vectors, config, costs.turns)
+            tensors = {
+                "vectors": vectors,
+                "turns": torch.tensor(costs.turns),
+                "headings": torch.tensor(costs.headings),
+                "gap": torch.tensor(costs.gap),
+                "session_of": torch.tensor(costs.session_of),
+                "segments": torch.tensor([[part.start, part.end] for part in segments]),
+            }
+            found = tensors, {}
+            if self._cache is not None:
+                self._cache.write("index", self._key, *found)
+        self._tensors: dict[str, Tensor] = found[0]
+        #: Texts of the cues by the name of their vectors.
+        self._texts: dict[str, list[str]] = found[1]
         self.vectors = self._tensors["vectors"]
         self.segments = tuple(Segment(start, end) for start, end in self._tensors["segments"].tolist())
-        prices, headings = (tuple(self._tensors[name].tolist()) for name in ("turns", "headings"))
-        self.costs = Costs(prices, headings, int(self._tensors["gap"]))
-        self._cues: dict[str, Cues] = {}
+        turns, headings, session_of = (tuple(self._tensors[n].tolist()) for n in ("turns", "headings", "session_of"))
+        self.costs = Costs(turns, headings, int(self._tensors["gap"]), session_of)
         last = dialogue.turns[-HELD:]
         encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
-
-    def cues(self, dimension: str | None) -> Cues:
-        """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
-        name = f"cues {dimension or 'factual'}"
-        if name not in self._cues:
-            if name not in self._texts:
-                self._write_cues(name, dimension)
-            cues = self._cues[name] = Cues(tuple(self._texts[name]), self._tensors[name])
-            self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
-        return self._cues[name]
 
     @cached_property
     def bm25(self) -> BM25:
         """BM25 over the turns."""
         return BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
 
-    def cost(self, positions: Sequence[int]) -> int:
-        """Tokens of the dialogue section that shows the turns at these ascending positions."""
-        return self.costs.of(positions, self.session_of)
-
-    def _build(self) -> dict[str, Tensor]:
-        costs = prompt_costs(self.dialogue, self.encoder)
-        vectors = self.encoder.encode_apart([turn_text(turn) for turn in self.dialogue.turns])
-        segments = segment(self.dialogue, vectors, self.config, costs.turns)
-        return {
-            "vectors": vectors,
-            "turns": torch.tensor(costs.turns),
-            "headings": torch.tensor(costs.headings),
-            "gap": torch.tensor(costs.gap),
-            "segments": torch.tensor([[part.start, part.end] for part in segments]),
-        }
-
-    def _write_cues(self, name: str, dimension: str | None) -> None:
-        failures = len(self.llm.failures)
-        texts = self.llm.cues(self.dialogue, self.segments, dimension)
-        if len(texts) != len(self.segments):
-            what = f"{self.llm.name} wrote {len(texts)} cues for {len(self.segments)} segments"
-            raise DataError(what, record=self.dialogue.id)
-        # a cue may be a turn word for word, or that of another kind of question
-        known = {turn_text(turn): vector for turn, vector in zip(self.dialogue.turns, self.vectors, strict=True)}
-        for other in self._texts:
-            known |= zip(self._texts[other], self._tensors[other], strict=True)
-        new = [text for text in dict.fromkeys(texts) if text not in known]
-        if new:
-            known |= zip(new, self.encoder.encode_apart(new), strict=True)
-        self._texts[name], self._tensors[name] = list(texts), torch.stack([known[text] for text in texts])
-        # written, an offline stand-in's cue would pass for the LLM's own in every later build
-        if len(self.llm.failures) == failures:
-            self._write()
-
-    def _write(self) -> None:
-        if self._cache is not None:
-            self._cache.write("index", self._key, self._tensors, self._texts)
-
-
-def _spans(dialogue: Dialogue) -> list[tuple[int, int]]:
-    """First turn and last + 1 of every session."""
-    ends = np.cumsum([0, *(len(session.turns) for session in dialogue.sessions)]).tolist()
-    return list(pairwise(ends))
+    def cues(self, dimension: str | None) -> Cues:
+        """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
+        name = f"cues {dimension or 'factual'}"
+        if name not in self._texts:
+            failures = len(self.llm.failures)
+            texts = self.llm.cues(self.dialogue, self.segments, dimension)
+            if len(texts) != len(self.segments):
+                what = f"{self.llm.name} wrote {len(texts)} cues for {len(self.segments)} segments"
+                raise DataError(what, record=self.dialogue.id)
+            # a cue may be a turn word for word, or that of another kind of question
+            known = {turn_text(turn): vector for turn, vector in zip(self.dialogue.turns, self.vectors, strict=True)}
+            for other in self._texts:
+                known |= zip(self._texts[other], self._tensors[other], strict=True)
+            new = [text for text in dict.fromkeys(texts) if text not in known]
+            if new:
+                known |= zip(new, self.encoder.encode_apart(new), strict=True)
+            self._texts[name], self._tensors[name] = list(texts), torch.stack([known[text] for text in texts])
+            # written, an offline stand-in's cue would pass for the LLM's own in every later build
+            if self._cache is not None and len(self.llm.failures) == failures:
+                self._cache.write("index", self._key, self._tensors, self._texts)
+        cues = Cues(tuple(self._texts[name]), self._tensors[name])
+        self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
+        return cues
 
 
 def segment(
@@ -312,34 +288,28 @@ def segment(
     """
     vectors = turn_vectors.detach().cpu().double().numpy()
     tokens = np.asarray(turn_tokens, dtype=np.int64)
-    bounds = [(first, end) for first, end in _spans(dialogue) if end > first]
-    similarities = [_gap_similarities(vectors[first:end], config.window) for first, end in bounds]
-    depths = [_depths(similarity) for similarity in similarities]
-    every = np.concatenate(depths)
+    sessions = [slice(one.start, one.end + 1) for one in segments_of(dialogue, range(len(dialogue.turns)))]
+    gaps = [_gaps(vectors[session], config.window) for session in sessions]
+    every = np.concatenate([depth for _, depth in gaps])
     threshold = every.mean() + config.depth * every.std() if len(every) else np.inf
-
-    segments: list[Segment] = []
-    for (first, end), similarity, depth in zip(bounds, similarities, depths, strict=True):
-        edges = [0, *_dips(depth, threshold, config.min_turns), end - first]
-        for low, high in pairwise(edges):
-            for a, b in _within_cap(low, high, similarity, tokens[first:end], config):
-                segments.append(Segment(first + a, first + b - 1))
-    return segments
+    return [
+        Segment(session.start + low, session.start + high - 1)
+        for session, (similarity, depth) in zip(sessions, gaps, strict=True)
+        for low, high in _cut_session(similarity, depth, threshold, tokens[session], config)
+    ]
 
 
-def _gap_similarities(vectors: np.ndarray, window: int) -> np.ndarray:
-    """Cosine between the summed turns before and after each of the n - 1 gaps of a session."""
-    gaps = []
+def _gaps(vectors: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of the n - 1 gaps of a session, the cosine between the summed turns before and after, and its depth.
+
+    Its depth is how far that cosine lies below the nearest peaks on its two sides, summed.
+    """
+    similarity = np.zeros(len(vectors) - 1)
     for gap in range(1, len(vectors)):
         left = vectors[max(0, gap - window) : gap].sum(axis=0)
         right = vectors[gap : gap + window].sum(axis=0)
         norm = np.linalg.norm(left) * np.linalg.norm(right)
-        gaps.append(float(left @ right / norm) if norm > 0 else 0.0)
-    return np.asarray(gaps, dtype=np.float64)
-
-
-def _depths(similarity: np.ndarray) -> np.ndarray:
-    """How far each gap lies below the nearest peaks on its two sides, summed."""
+        similarity[gap - 1] = left @ right / norm if norm > 0 else 0.0
     depths = np.zeros_like(similarity)
     for gap, value in enumerate(similarity):
         for step in (-1, 1):
@@ -348,34 +318,31 @@ def _depths(similarity: np.ndarray) -> np.ndarray:
                 peak = similarity[here]
                 here += step
             depths[gap] += peak - value
-    return depths
+    return similarity, depths
 
 
-def _dips(depth: np.ndarray, threshold: float, min_turns: int) -> list[int]:
-    """Boundaries (turn numbers that begin a segment): deepest first, none closer than `min_turns` to another."""
-    taken = [0, len(depth) + 1]
-    for gap in np.argsort(-depth, kind="stable"):
-        cut = int(gap) + 1
+def _cut_session(
+    similarity: np.ndarray, depth: np.ndarray, threshold: float, tokens: np.ndarray, config: SegmentConfig
+) -> list[tuple[int, int]]:
+    """Turns of a session as (first, last + 1): cut at its dips, then at the weakest gaps of what exceeds the cap.
+
+    The deepest dips come first, none closer than `min_turns` to another; a single turn stays whole at any length.
+    """
+    edges = [0, len(tokens)]
+    for gap in by_falling(depth):
         if depth[gap] < threshold or depth[gap] <= 0:
             break
-        if all(abs(cut - other) >= min_turns for other in taken):
-            taken.append(cut)
-    return sorted(taken[2:])
-
-
-def _within_cap(
-    low: int, high: int, similarity: np.ndarray, tokens: np.ndarray, config: SegmentConfig
-) -> list[tuple[int, int]]:
-    """Turns low to high (exclusive) cut at their weakest gaps until each part fits the cap or is a single turn."""
-    todo, done = [(low, high)], []
+        if all(abs(gap + 1 - other) >= config.min_turns for other in edges):
+            edges.append(gap + 1)
+    todo, done = list(pairwise(sorted(edges)))[::-1], []
     while todo:
-        a, b = todo.pop()
-        if b - a == 1 or tokens[a:b].sum() <= config.max_tokens:
-            done.append((a, b))
+        low, high = todo.pop()
+        if high - low == 1 or tokens[low:high].sum() <= config.max_tokens:
+            done.append((low, high))
             continue
-        allowed = range(a + config.min_turns, b - config.min_turns + 1) or range(a + 1, b)
-        cut = min(allowed, key=lambda c: similarity[c - 1])
-        todo += [(cut, b), (a, cut)]
+        allowed = range(low + config.min_turns, high - config.min_turns + 1) or range(low + 1, high)
+        cut = min(allowed, key=lambda place: similarity[place - 1])
+        todo += [(cut, high), (low, cut)]
     return done
 
 
@@ -400,11 +367,6 @@ def by_falling(scores: np.ndarray) -> list[int]:
     return order
 
 
-def top_count(n: int, share: float) -> int:
-    """k_1 = ceil(share × n), at least 1; the product is rounded so that 0.2 × 15 is 3 and nothing above."""
-    return min(n, max(1, math.ceil(round(share * n, 9))))
-
-
 def retrieve(
     index: DialogueIndex, question: str, vector: Tensor, dimension: str | None, config: RetrieveConfig
 ) -> Retrieved:
@@ -415,13 +377,13 @@ def retrieve(
         dimension: which cues Eq. 1 compares with.
     """
     whole = range(len(index.vectors))
-    if index.cost(whole) <= min(config.whole_tokens, config.max_context_tokens or config.whole_tokens):
+    if index.costs.of(whole) <= min(config.whole_tokens, config.max_context_tokens or config.whole_tokens):
         return Retrieved(segments_of(index.dialogue, whole), False)
     ranked = by_falling(relevance(vector, index.cues(dimension).vectors))
     retrieved = take_segments(index, ranked, vector, config)
     if config.method == "cue":
         return retrieved
-    budget = index.cost([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
+    budget = index.costs.of([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
     turns = take_turns(index, turn_scores(index, question, vector), budget)
     return Retrieved(segments_of(index.dialogue, turns), retrieved.capped)
 
@@ -435,8 +397,10 @@ def take_segments(index: DialogueIndex, ranked: list[int], vector: Tensor, confi
         ranked: numbers of segments, the best first.
     """
     limit = math.inf if config.max_context_tokens is None else config.max_context_tokens
-    top = [index.segments[number] for number in ranked[: top_count(len(index.segments), config.top_share)]]
-    section, fitting = Section(index), 0
+    # k_1 = ceil(share × N); the product is rounded so that 0.2 × 15 is 3 and nothing above
+    count = max(1, math.ceil(round(config.top_share * len(ranked), 9)))
+    top = [index.segments[number] for number in ranked[:count]]
+    section, fitting = Section(index.costs), 0
     for count, segment in enumerate(top, start=1):
         section.add(segment.start, segment.end)
         if section.spent <= limit:
@@ -452,17 +416,18 @@ def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: float) -
     low = high = segment.start + int(closeness.argmax())
     while True:
         grown = [(a, b) for a, b in ((low, high + 1), (low - 1, high)) if segment.start <= a and b <= segment.end]
-        fitting = [(a, b) for a, b in grown if index.cost(range(a, b + 1)) <= limit]
+        fitting = [(a, b) for a, b in grown if index.costs.of(range(a, b + 1)) <= limit]
         if not fitting:
             break
         low, high = max(fitting, key=lambda ends: closeness[(ends[1] if ends[1] > high else ends[0]) - segment.start])
-    spent = index.cost(range(low, high + 1))
+    spent = index.costs.of(range(low, high + 1))
     if spent > limit:
         turn = index.dialogue.turns[low]
         _log.warning("dialogue %s: turn %s takes %d tokens, more than %s", index.dialogue.id, turn.id, spent, limit)
     return Segment(low, high)
 
 
+@dataclass
 class Section:
     """Turns chosen so far, and the tokens their dialogue section takes.
 
@@ -471,28 +436,28 @@ class Section:
 
     Attributes:
         chosen: positions of the turns.
-        spent: tokens, as `DialogueIndex.cost` counts them.
+        opened: numbers of their sessions.
+        spent: tokens, as `Costs.of` counts them.
     """
 
-    def __init__(self, index: DialogueIndex) -> None:
-        self._index = index
-        self._opened: set[int] = set()
-        self.chosen: set[int] = set()
-        self.spent = 0
+    costs: Costs
+    chosen: set[int] = field(default_factory=set)
+    opened: set[int] = field(default_factory=set)
+    spent: int = 0
 
     def price(self, start: int, end: int) -> int:
         """Tokens that turns start to end (inclusive) of one session would add; none of them is chosen yet."""
-        costs, sessions = self._index.costs, self._index.session_of
-        tokens, session = sum(costs.turns[start : end + 1]), sessions[start]
-        if session not in self._opened:
-            return tokens + costs.headings[session]
+        sessions = self.costs.session_of
+        tokens, session = sum(self.costs.turns[start : end + 1]), sessions[start]
+        if session not in self.opened:
+            return tokens + self.costs.headings[session]
         touching = sum(near in self.chosen and sessions[near] == session for near in (start - 1, end + 1))
-        return tokens + (1 - touching) * costs.gap
+        return tokens + (1 - touching) * self.costs.gap
 
     def add(self, start: int, end: int) -> None:
         """Choose turns start to end (inclusive) of one session; none of them is chosen yet."""
         self.spent += self.price(start, end)
-        self._opened.add(self._index.session_of[start])
+        self.opened.add(self.costs.session_of[start])
         self.chosen.update(range(start, end + 1))
 
 
@@ -503,7 +468,7 @@ def turn_scores(index: DialogueIndex, question: str, vector: Tensor) -> np.ndarr
     # one average for both, which is linear
     around = LEXICAL_CONTEXT * lexical + DENSE_CONTEXT * dense
     # the difference is exactly 0 without an average, so that ties stay ties
-    return lexical + dense + (session_average(around, np.array(index.session_of), SIGMA) - around)
+    return lexical + dense + (session_average(around, np.array(index.costs.session_of), SIGMA) - around)
 
 
 def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
@@ -511,7 +476,7 @@ def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[in
 
     At least the best one. A turn that does not fit is passed over for lower ones that do.
     """
-    section, least = Section(index), min(index.costs.turns) - index.costs.gap
+    section, least = Section(index.costs), min(index.costs.turns) - index.costs.gap
     for position in by_falling(scores):
         if not section.chosen or section.spent + section.price(position, position) <= budget:
             section.add(position, position)

@@ -83,22 +83,17 @@ of every turn; `target` is the answer to be learned. `{manifest}` says what they
 _log = logging.getLogger(__name__)
 
 
-def part_name(split: str, dialogue_id: str) -> str:
-    """The file of a dialogue's questions of one split."""
-    name = quote(dialogue_id, safe=" ")
-    if len(name) > 150:  # file systems take 255 bytes
-        name = f"{name[:100]}-{hashlib.sha256(dialogue_id.encode()).hexdigest()[:16]}"
-    return f"{split}-{name}.parquet"
-
-
 def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
     """Write a dialogue's states, a Parquet file for each split; returns the names of the files."""
     names = []
+    stem = quote(records[0].dialogue_id, safe=" ") if records else ""
+    if len(stem) > 150:  # file systems take 255 bytes
+        stem = f"{stem[:100]}-{hashlib.sha256(records[0].dialogue_id.encode()).hexdigest()[:16]}"
     for split in SPLITS:
         rows = [row_of(record) for record in records if record.split == split]
         if rows:
             features = Features({name: kind for name, kind in FEATURES.items() if name in rows[0]})
-            names.append(part_name(split, rows[0]["dialogue_id"]))
+            names.append(f"{split}-{stem}.parquet")
             with atomic_path(Path(folder) / names[-1]) as path:
                 pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
     return names
@@ -135,17 +130,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             format version.
     """
     path = Path(folder) / MANIFEST
-    if not path.is_file() or not (path.parent / CARD).is_file():
-        what = "not a states folder, or not built to its end; make it with `remind build-states`"
-        # earlier versions wrote a manifest, and no card
-        if not path.is_file() or read_json(path).get("format_version") == FORMAT_VERSION:
-            raise DataError(what, folder)
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
+    manifest = read_json(path) if path.is_file() else {}
+    if not isinstance(manifest, dict) or manifest.get("format", "remind-states") != "remind-states":
         raise FormatError("not the manifest of a states folder", path)
-    if (version := manifest.get("format_version")) != FORMAT_VERSION:
+    if (version := manifest.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         what = f"states of format version {shown(version)}, not {FORMAT_VERSION}; make them anew: remind build-states"
         raise FormatError(what, path)
+    if not manifest or not (path.parent / CARD).is_file():
+        raise DataError("not a states folder, or not built to its end; make it with `remind build-states`", folder)
     return manifest
 
 
@@ -186,11 +178,12 @@ def iterate_states(states: States, split: str | None = None) -> Iterator[StateRe
 
 def read_states(states: States, split: str | None = None) -> list[StateRecord]:
     """All records (of one split). Raises DataError if there are none, or if train and test share evidence."""
-    check_split(states)
+    there = check_split(states)
     chosen = list(iterate_states(states, split))
     if not chosen:
-        there = ", ".join(sorted(set(question_splits(states).values()))) or "none"
-        raise DataError(f"no states of split {split!r} (there are: {there})", _folder(states))
+        raise DataError(
+            f"no states of split {split!r} (there are: {', '.join(sorted(there)) or 'none'})", _folder(states)
+        )
     return chosen
 
 
@@ -206,15 +199,10 @@ def _parts(states: States, split: str | None = None) -> list[Dataset]:
     return [part for name, part in found.items() if split in (None, name)]
 
 
-def _columns(states: States, *names: str) -> Iterator[dict[str, Any]]:
-    """Rows with these columns alone."""
-    for part in _parts(states):
-        yield from part.select_columns(list(names))
-
-
 def question_splits(states: States) -> dict[str, str]:
     """Question id to split."""
-    return {row["question_id"]: row["split"] for row in _columns(states, "question_id", "split")}
+    parts = (part.select_columns(["question_id", "split"]) for part in _parts(states))
+    return {row["question_id"]: row["split"] for part in parts for row in part}
 
 
 def check_split(states: States) -> Counter[str]:
@@ -226,7 +214,8 @@ def check_split(states: States) -> Counter[str]:
     """
     folder = _folder(states)
     settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
-    rows = list(_columns(states, "question_id", "dialogue_id", "split", "evidence", "images"))
+    columns = ["question_id", "dialogue_id", "split", "evidence", "images"]
+    rows = [row for part in _parts(states) for row in part.select_columns(columns)]
     gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
     if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
         _log.warning("%s: %s", folder, overlap)

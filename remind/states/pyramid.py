@@ -18,7 +18,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("x0", "x1", "x2")
 #: m* of Section 4.3 as plain text. It has a line of its own; a dialogue line begins with a speaker or `[Image #`.
 MARKER = "[ATTENTION]"
-_MARKERS = re.compile(re.escape(MARKER))
 
 #: Head of each line of anchors in a prompt, and the field of `Strategy` that it shows.
 ANCHOR_KINDS = {
@@ -37,10 +36,6 @@ class Segment:
 
     start: int
     end: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end:
-            raise DataError(f"segment [{self.start}, {self.end}] is empty or negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +81,12 @@ class FactualState:
             the same for all questions of a benchmark, since it would give away the unanswerable ones.
         told: the question as seen by perception if its kind was inferred: without gold, with the inferred dimension.
         capped: whether the limit of retrieval excluded some segments.
+        positions: in `Dialogue.turns`, of the retrieved turns, ascending. turns: the retrieved turns themselves.
+        runs: for each retrieved turn the number of its run: consecutive turns of one session. Between two runs there is
+            a gap that broadcast, windows and blocks do not cross.
+
+    Raises:
+        DataError: segments that are empty, overlap, are out of order or leave the dialogue.
     """
 
     dialogue: Dialogue
@@ -95,31 +96,23 @@ class FactualState:
     abstention: bool = True
     told: Question | None = None
     capped: bool = False
+    positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    turns: tuple[Turn, ...] = field(init=False, repr=False, compare=False)
+    runs: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         last = -1
         for segment in self.segments:
-            if segment.start <= last or segment.end >= len(self.dialogue.turns):
+            if not last < segment.start <= segment.end < len(self.dialogue.turns):
                 raise DataError("segments overlap, are out of order or leave the dialogue", record=self.question.id)
             last = segment.end
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Positions in `Dialogue.turns` of the retrieved turns, ascending."""
-        return tuple(p for segment in self.segments for p in range(segment.start, segment.end + 1))
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        return tuple(self.dialogue.turns[p] for p in self.positions)
-
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """For each retrieved turn the number of its run: consecutive turns of one session.
-
-        Between two runs there is a gap that broadcast, windows and blocks do not cross.
-        """
-        joined = segments_of(self.dialogue, self.positions)
-        return tuple(n for n, run in enumerate(joined) for _ in range(run.start, run.end + 1))
+        positions = tuple(p for segment in self.segments for p in range(segment.start, segment.end + 1))
+        joined = segments_of(self.dialogue, positions)
+        self.__dict__.update(
+            positions=positions,
+            turns=tuple(self.dialogue.turns[position] for position in positions),
+            runs=tuple(number for number, run in enumerate(joined) for _ in range(run.start, run.end + 1)),
+        )
 
 
 @dataclass(frozen=True)
@@ -136,15 +129,6 @@ class AttentionalState:
     blocks: tuple[Span, ...]
     salience: tuple[float, ...] = ()
     marker: str = MARKER
-
-    def __post_init__(self) -> None:
-        runs, last = self.factual.runs, -1
-        for start, end in self.blocks:
-            if not last < start <= end < len(runs) or runs[start] != runs[end]:
-                raise DataError(
-                    f"block ({start}, {end}) overlaps another or crosses a gap", record=self.factual.question.id
-                )
-            last = end
 
 
 @dataclass(frozen=True)
@@ -200,12 +184,15 @@ class Rendered:
     markers: tuple[Span, ...] = ()
 
     @property
-    def strategy(self) -> Span:
-        """From the first strategy span to the last; (n, n) if the strategy is empty."""
-        spans = self.reasoning + self.anchors
-        if not spans:
-            return (self.dialogue[1], self.dialogue[1])
-        return (min(s for s, _ in spans), max(e for _, e in spans))
+    def strategy_end(self) -> int:
+        """Where the last line of the strategy ends; the end of the dialogue where there is none."""
+        last = max((end for _, end in (*self.reasoning, *self.anchors)), default=self.dialogue[1])
+        return self.text.index("\n", last - 1) + 1
+
+    @property
+    def abstention(self) -> bool:
+        """Whether it says what to answer where the conversation does not tell; only those of direct questions may."""
+        return NO_INFORMATION in self.text[: self.dialogue[0]]
 
 
 @dataclass
@@ -243,21 +230,6 @@ def turn_text(turn: Turn) -> str:
     return "\n".join([line_of(turn), *(one_line(image.caption) for image in turn.images if image.caption)])
 
 
-def _put_turn(out: _Writer, turn: Turn) -> TurnSpan:
-    speaker = out.put(f"{one_line(turn.speaker)}:")
-    text = one_line(turn.text)
-    if text:
-        out.put(" ")
-    said = out.put(text)
-    out.put("\n")
-    captions = []
-    for image in turn.images:
-        out.put(f"[Image #{image.index} Caption] ")
-        captions.append(out.put(one_line(image.caption or "") or "(no caption)"))
-        out.put("\n")
-    return TurnSpan(turn.id, speaker[0], out.length, speaker, said, tuple(captions))
-
-
 def _put_dialogue(
     out: _Writer, state: FactualState, blocks: Sequence[Span], marker: str
 ) -> tuple[list[TurnSpan], list[Span]]:
@@ -266,9 +238,8 @@ def _put_dialogue(
     markers: list[Span] = []
     ordinal = {session.id: number for number, session in enumerate(state.dialogue.sessions, start=1)}
     session_id: str | None = None
-    runs = state.runs
     for index, turn in enumerate(state.turns):
-        if index == 0 or runs[index] != runs[index - 1]:
+        if index == 0 or state.runs[index] != state.runs[index - 1]:
             session = state.dialogue.session_of[turn.id]
             if session.id != session_id:
                 when = f", {one_line(session.time)}" if session.time else ""
@@ -278,7 +249,18 @@ def _put_dialogue(
                 out.put("[…]\n")
         if index in opens:
             markers.append(out.put(f"{marker}\n"))
-        spans.append(_put_turn(out, turn))
+        speaker = out.put(f"{one_line(turn.speaker)}:")
+        said = one_line(turn.text)
+        if said:
+            out.put(" ")
+        text = out.put(said)
+        out.put("\n")
+        captions = []
+        for image in turn.images:
+            out.put(f"[Image #{image.index} Caption] ")
+            captions.append(out.put(one_line(image.caption or "") or "(no caption)"))
+            out.put("\n")
+        spans.append(TurnSpan(turn.id, speaker[0], out.length, speaker, text, tuple(captions)))
         if index in closes:
             markers.append(out.put(f"{marker}\n"))
     return spans, markers
@@ -287,7 +269,7 @@ def _put_dialogue(
 def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Span]]:
     reasoning: list[Span] = []
     anchors: list[Span] = []
-    if not strategy.reasoning and not strategy.anchors:
+    if strategy == Strategy(()):
         return reasoning, anchors
     out.put(f"\nGuide to the question\n{prompts.render('strategy').strip()}\n")
     for name, kind in ANCHOR_KINDS.items():
@@ -320,17 +302,9 @@ def render(state: State) -> Rendered:
     x1's dialogue section without the marker lines is byte-identical to x0's; x1 and x2 agree up to the summary. An x1
     without blocks has no marker and no reminder: it is x0.
     """
-    summary: str | None = None
-    attentional: AttentionalState | None = None
-    if isinstance(state, ReflectiveState):
-        summary, attentional = state.summary, state.attentional
-    elif isinstance(state, AttentionalState):
-        attentional = state
-    if attentional is not None:
-        factual, blocks, marker = attentional.factual, attentional.blocks, attentional.marker
-    else:
-        assert isinstance(state, FactualState)
-        factual, blocks, marker = state, (), MARKER
+    marked = state.attentional if isinstance(state, ReflectiveState) else state
+    factual = marked.factual if isinstance(marked, AttentionalState) else marked
+    blocks, marker = (marked.blocks, marked.marker) if isinstance(marked, AttentionalState) else ((), MARKER)
     opening, closing = frame(factual.question, factual.abstention)
 
     out = _Writer()
@@ -341,8 +315,8 @@ def render(state: State) -> Rendered:
     reasoning, anchors = _put_strategy(out, factual.strategy)
     if blocks:
         out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
-    if summary is not None:
-        out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{summary.strip()}\n")
+    if isinstance(state, ReflectiveState):
+        out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{state.summary.strip()}\n")
     out.put(closing)
     return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))
 
@@ -362,7 +336,7 @@ def marker_places(text: str) -> list[tuple[int, int]]:
     """
     reminder = prompts.render("reminder", marker=MARKER).strip()
     lines = re.finditer(rf"^(?:{re.escape(MARKER)}|{re.escape(reminder)})$", text, re.MULTILINE)
-    return [match.span() for line in lines for match in _MARKERS.finditer(text, line.start(), line.end())]
+    return [match.span() for line in lines for match in re.compile(re.escape(MARKER)).finditer(text, *line.span())]
 
 
 def render_answer(question: Question) -> str | None:

@@ -1,26 +1,33 @@
-"""One question's three states as text with spans: a row of a states dataset."""
+"""One question's three states as text with spans, a row of a states dataset; and back from there to the states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Turn
+from remind.data.dialogue import SPLITS, Dialogue, Format, Question, Turn
+from remind.states import prompts
 from remind.states.pyramid import (
+    ANCHOR_KINDS,
     LETTERS,
     LEVELS,
     AttentionalState,
     FactualState,
     ReflectiveState,
     Rendered,
+    Span,
     State,
-    TurnSpan,
+    Strategy,
+    blind,
     line_of,
     render,
     render_target,
+    segments_of,
     shown_images,
 )
 
@@ -61,13 +68,13 @@ class StateRecord:
         x0, x1, x2: the levels; `ABSENT` where one was not built.
         salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
         pictures: images of x0 whose file is known, in the order of the text; absolute paths, as the reader found them.
-        kind: the inferred kind of the question, as `kind_of` gives it.
+        kind: the dimension that the question was taken for, or `FACTUAL`; None where its kind was not inferred.
     """
 
     question_id: str
     dialogue_id: str
     split: str
-    format: str
+    format: Format
     question: str
     options: tuple[str, ...]
     answers: tuple[str, ...]
@@ -101,11 +108,14 @@ class StateRecord:
         return rendered
 
 
+#: Reads rows: lists become tuples, and structures the records of a level.
+_ROWS = TypeAdapter(StateRecord)
+
+
 def record_of(state: State, split: str) -> StateRecord:
     """A question's states, rendered up to the level of the one given, with what training and evaluation need."""
     attentional = state.attentional if isinstance(state, ReflectiveState) else state
     factual = attentional.factual if isinstance(attentional, AttentionalState) else attentional
-    assert isinstance(factual, FactualState)
     question, dialogue = factual.question, factual.dialogue
     held = {turn.id for turn in factual.turns}
     held_images = {image.index for turn in factual.turns for image in turn.images}
@@ -131,13 +141,8 @@ def record_of(state: State, split: str) -> StateRecord:
         x2=render(state) if isinstance(state, ReflectiveState) else ABSENT,
         salience=attentional.salience if isinstance(attentional, AttentionalState) else (),
         pictures=pictures_of(factual.turns),
-        kind=kind_of(factual),
+        kind=None if factual.told is None else factual.told.dimension or FACTUAL,
     )
-
-
-def kind_of(state: FactualState) -> str | None:
-    """The dimension that the question was taken for, or `FACTUAL`; None where its kind was not inferred."""
-    return None if state.told is None else state.told.dimension or FACTUAL
 
 
 def evidence_share(record: StateRecord) -> float | None:
@@ -152,8 +157,7 @@ def marked_share(record: StateRecord) -> float | None:
     gold = record.images if record.visual else record.evidence
     if not gold or record.x1 == ABSENT:
         return None
-    pairs = list(zip(record.x1.markers[::2], record.x1.markers[1::2], strict=True))
-    marked = [turn for turn in record.x1.turns if any(o[1] <= turn.start and turn.end <= c[0] for o, c in pairs)]
+    marked = [turn for start, end in blocks_of(record.x1) for turn in record.x1.turns[start : end + 1]]
     found: set[Any] = {turn.turn_id for turn in marked}
     if record.visual:
         found = {index for turn in marked for index in shown_images(record.x1, turn)}
@@ -162,11 +166,9 @@ def marked_share(record: StateRecord) -> float | None:
 
 def row_of(record: StateRecord) -> dict[str, Any]:
     """The record as a row of a states dataset; levels that were not built are left out."""
-    absent = set(LEVELS) - set(record.levels)
-    row = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in absent}
-    row |= {name: asdict(record.level(name)) for name in record.levels}
-    row["pictures"] = [picture._asdict() for picture in record.pictures]
-    return row
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    row = {name: asdict(value) if name in LEVELS else value for name, value in values.items() if value != ABSENT}
+    return row | {"pictures": [picture._asdict() for picture in record.pictures]}
 
 
 def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> StateRecord:
@@ -178,65 +180,107 @@ def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> S
     Raises:
         DataError: a column is missing, or holds what no state can.
     """
-    name = str(row.get("question_id", ""))
-    known = [field.name for field in fields(StateRecord)]
-    if missing := [name for name in known if name not in row and name not in ("x1", "x2")]:
-        raise DataError(f"column {missing[0]} is missing", folder, name)
-    values: dict[str, Any] = {}
+    given = {name: value for name, value in row.items() if value is not None or name not in LEVELS}
     try:
-        for column in known:
-            value = row.get(column)
-            if column in LEVELS:
-                values[column] = ABSENT if value is None else _rendered(value)
-            else:
-                values[column] = _tuples(value)
-        values["pictures"] = tuple(Picture(**picture) for picture in row["pictures"])
-        record = StateRecord(**values)
+        record = _ROWS.validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem: str | None = f"column {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    else:
         problem = _problem(record)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(f"not the row of a state: {error}", folder, name) from None
-    if problem is not None:
-        raise DataError(f"{problem}; build the states again", folder, name)
-    return record
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _rendered(value: Mapping[str, Any]) -> Rendered:
-    turns = tuple(TurnSpan(**{name: _tuples(part) for name, part in turn.items()}) for turn in value["turns"])
-    return Rendered(**{**{name: _tuples(part) for name, part in value.items()}, "turns": turns})
+        if problem is None:
+            return record
+    raise DataError(f"not the row of a state: {problem}; build the states again", folder, str(row.get("question_id")))
 
 
 def _problem(record: StateRecord) -> str | None:
     """What no record can hold: rows may have been mapped by hand."""
-    letters = list(LETTERS[: len(record.options)])
-    if not record.question_id or not isinstance(record.question_id, str):
-        return "the question id is blank"
-    for name, value, known in (
-        ("format", record.format, FORMATS),
-        ("split", record.split, SPLITS),
-        ("dimension", record.dimension, (None, *DIMENSIONS)),
-        ("kind", record.kind, (None, FACTUAL, *DIMENSIONS)),
-    ):
-        if value not in known:
-            return f"unknown {name} {shown(value)}"
+    if record.split not in SPLITS:
+        return f"unknown split {shown(record.split)}"
     if (record.format == "direct") == bool(record.options):
         return f"a {record.format} question has {len(record.options)} options"
-    if record.options and (wrong := [answer for answer in record.answers if answer not in letters]):
-        return f"gold answer {shown(wrong[0])} names none of its options"
-    if len(record.salience) not in (0, len(record.x0.turns)):
-        return f"salience has {len(record.salience)} values for {len(record.x0.turns)} turns"
+    if record.options and not set(record.answers) <= set(LETTERS[: len(record.options)]):
+        return f"gold answers {', '.join(record.answers)} of {len(record.options)} options"
     for name in record.levels:
         level = record.level(name)
-        within = [level.dialogue, *level.reasoning, *level.anchors, *level.markers]
-        within += [span for turn in level.turns for span in ((turn.start, turn.end), turn.speaker, turn.text)]
-        if any(not 0 <= start <= end <= len(level.text) for start, end in within):
-            return f"{name}: a span lies outside its text"
-        if len(level.markers) % 2:
-            return f"{name}: a block of markers is not closed"
-        starts: Sequence[int] = [turn.start for turn in level.turns]
-        if sorted(starts) != starts:
-            return f"{name}: its turns are out of order"
+        spans = [level.dialogue, *level.reasoning, *level.anchors, *level.markers]
+        spans += [span for turn in level.turns for span in ((turn.start, turn.end), turn.speaker, turn.text)]
+        if any(not 0 <= start <= end <= len(level.text) for start, end in spans) or len(level.markers) % 2:
+            return f"{name}: a span lies outside its text, or a block of markers is not closed"
     return None
+
+
+# from a record back to the states
+
+
+def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
+    """Positions in the dialogue of the turns that x0 shows. Raises DataError where it lacks one of them."""
+    missing = [span.turn_id for span in record.x0.turns if span.turn_id not in dialogue.positions]
+    if missing:
+        raise DataError(f"x0 shows turn {missing[0]!r}, which is not in its dialogue", record=record.question_id)
+    return [dialogue.positions[span.turn_id] for span in record.x0.turns]
+
+
+def strategy_of(rendered: Rendered) -> Strategy:
+    """S_str as written in the prompt."""
+    text = rendered.text
+    anchors: dict[str, list[str]] = {kind: [] for kind in ANCHOR_KINDS.values()}
+    for start, end in rendered.anchors:
+        head = text[text.rfind("\n", 0, start) + 1 : start].partition(": ")[0]
+        if head not in ANCHOR_KINDS:
+            raise DataError(f"{head!r} is not a kind of anchor")
+        anchors[ANCHOR_KINDS[head]].append(text[start:end])
+    reasoning = tuple(text[start:end] for start, end in rendered.reasoning)
+    return Strategy(reasoning, **{name: tuple(values) for name, values in anchors.items()})
+
+
+def blocks_of(rendered: Rendered) -> tuple[Span, ...]:
+    """The blocks that the markers of x1 enclose, as inclusive ranges over the shown turns."""
+    blocks = []
+    for opening, closing in zip(rendered.markers[::2], rendered.markers[1::2], strict=True):
+        inside = [n for n, turn in enumerate(rendered.turns) if opening[1] <= turn.start and turn.end <= closing[0]]
+        blocks.append((inside[0], inside[-1]))
+    return tuple(blocks)
+
+
+def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> FactualState:
+    """x0 as a state. It renders to exactly the text of the record.
+
+    Raises:
+        DataError: it does not, because dialogue files or prompt templates differ from those of the states.
+    """
+    segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
+    told = None
+    if record.kind is not None:
+        told = replace(blind(question), dimension=None if record.kind == FACTUAL else record.kind)
+    state = FactualState(dialogue, question, segments, strategy_of(record.x0), record.x0.abstention, told)
+    if render(state).text != record.x0.text:
+        raise DataError(
+            "x0 cannot be rebuilt: the dialogue files or the prompt templates differ from those the states were "
+            "built with; build the states again",
+            record=record.question_id,
+        )
+    return state
+
+
+def attentional_of(record: StateRecord, dialogue: Dialogue, question: Question) -> AttentionalState:
+    """x1 as a state. Raises DataError as `factual_of`."""
+    return AttentionalState(factual_of(record, dialogue, question), blocks_of(record.x1), record.salience)
+
+
+def summary_of(record: StateRecord) -> str:
+    """The summary in x2; "" where x2 is x1.
+
+    Raises:
+        DataError: x2 is not x1 with a summary section as the current prompt templates render it.
+    """
+    x1, x2 = record.x1.text, record.x2.text
+    if x1 == x2:
+        return ""
+    head = f"\nReflection\n{prompts.render('summary').strip()}\n"
+    start = x2.find(head, record.x2.strategy_end)
+    end = start + len(x2) - len(x1)
+    if start < 0 or x2[:start] + x2[end:] != x1:
+        what = "x2 is not x1 with a summary: the prompt templates have changed since; build the states again"
+        raise DataError(what, record=record.question_id)
+    return x2[start + len(head) : end].removesuffix("\n")

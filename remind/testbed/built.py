@@ -134,8 +134,7 @@ def marked(records: Sequence[StateRecord], world: World, marks: Marks, reader: R
     from remind.llm.auxiliary import ChatLLM
     from remind.reflect import summarise
     from remind.states.pyramid import AttentionalState
-    from remind.states.rebuild import attentional_of
-    from remind.states.records import record_of
+    from remind.states.records import attentional_of, record_of
     from remind.testbed.ladder import mark_blocks, target
 
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}

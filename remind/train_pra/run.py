@@ -121,7 +121,7 @@ class _OfTheCommand(TrainerCallback):
         self.bar.step(note=f"loss {self.trainer._rows[-1]['total']:.4f}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar.__exit__()
+        self.bar.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = ProgressBar("train", state.max_steps, state.global_step)

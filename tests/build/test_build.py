@@ -83,7 +83,7 @@ def test_bad_input_is_refused_before_saes_are_trained_for_it(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["turn twice", "image", "key", "layer"])
+@pytest.mark.parametrize("kind", ["turn twice", "image", "key"])
 def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
     path, out, extra = tmp_path / "in.json", tmp_path / "new" / "out", ["--sae", str(minilm_sae)]
     path.write_text(json.dumps([_locomo()]))
@@ -94,15 +94,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
         turn = {"speaker": "Ana", "text": "hi", "images": ["../secret.png"]}
         path.write_text(json.dumps({"id": "a", "messages": [turn]}))
         place, word = path.name, "is outside the data folder"
-    elif kind == "key":
+    else:
         settings = tmp_path / "settings.yaml"
         settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
         extra += ["--config", str(settings)]
         place, word = f"{settings}:3: ", "alpah"
-    else:
-        extra = ["--sae", str(tmp_path / "sae")]
-        TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
-        place, word = str(tmp_path / "sae"), "layers 0 to 6"
     before = sorted(tmp_path.iterdir())
     given = ["--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra]
     status, _, errors = run_module("remind", "build-states", *given)
@@ -309,12 +305,13 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
 
 
-def test_a_question_passes_through_25_files_at_most(corpus: Path, minilm_sae: Path) -> None:
+def test_a_question_passes_through_25_files_and_240_functions_at_most(corpus: Path, minilm_sae: Path) -> None:
     entered = Entered()
     question(entered, Namespace(input=str(corpus), sae=str(minilm_sae)))
     assert "DialogueBuilder.build" in entered.functions["remind/build/states.py"]
     assert "token_resonance" in entered.functions["remind/grounding/resonance.py"]
     assert len(entered.functions) <= 25, entered
+    assert sum(map(len, entered.functions.values())) <= 240, entered
 
 
 def test_lower_levels_cost_no_saes_and_no_summaries(

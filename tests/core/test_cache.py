@@ -26,8 +26,6 @@ def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path) -> None
     assert all(torch.equal(entry[0][name], value) for name, value in tensors.items())
     assert cache.read("codes", {"x": 1, "y": [3]}) is None
     assert cache.read("targets", {"x": 1, "y": [2]}) is None
-    for value in (["a", 2], "kept"):
-        assert cache.json("summaries", "k", lambda value=value: value) == ["a", 2]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"\x08\0\0\0\0\0\0\0{}      ", None])
@@ -40,8 +38,7 @@ def test_files_that_are_no_entries_count_as_absent(
     # None: the file of a disk that was full
     path.write_bytes(path.read_bytes()[:-5] if content is None else content)
     assert cache.read("codes", 1) is None
-    assert cache.json("codes", 1, lambda: 7) == 7 == cache.json("codes", 1, lambda: 8)
-    assert caplog.text.count("is damaged") == 2
+    assert "is damaged" in caplog.text
 
 
 def _checkpoint(folder: Path) -> None:

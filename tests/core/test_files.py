@@ -75,7 +75,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b'{"a": 1,\n "b": }', r"bad\.json \[line 2\]: not JSON"),
-        (b"\xff\xfe{}", "not UTF-8"),
+        (b"\xff\xfe{}", "not JSON: .*codec can't decode"),
         (b"[" * 200_000, "not JSON"),
         (b"", "not JSON"),
         (b"1" * 5000, "not JSON: Exceeds the limit"),
@@ -92,7 +92,7 @@ def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_json(tmp_path / "none.json")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match="is not a regular file"):
         read_json(tmp_path)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 
-from remind.commands import COMMANDS, main
+from remind.commands import COMMANDS
 from remind.core.errors import ConfigError
 from sae.ranges import FiniteFloat, PositiveInt, Range, Share, check_ranges
 
@@ -81,21 +81,3 @@ def test_a_refusal_names_the_field_and_the_value() -> None:
         with pytest.raises(ConfigError) as refused:
             check_ranges(bad, ConfigError)
         assert str(refused.value) == message
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("train-sae --out x --trainer.betas [2,3]", "trainer.betas.0: Input should be less than 1, not 2.0"),
-        ("train-sae --out x --trainer.k 9 --trainer.d_sae 4", "trainer: k = 9 exceeds d_sae = 4"),
-        ("train-pra --states x --out x --lora.r -1", "lora.r: Input should be greater than or equal to 1, not -1"),
-        ("build-states --input x --out x --grounding.fuse.sigma .nan", "grounding.fuse.sigma: Input should be "),
-    ],
-)
-def test_a_command_refuses_in_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(line.split())
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {words}")
-    assert error.count("\n") == 1

@@ -33,8 +33,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.rebuild import attentional_of, strategy_of
-from remind.states.records import StateRecord, record_of
+from remind.states.records import StateRecord, attentional_of, record_of, strategy_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 

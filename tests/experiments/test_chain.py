@@ -27,8 +27,7 @@ from remind.core.files import read_json
 from remind.data.readers import read
 from remind.data.sample import sample_path
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, line_of, segments_of
-from remind.states.rebuild import blocks_of, summary_of
-from remind.states.records import StateRecord, record_of, record_of_row, row_of
+from remind.states.records import StateRecord, blocks_of, record_of, record_of_row, row_of, summary_of
 from remind.testbed.ladder import mark_blocks
 from remind.train_pra.config import TrainerConfig
 from sae import TopKSAE, layer_folder

@@ -63,17 +63,6 @@ def test_threshold(case: tuple[list[float], list[int], list[int]], threshold: fl
     assert select_blocks(salience, lengths, threshold=threshold, window=window, run=runs) == blocks_of(chosen, runs)
 
 
-def test_ties_go_to_the_earlier_turn_and_the_first_overrun_ends_it() -> None:
-    assert select_blocks([1.0, 1.0, 1.0], [5, 5, 5], budget=10, window=0) == [(0, 1)]
-    # the second best does not fit; the third would, but the selection has ended
-    assert select_blocks([3.0, 0.0, 2.0, 0.0, 1.0], [4, 1, 9, 1, 1], budget=8, window=0) == [(0, 0)]
-    assert select_blocks([1.0, 2.0], [10, 10], budget=9, window=0) == select_blocks([], [], budget=9) == []
-    for window, blocks in ((0, [(0, 0), (2, 2)]), (1, [(0, 2)])):
-        assert select_blocks([0.0, -math.inf, 0.0], [1, 0, 1], threshold=-math.inf, window=window) == blocks
-    # exactly the budget is within it; turns already taken cost nothing again
-    assert select_blocks([3.0, 2.0, 0.0], [1, 1, 1], budget=3, window=1) == [(0, 2)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -146,7 +146,7 @@ def test_reports_say_what_it_is_made_of(name: str) -> None:
     about = make_system(name).about()
     hashes = {key: value for key, value in about["prompt_hashes"].items() if key != "tools"}
     own = [path.stem for path in Path(str(prompts.__file__)).parent.glob(f"{name}_*.j2")]
-    assert hashes == prompts.fingerprints(*own)
+    assert hashes == {name: prompts.fingerprint(name) for name in own}
     assert about["degraded"]
     assert about["choices"]
     assert about["package"] is None

@@ -133,7 +133,7 @@ def test_a_budget_is_spent_as_x0_spends_it_where_headings_are_free(
     plain = Dialogue("plain", tuple(sessions))
     perception, _ = x0(plain, encoder)
     index = perception.index(plain)
-    index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0)
+    index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0, index.costs.session_of)
     wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0]), budget)
     with filled(make_system("remind", HYBRID), tmp_path / "bank", plain, Services(encoder)) as bank:
         retrieval = bank.retrieve(Query(ASKED), budget=budget)

@@ -71,7 +71,7 @@ def test_a_models_own_generation_settings_do_not_count(nano: Backbone) -> None:
 def test_what_does_not_fit_fails_and_the_rest_is_answered(nano: Backbone) -> None:
     lengths = [len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS]
     limit = sorted(lengths)[-2] + 5
-    nano.model.config.get_text_config().max_position_embeddings = limit
+    nano.max_length = limit
     outputs = generate(nano, PROMPTS, 5)
     assert [output and output.failure for output in outputs] == [None, "too_long", None, None]
     assert outputs[1] is not None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from forked import Forked
 
 from remind.core.errors import DataError
@@ -18,9 +17,9 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.perceive import BM25, DialogueIndex, content_key
+from remind.perception.perceive import BM25, content_key
 from remind.reflect import summarise
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render, turn_text
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -90,23 +89,6 @@ def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(
         assert index_hash(park, encoder, folder) == built
 
 
-def test_encoding_apart_neither_reads_nor_fills_the_hold(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder.forget()
-    texts = ["one kite", "two kites", "one kite"]
-    first = encoder.encode_apart(texts)
-    assert not encoder._held
-    encoder.hold(texts[:1], torch.zeros(1, 384))
-    assert torch.equal(encoder.encode_apart(texts), first)
-    assert torch.equal(first[0], first[2])
-    assert encoder.encode_apart([]).shape == (0, 384)
-    encoder.forget()
-    monkeypatch.setattr(encoder, "_model", None)
-    with pytest.raises(AttributeError):
-        encoder.encode(texts[:1])
-
-
 def test_bm25_without_words_scores_nothing() -> None:
     assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]
 
@@ -136,25 +118,6 @@ def test_what_is_cached_is_not_encoded_again(park: Dialogue, counting: Any, tmp_
     counting.seen.clear()
     perception.perceive(park, [ask(park, "Who moves to Lisbon?")])
     assert counting.seen == ["Who moves to Lisbon?"]
-
-
-def test_a_cue_that_is_a_turn_or_that_of_another_kind_is_not_encoded_again(park: Dialogue, counting: Any) -> None:
-    class Differing(OfflineLLM):
-        """One cue of a dimension of its own; the first is a turn word for word, and the second stands twice."""
-
-        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-            found = [f"cue {max(number, 2)}" for number in range(len(segments))]
-            found[0] = turn_text(dialogue.turns[0])
-            return found if dimension is None else [*found[:-1], "another cue"]
-
-    index = DialogueIndex(park, counting, Differing(), SegmentConfig(max_tokens=1, min_turns=1), None)
-    counting.seen.clear()
-    index.cues(None)
-    assert counting.seen == [f"cue {number}" for number in range(2, len(index.segments))]
-    counting.seen.clear()
-    cues = index.cues("belief_modeling")
-    assert counting.seen == ["another cue"]
-    assert torch.allclose(cues.vectors, torch.cat([counting.encode_apart([text]) for text in cues.texts]), atol=1e-6)
 
 
 def test_a_damaged_file_is_rebuilt_and_said_so(

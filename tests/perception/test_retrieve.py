@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
-from remind.data.sample import sample_path
 from remind.llm.auxiliary import OfflineLLM
-from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.perceive import (
     DENSE_CONTEXT,
@@ -26,14 +24,11 @@ from remind.perception.perceive import (
     SIGMA,
     DialogueIndex,
     by_falling,
-    prompt_costs,
     relevance,
     retrieve,
     take_segments,
-    top_count,
 )
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
-from remind.testbed.world import WorldConfig, make_world
 from remind.text.words import stems
 from tests.perception.conftest import Bag
 
@@ -41,7 +36,7 @@ WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river"
 
 
 def section(index: DialogueIndex, positions: Sequence[int]) -> int:
-    return index.costs.of(sorted(positions), index.session_of)
+    return index.costs.of(sorted(positions))
 
 
 def rendered_cost(index: DialogueIndex, positions: Sequence[int]) -> int:
@@ -103,7 +98,7 @@ def bm25(index: DialogueIndex, question: str) -> np.ndarray:
 
 def greedy(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
     """Taken by falling score; what each adds is read off the cost of the whole section."""
-    costs, session_of, n = index.costs, index.session_of, len(scores)
+    costs, session_of, n = index.costs, index.costs.session_of, len(scores)
     chosen, opened, spent = np.zeros(n, dtype=bool), set(), 0
     for position in np.argsort(-scores, kind="stable").tolist():
         session = session_of[position]
@@ -230,20 +225,6 @@ def test_relevance_is_the_cosine_of_eq_1() -> None:
     assert by_falling(np.array([1.0, 3.0, 1.0, 2.0])) == [1, 3, 0, 2]
 
 
-def test_top_count_is_the_exact_ceiling() -> None:
-    for n in range(1, 3000):
-        assert top_count(n, 0.2) == -(-n // 5)
-        assert top_count(n, 0.1) == -(-n // 10)
-        assert top_count(n, 1.0) == n
-    assert top_count(3, 1e-12) == 1
-
-
-def test_cost_is_what_the_prompt_takes(encoder: object, park: Dialogue) -> None:
-    index = index_of(park, encoder)
-    for chosen in (list(range(16)), [0, 1, 3, 8, 9], [15]):
-        assert index.cost(chosen) == rendered_cost(index, chosen)
-
-
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
 def test_finds_the_turns_a_question_is_about(
     method: str, encoder: object, bag: object, park: Dialogue, make_dialogue: Callable[..., Dialogue]
@@ -278,12 +259,6 @@ def test_a_short_dialogue_is_kept_whole_where_it_fits_the_cap(method: str, encod
     assert kept() == kept(whole_tokens=tokens) == kept(max_context_tokens=tokens) == everything
     for limits in ({"whole_tokens": tokens - 1}, {"whole_tokens": 0}, {"max_context_tokens": tokens - 1}):
         assert 0 < len(kept(**limits)) < len(everything)
-
-
-def test_the_dialogues_of_a_world_are_longer_than_those_kept_whole(encoder: SentenceEncoder) -> None:
-    for dialogue in (*read(sample_path()).dialogues, *make_world(WorldConfig(train=4, dev=1, test=1)).dialogues):
-        costs = prompt_costs(dialogue, encoder)
-        assert sum(costs.turns) + sum(costs.headings) > RetrieveConfig().whole_tokens
 
 
 def test_a_turn_longer_than_the_cap_is_kept_and_logged(

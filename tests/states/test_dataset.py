@@ -18,7 +18,6 @@ from remind.states.dataset import (
     finish,
     iterate_states,
     load_states,
-    part_name,
     question_splits,
     read_manifest,
     read_states,
@@ -86,7 +85,7 @@ def test_record_says_what_x0_holds() -> None:
 
 def test_unfinished_older_or_damaged_folders_are_refused_in_a_line(tmp_path: Path) -> None:
     (name,) = write_part(tmp_path, [make_record()])
-    assert name == part_name("train", "d") == "train-d.parquet"
+    assert name == "train-d.parquet"
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="not a states folder, or not built to its end; make it with"):
             read_states(folder)
@@ -98,7 +97,7 @@ def test_unfinished_older_or_damaged_folders_are_refused_in_a_line(tmp_path: Pat
     for text, message in (
         (json.dumps(older), "format version 3, not 4; make them anew: remind build-states"),
         ("{]", "not JSON"),
-        ("{}", "not the manifest"),
+        ('{"format": "sae"}', "not the manifest"),
     ):
         manifest.write_text(text)
         with pytest.raises((DataError, FormatError), match=message):
@@ -130,19 +129,15 @@ def row(level: str | None = None, **changes: Any) -> dict[str, Any]:
     ("changed", "message"),
     [
         (row("x1", dialogue=(0, 10**6)), "x1: a span lies outside its text"),
-        (row("x1", markers=row()["x1"]["markers"][:1]), "x1: a block of markers is not closed"),
-        (row("x1", turns=row()["x1"]["turns"][::-1]), "x1: its turns are out of order"),
-        (row("x0", turns=None), "not the row of a state"),
-        (row("x2", text=None), "not the row of a state"),
-        (row(x0="text"), "not the row of a state"),
-        (row(salience=(0.5,)), "salience has 1 values for 3 turns"),
+        (row("x1", markers=row()["x1"]["markers"][:1]), "or a block of markers is not closed"),
+        (row("x0", turns=None), "column x0.turns: "),
+        (row(x0="text"), "column x0: "),
         (row(split="valid"), "unknown split 'valid'"),
-        (row(format="open"), "unknown format 'open'"),
+        (row(format="open"), "column format: "),
         (row(options=("a",)), "a direct question has 1 options"),
         (row_of(asked(options=())), "a multi question has 0 options"),
-        (row_of(asked(answers=("Z",))), "gold answer 'Z' names none of its options"),
-        (row(dimension="depth"), "unknown dimension 'depth'"),
-        ({name: value for name, value in row().items() if name != "target"}, "column target is missing"),
+        (row_of(asked(answers=("Z",))), "gold answers Z of 2 options"),
+        ({name: value for name, value in row().items() if name != "target"}, "column target: Field required"),
     ],
 )
 def test_rows_that_are_no_state_are_refused(changed: dict[str, Any], message: str) -> None:

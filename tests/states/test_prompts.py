@@ -91,7 +91,7 @@ def test_every_template_has_an_id_that_follows_its_bytes() -> None:
     assert {*prompts.RENDERED, *prompts.ASKED, "ask_judge"} < set(known)
     for name, raw in known.items():
         digest = hashlib.sha256(raw).hexdigest()[:12]
-        assert prompts.fingerprints(name) == {name: digest}
+        assert prompts.fingerprint(name) == digest
         assert prompts.prompt_id(name) == f"{name}-{digest}"
 
 

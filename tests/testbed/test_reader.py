@@ -14,7 +14,7 @@ from remind.llm.auxiliary import ChatLLM
 from remind.reflect import summarise
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState
-from remind.states.rebuild import blocks_of
+from remind.states.records import blocks_of
 from remind.testbed.built import BuiltConfig, Marks, build_world, marked, train_saes
 from remind.testbed.ladder import LadderConfig, make_states
 from remind.testbed.lexicon import lexicon

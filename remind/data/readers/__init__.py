@@ -114,13 +114,20 @@ def sniff(path: Path) -> str | None:
 def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
     """The files of a path that are of one format, that format, and what reads them. Raises as `read`."""
     known = f"{', '.join(FORMATS)}, or a mapping file (.yaml)"
-    for file in mapping_files(format):
-        reader = MappedReader(FieldMapping(file))
-        return reader.files(_files(path)), str(format), reader.drafts
+    files = [path]
+    if os.path.isdir(path):
+        try:
+            entries = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", path) from None
+        files = sorted((entry for entry in entries if not entry.is_dir()), key=lambda entry: natural(entry.name))
+    for mapping in mapping_files(format):
+        reader = MappedReader(FieldMapping(mapping))
+        return reader.files(files), str(format), reader.drafts
     if format is not None and format not in _READERS:
         raise FormatError(f"unknown format {shown(format)}; known: {known}", path)
     found: dict[str | None, list[Path]] = {}
-    for file in _files(path):
+    for file in files:
         fits = format is not None and _READERS[format].matches(head(file))
         found.setdefault(format if fits else sniff(file), []).append(file)
     names = [name for name in found if name is not None]
@@ -131,18 +138,7 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
         raise FormatError(f"not in a known format: {known}; subfolders are not read", path)
     if name not in found:
         raise FormatError(f"not of format {name}" + (f": it looks like {names[0]}" if names else ""), path)
-    for other, files in found.items():
-        for file in files if other != name else ():
+    for file in files:
+        if file not in found[name]:
             _log.warning("%s: left out, not a %s file", file, name)
     return found[name], name, _READERS[name].drafts
-
-
-def _files(path: Path) -> list[Path]:
-    """A file itself; of a folder its data files in natural order. Raises DataError."""
-    if not os.path.isdir(path):
-        return [path]
-    try:
-        entries = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
-    return sorted((entry for entry in entries if not entry.is_dir()), key=lambda entry: natural(entry.name))

@@ -112,10 +112,19 @@ def records(path: str | Path) -> Iterator[Record]:
     with _opened(path) as file:
         if file.peek().startswith(codecs.BOM_UTF8):
             file.seek(len(codecs.BOM_UTF8))
+        place, count = Place(path), 0
         if file.peek().lstrip().startswith(b"["):
-            yield from _items(path, file)
+            if path.stat().st_size > HELD:
+                # a key twice goes unnoticed here
+                with suppress(ijson.JSONError, ValueError):
+                    for value in ijson.items(file, "item", use_float=True):
+                        count += 1
+                        yield Record(place.at(f"item {count}"), value)
+                    return
+            # where ijson fails, too: it knows no lines, no NaN, and no whole numbers of more than 64 bits
+            for number, value in enumerate(read_json(path)[count:], start=count + 1):
+                yield Record(place.at(f"item {number}"), value)
             return
-        place = Place(path)
         lines = ((place.at(f"line {number}"), line) for number, line in enumerate(file, start=1) if line.strip())
         first = list(filter(None, (next(lines, None), next(lines, None))))
         if first and not _is_line(path, *first):
@@ -147,21 +156,6 @@ def _is_line(path: Path, first: tuple[Place, bytes], *others: object) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _items(path: Path, file: io.BufferedReader) -> Iterator[Record]:
-    """The elements of a JSON list."""
-    place, count = Place(path), 0
-    if path.stat().st_size > HELD:
-        # a key twice goes unnoticed here
-        with suppress(ijson.JSONError, ValueError):
-            for value in ijson.items(file, "item", use_float=True):
-                count += 1
-                yield Record(place.at(f"item {count}"), value)
-            return
-    # where ijson fails, too: it knows no lines, no NaN, and no whole numbers of more than 64 bits
-    for number, value in enumerate(read_json(path)[count:], start=count + 1):
-        yield Record(place.at(f"item {number}"), value)
 
 
 def objects(paths: Sequence[Path], what: str) -> Iterator[tuple[int, Place, dict[str, Any]]]:

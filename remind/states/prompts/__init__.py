@@ -8,54 +8,44 @@ what memory systems ask, named after their stages.
 from __future__ import annotations
 
 import hashlib
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 #: What states are rendered with, and what a chat model that helps to build them is asked with.
 RENDERED = ("answer", "strategy", "reminder", "summary")
 ASKED = ("ask_kind", "ask_cue", "ask_strategy", "ask_summary")
 
-
-@cache
-def source(name: str) -> str:
-    """The text of `<name>.j2`."""
-    return (files(__name__) / f"{name}.j2").read_text(encoding="utf-8")
-
-
+_FOLDER = Path(__file__).parent
 # Prompts are plain text for a model, never a page: escaping would change the dialogue's characters.
-_ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
-
-
-@cache
-def _template(name: str) -> Template:
-    return _ENVIRONMENT.from_string(source(name))
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(_FOLDER),
+    undefined=StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
 
 
 def render(name: str, **values: Any) -> str:
     """Fill the template `<name>.j2`."""
-    return _template(name).render(**values)
+    return _TEMPLATES.get_template(f"{name}.j2").render(**values)
 
 
 def blocks(name: str, **values: Any) -> dict[str, str]:
     """Fill each block of the template `<name>.j2`: "system" and "user" of those that are messages to a chat model."""
-    template = _template(name)
+    template = _TEMPLATES.get_template(f"{name}.j2")
     context = template.new_context(values)
     return {block: "".join(fill(context)).strip() for block, fill in template.blocks.items()}
+
+
+def fingerprint(name: str) -> str:
+    """Twelve hex digits of the template's SHA-256; goes into every artifact made with it."""
+    return hashlib.sha256((_FOLDER / f"{name}.j2").read_bytes()).hexdigest()[:12]
 
 
 def prompt_id(name: str) -> str:
     """Name and hash of the template, as in `ask_cue-0123456789ab`."""
     return f"{name}-{fingerprint(name)}"
-
-
-def fingerprint(name: str) -> str:
-    """Twelve hex digits of the template's SHA-256; goes into every artifact made with it."""
-    return hashlib.sha256(source(name).encode()).hexdigest()[:12]
-
-
-def fingerprints(*names: str) -> dict[str, str]:
-    """The hash of each of these templates."""
-    return {name: fingerprint(name) for name in names}

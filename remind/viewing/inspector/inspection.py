@@ -14,8 +14,7 @@ from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.grounding import Grounder, GroundingTrace
 from remind.models.generate import Generation
 from remind.states.pyramid import LEVELS, FactualState, Rendered, Span
-from remind.states.rebuild import blocks_of, factual_of
-from remind.states.records import StateRecord, kind_of
+from remind.states.records import FACTUAL, StateRecord, blocks_of, factual_of
 from remind.viewing.pages import gold_turns, marked_turns
 from sae.pages import digits
 
@@ -70,7 +69,7 @@ class Inspection:
     @property
     def kind(self) -> str | None:
         """The inferred kind of the question, if it was inferred."""
-        return kind_of(self.state)
+        return None if self.state.told is None else self.state.told.dimension or FACTUAL
 
     @property
     def marked(self) -> frozenset[int]:

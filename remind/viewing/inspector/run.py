@@ -138,8 +138,7 @@ class Inspector:
             raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
         if folder is None:
             # the small SAEs that building trained and cached
-            data = _list(built.get("sae_data") or [])
-            folder = folder_of_saes(None, data, name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
+            folder = folder_of_saes(None, (), name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
         saes, idf = load_saes(folder)
         self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, saes)
         backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
