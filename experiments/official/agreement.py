@@ -14,9 +14,8 @@ from remind.core.files import sha256_file, write_json
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.llm.endpoints import LLMConfig
-from remind.states.auxiliary import AuxiliaryLLM
 
 _UNGROUPED = "none"
 

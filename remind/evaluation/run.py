@@ -45,9 +45,9 @@ from remind.states.dataset import States, read_manifest
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
-    from remind.states.auxiliary import AuxiliaryLLM
 
 
 class Models:

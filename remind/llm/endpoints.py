@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
+from pydantic import HttpUrl
+
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
-from remind.llm.request import Stage
-from remind.states.auxiliary import MemoryStage
+from remind.llm.request import MemoryStage, Stage
 from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
@@ -140,13 +141,9 @@ class LLMConfig:
 def _check_url(url: str) -> None:
     """Keys hide in addresses, and addresses are printed: refuse those that could hold one."""
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
+        parts = HttpUrl(url if "://" in url else "")
     except ValueError:
-        usable, parts = False, urlsplit("")
-    if "@" in parts.netloc or parts.query or parts.fragment:
+        what = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither"
+        raise ConfigError(f"base_url must be {what} (and not shown: it may hold a key)") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")
-    if not usable:
-        example = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1"
-        raise ConfigError(f"base_url must be {example}; what was given is neither (and not shown: it may hold a key)")

@@ -173,7 +173,7 @@ class Meter:
         except ModelError:
             # it ends the work of a system of ours, but a foreign one is only told of it
             under = replace(request, system=account.system, dialogue=account.dialogue)
-            self.ledger.add(under, Reply("", failure="server"), self.endpoint, "server")
+            self.ledger.add(under, Reply("", failure="server"), self.endpoint)
             raise
         if reply.failure is not None or not local:
             return reply

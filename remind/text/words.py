@@ -61,17 +61,12 @@ def fillers() -> frozenset[str]:
     return word_list("stopwords") | word_list("filler")
 
 
-@cache
-def _stemmer() -> Any:
-    from nltk.stem import PorterStemmer
-
-    return PorterStemmer()
-
-
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
     """Porter stem of a lower-case word."""
-    return str(_stemmer().stem(word))
+    from nltk.stem import PorterStemmer
+
+    return str(PorterStemmer().stem(word))
 
 
 def words(text: str) -> list[str]:
@@ -181,13 +176,17 @@ def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
     Where a speaker is called "user", words of the first person name that speaker.
     """
     tokens = [(match.group(), match.start()) for match in re.finditer(r"\w+", text)]
+    lowered = [token.lower() for token, _ in tokens]
     mentions: dict[str, int] = {}
     for speaker in dialogue.speakers:
         parts = words(speaker)
         single = [[part] for part in parts if len(part) > 1 and part not in word_list("stopwords")]
-        places = [_find(name, tokens) for name in ([parts] if parts else []) + single]
-        if any(place is not None for place in places):
-            mentions[speaker] = min(place for place in places if place is not None)
+        for name in ([parts] if parts else []) + single:
+            # the last word may carry an s ("Carolines")
+            forms = (name, [*name[:-1], name[-1] + "s"])
+            starts = (n for n in range(len(lowered)) if lowered[n : n + len(name)] in forms)
+            if (start := next(starts, None)) is not None:
+                mentions[speaker] = min(tokens[start][1], mentions.get(speaker, tokens[start][1]))
     common = word_list("stopwords") | word_list("months") | word_list("question") | word_list("weekdays")
     for token, place in tokens:
         if len(token) >= 3 and token[0].isupper() and token.casefold() not in common:
@@ -199,18 +198,8 @@ def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
     return tuple(sorted(mentions, key=lambda speaker: mentions[speaker]))
 
 
-def _find(parts: list[str], tokens: list[tuple[str, int]]) -> int | None:
-    """Where the words of a name stand in a row; the last may carry an s ("Carolines")."""
-    lowered = [token.lower() for token, _ in tokens]
-    forms = (parts, [*parts[:-1], parts[-1] + "s"])
-    for start in range(len(lowered) - len(parts) + 1):
-        if lowered[start : start + len(parts)] in forms:
-            return tokens[start][1]
-    return None
-
-
-@cache
-def _scope_pattern() -> re.Pattern[str]:
+def temporal_scope(text: str) -> tuple[str, ...]:
+    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
     # march and may are words too: they count as months only next to a number, or after a preposition and capitalised
     plain = "|".join(sorted(word_list("months") - {"march", "may"}))
     months = rf"(?:{plain}|(?<![?.!] )(?<!^)(?-i:March|May))"
@@ -230,12 +219,8 @@ def _scope_pattern() -> re.Pattern[str]:
         weekdays,
         "|".join(sorted(word_list("periods"))),
     )
-    return re.compile(rf"\b(?:{'|'.join(alternatives)})\b", re.IGNORECASE)
-
-
-def temporal_scope(text: str) -> tuple[str, ...]:
-    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
-    return tuple(dict.fromkeys(match.group().strip() for match in _scope_pattern().finditer(text)))
+    found = re.finditer(rf"\b(?:{'|'.join(alternatives)})\b", text, re.IGNORECASE)
+    return tuple(dict.fromkeys(match.group().strip() for match in found))
 
 
 def _topics(
@@ -251,14 +236,10 @@ def _topics(
     for phrase in scope:
         rest = rest.replace(phrase, " , ")
     chunks = _chunks(rest, names)
-
-    def weight(chunk: str) -> tuple[bool, float]:
-        rarities = [weights[term] for term in stems(chunk) if term in weights]
-        return (bool(rarities), max(rarities, default=0.0))
-
+    weight = {chunk: max((weights.get(term, -1.0) for term in stems(chunk)), default=-1.0) for chunk, _ in chunks}
     focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
     named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
-    entities = dict.fromkeys([*quoted, *sorted(named, key=weight, reverse=True)])
+    entities = dict.fromkeys([*quoted, *sorted(named, key=lambda chunk: weight[chunk], reverse=True)])
     return tuple(entities)[:MAX_ENTITIES], tuple(focus)
 
 

@@ -180,7 +180,7 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(quick: None, tmp_p
     kinds = ["server", "refused", "too_long", "invalid"]
     odd, costs = [], []
     with Proxy(answer=answer) as proxy:
-        for hits in (2 + 1 + 1 + 2, 2 * (2 + 1 + 1) + 2):
+        for hits in (2 + 1 + 1 + 1, 2 * (2 + 1 + 1) + 1):
             ledger, cache = Ledger(), ReplyCache(tmp_path / "c.sqlite")
             replies = chat(proxy.url, cache, ledger, retries=1, price_prompt=1e6).complete(requests)
             assert [reply.failure for reply in replies] == kinds
@@ -190,15 +190,15 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(quick: None, tmp_p
     assert odd[1] == replace(odd[0], calls=0, cached=True, seconds=odd[1].seconds)
     assert costs[1]["failures"] == dict.fromkeys(kinds, 1)
     # the replies of the first run are in the second's costs
-    assert [one["calls"] for one in costs] == [6, 6]
-    assert costs[1]["now"]["calls"] == 4
-    assert costs[0]["cost_usd"] == costs[1]["cost_usd"] == 20
+    assert [one["calls"] for one in costs] == [4, 4]
+    assert costs[1]["now"]["calls"] == 3
+    assert costs[0]["cost_usd"] == costs[1]["cost_usd"] == 10
 
 
 def test_files_that_are_no_cache(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello " * 1000)
     with closing(sqlite3.connect(tmp_path / "other")) as db, db:
         db.execute("CREATE TABLE replies (a)")
-    for name, reason in (("text", "text"), ("other", "something else"), ("text/below/c.sqlite", "cannot be")):
-        with pytest.raises(DataError, match=reason):
-            ReplyCache(tmp_path / name)
+    for name in ("text", "other", "text/below/c.sqlite"):
+        with pytest.raises(DataError, match="cannot be"):
+            ReplyCache(tmp_path / name).get("k")
