@@ -55,7 +55,8 @@ class ReplyCache:
             return None
         text, finished, calls, prompt, completion, seconds = row
         known = prompt != _UNKNOWN
-        return Reply(text, None, prompt * known, completion * known, bool(finished), seconds, calls, usage_known=known)
+        tokens = (prompt, completion) if known else (0, 0)
+        return Reply(text, None, *tokens, bool(finished), seconds, calls, cached=True, usage_known=known)
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""

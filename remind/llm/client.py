@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage
 from remind.llm.structured import NotValid, read_value
 
-#: Called with the place of each request and its reply, which has its cache key, as it comes.
+#: Called with the place of each request and its reply, as it comes.
 Put = Callable[[int, Reply], None]
 
 #: Goes into every cache key; raised when keys get another meaning.
@@ -64,8 +63,6 @@ class CachedChat(ABC):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         endpoint.check()
-        if not endpoint.model:
-            raise ConfigError("no model is named; set the endpoint's model")
         self.endpoint, self.cache, self.ledger = endpoint, cache, ledger or Ledger()
 
     @property
@@ -90,7 +87,7 @@ class CachedChat(ABC):
         replies: dict[int, Reply] = {}
 
         def put(place: int, reply: Reply) -> None:
-            read = _read(asked[place], reply)
+            read = replace(_read(asked[place], reply), key=self.key_of(asked[place]))
             self.ledger.add(asked[place], read, self.endpoint)
             replies[place] = replace(read, calls=0, seconds=0.0) if read.cached else read
             if on_reply is not None:
@@ -104,7 +101,15 @@ class CachedChat(ABC):
 
         Stage, sample and prompt id are not part of it: the same words are paid for once.
         """
-        return self._identity(request)[0]
+        parts: list[Any] = [_KEYS, self.endpoint.title, self.weights]
+        if request.body is not None:
+            parts += ["body", self.body(request)]
+        else:
+            parts += [[[message.role, message.text] for message in request.messages], request.max_tokens]
+            parts += [float(request.temperature), request.schema]
+            parts += [self.endpoint.structured and request.schema is not None, self.endpoint.extra_body]
+        # escaped: a lone surrogate in a dialogue has no bytes of its own
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def body(self, request: Request) -> dict[str, Any]:
         """The JSON that a server is sent."""
@@ -123,41 +128,13 @@ class CachedChat(ABC):
 
     def recorded(self, request: Request) -> Reply | None:
         """The reply that the cache holds, with what it cost then."""
-        key, matches = self._identity(request)
-        reply = None if self.cache is None else self.cache.get(key)
-        if reply is None:
-            return None
-        for text, stand_in in matches.items():
-            reply = replace(reply, text=reply.text.replace(stand_in, text))
-        return replace(reply, key=key, cached=True)
+        return None if self.cache is None else self.cache.get(self.key_of(request))
 
     def record(self, request: Request, reply: Reply) -> Reply:
         """The reply that has just been made, committed to the cache unless it failed or a server cut it off."""
-        key, matches = self._identity(request)
         if self.cache is not None and reply.failure is None and (reply.finished or self.endpoint.local):
-            kept = reply.text
-            # longest first: one match may be part of another
-            for text in sorted(matches, key=len, reverse=True):
-                kept = kept.replace(text, matches[text])
-            self.cache.put(key, replace(reply, text=kept), self.endpoint.title, request.stage)
-        return replace(reply, key=key)
-
-    def _identity(self, request: Request) -> tuple[str, dict[str, str]]:
-        """The cache key, and its placeholder for each text that `request.alike` matches."""
-        parts: list[Any] = [_KEYS, self.endpoint.title, self.weights]
-        if request.body is not None:
-            parts += ["body", self.body(request)]
-        else:
-            parts += [[[message.role, message.text] for message in request.messages], request.max_tokens]
-            parts += [float(request.temperature), request.schema]
-            parts += [self.endpoint.structured and request.schema is not None, self.endpoint.extra_body]
-        # escaped: a lone surrogate in a dialogue has no bytes of its own
-        text = json.dumps(parts, sort_keys=True)
-        matches: dict[str, str] = {}
-        if request.alike:
-            # numbered, so that a request in which two of them are the same text equals no other
-            text = re.sub(request.alike, lambda match: matches.setdefault(match[0], f"<<same-{len(matches)}>>"), text)
-        return hashlib.sha256(text.encode()).hexdigest(), matches
+            self.cache.put(self.key_of(request), reply, self.endpoint.title, request.stage)
+        return reply
 
 
 def _read(request: Request, reply: Reply) -> Reply:
@@ -249,7 +226,8 @@ class OpenAIChat(CachedChat):
                     reply = self._received(response, whole)
             except openai.APIStatusError as error:
                 reply = failure_of(error.status_code, error.body)
-                if reply.failure == "refused" and not whole and _NO_SCHEMA.search(reply.message) and self._schemas:
+                refused = reply.failure == "refused" and not whole and "response_format" in body
+                if refused and _NO_SCHEMA.search(reply.message):
                     self._schemas = False
                     return self._send(request)
                 break
@@ -266,7 +244,7 @@ class OpenAIChat(CachedChat):
             if reply.failure != "server" or attempt == self.endpoint.retries:
                 break
             time.sleep(min(_LONGEST_WAIT, 0.5 * 2**attempt))
-        text, message = self._without_key(reply.text), self._without_key(reply.message)
+        text, message = self._without_key(reply.text), self._without_key(reply.message)[:300]
         return replace(reply, text=text, message=message, calls=1, seconds=time.monotonic() - started)
 
     def _received(self, response: Any, whole: bool) -> Reply:
@@ -288,7 +266,7 @@ class OpenAIChat(CachedChat):
     def _sending(self, request: Any) -> None:
         """Before each try: send no header but those that a server needs."""
         if self._stop.is_set():
-            raise asyncio.CancelledError  # no `Exception`, which the client would retry
+            raise _Stopped
         for name in set(request.headers) - _HEADERS:
             del request.headers[name]
         request.headers["host"] = request.url.netloc.decode("ascii")
@@ -296,7 +274,14 @@ class OpenAIChat(CachedChat):
 
     def _without_key(self, text: str) -> str:
         # short ones are none, such as those that local servers are started with
-        return text.replace(self._key, "[key]") if len(self._key) > 6 else text
+        if len(self._key) <= 6:
+            return text
+        # in JSON, too, where a quote or a backslash of the key is escaped
+        return text.replace(self._key, "[key]").replace(json.dumps(self._key)[1:-1], "[key]")
+
+
+class _Stopped(BaseException):
+    """Another request ended the whole call. No `Exception`, which the client would retry."""
 
 
 def failure_of(status: int, body: Any) -> Reply:
@@ -342,7 +327,7 @@ def _reply(data: Any, whole: bool) -> Reply:
 
 
 def _failed(failure: ReplyFailure, message: str) -> Reply:
-    return Reply("", finished=False, failure=failure, message=" ".join(message.split())[:300])
+    return Reply("", finished=False, failure=failure, message=" ".join(message.split()))
 
 
 def _said(error: Any) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remind.core.errors import DataError
 from remind.llm.bodies import completion
@@ -79,7 +78,8 @@ class DryChat(CachedChat):
         tokens = sum(-(-len(str(one.get("content"))) // CHARACTERS) + _TEMPLATE_TOKENS for one in body["messages"])
         if request.body is not None:
             tokens += len(json.dumps(body.get("tools", ""))) // CHARACTERS
-            text = json.dumps(completion(self.endpoint.model, _message(body), "stop", tokens, request.max_tokens))
+            message = {"role": "assistant", "content": "{}" if body.get("response_format") else DRY}
+            text = json.dumps(completion(self.endpoint.model, message, "stop", tokens, request.max_tokens))
         reply = Reply(text, None, tokens, request.max_tokens, calls=1, key=key)
         about = {name: getattr(request, name) for name in ("stage", "sample", "prompt_id", "system", "dialogue")}
         cost = self.endpoint.cost(tokens, request.max_tokens)
@@ -88,16 +88,3 @@ class DryChat(CachedChat):
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.run.replies[key] = reply
         return reply
-
-
-def _message(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A message such as the body asks for: a call of the tool it insists on, JSON, or a fixed line."""
-    form, choice = body.get("response_format") or {}, body.get("tool_choice", "auto")
-    if body.get("tools") and choice not in ("auto", "none"):
-        tools = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in body["tools"]}
-        name = next(iter(tools)) if isinstance(choice, str) else choice["function"]["name"]
-        call = {"name": name, "arguments": json.dumps(placeholder(tools[name], tools[name]))}
-        return {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": call}]}
-    schema = form.get("json_schema", {}).get("schema", {})
-    text = DRY if form.get("type", "text") == "text" else json.dumps(placeholder(schema, schema))
-    return {"role": "assistant", "content": text}

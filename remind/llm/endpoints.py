@@ -57,12 +57,14 @@ class EndpointConfig:
     """Precision of a local model: float32, bfloat16, float16 or auto."""
 
     def check(self) -> None:
-        """Raise ConfigError for a value out of range, and an address or a name of a variable that is none."""
+        """Raise ConfigError for no model, a value out of range, and an address or a name of a variable that is none."""
         check_ranges(self, ConfigError)
         if self.key_env is not None and not self.key_env.isidentifier():
             raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
         if not self.local:
             _check_url(self.base_url)
+        if not self.model:
+            raise ConfigError("no model is named; set the endpoint's model")
 
     @property
     def local(self) -> bool:
@@ -126,16 +128,9 @@ class LLMConfig:
                 endpoint.check()
 
     def endpoint(self, stage: Stage) -> EndpointConfig | None:
-        """The endpoint for a stage; None: the offline stand-in.
-
-        Raises:
-            ConfigError: an endpoint without a model.
-        """
+        """The endpoint for a stage; None: the offline stand-in."""
         own: EndpointConfig | None = self.memory if stage in get_args(MemoryStage) else getattr(self, stage)
-        chosen = own or self.default
-        if chosen is not None and not chosen.model:
-            raise ConfigError(f"no model is named for {stage}; set its endpoint's model")
-        return chosen
+        return own or self.default
 
 
 def _check_url(url: str) -> None:

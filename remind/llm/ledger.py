@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,6 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
 
     def add(self, request: Request, reply: Reply, endpoint: EndpointConfig) -> None:

@@ -57,8 +57,6 @@ class Request:
         body: a request of OpenAI's protocol that is sent as it is but for the endpoint's own fields, in place of
             messages; the reply's text is then the whole reply as JSON.
         system, dialogue: the memory system that asks, and of which dialogue. Not part of the cache key.
-        alike: a regular expression, "" for none. Requests, as JSON in ASCII, that differ in what it matches alone are
-            equal to the cache, and of a recorded reply such text is replaced by the request's own.
     """
 
     messages: tuple[Message, ...]
@@ -71,7 +69,6 @@ class Request:
     body: Mapping[str, Any] | None = None
     system: str = ""
     dialogue: str = ""
-    alike: str = ""
 
     @property
     def chat(self) -> list[dict[str, str]]:

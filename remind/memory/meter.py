@@ -156,9 +156,7 @@ class Meter:
     ) -> list[Reply]:
         """As `ChatModel.complete`, counted under the account."""
         system, dialogue, stage = account.system, account.dialogue, account.stage
-        counted = [
-            replace(request, system=system, dialogue=dialogue, stage=stage, alike=self._alike) for request in requests
-        ]
+        counted = [replace(request, system=system, dialogue=dialogue, stage=stage) for request in requests]
         with self._turn:
             return self.model.complete(counted, on_reply)
 

@@ -137,8 +137,8 @@ def test_a_reply_is_kept_as_it_came(tmp_path: Path) -> None:
     for one in (reply, Reply("a second one is not kept")):
         ReplyCache(path).put("l", one, "e", "cues")
     ReplyCache(path).put("unknown", Reply("x", usage_known=False), "e", "cues")
-    assert ReplyCache(path).get("l") == reply
-    assert ReplyCache(path).get("unknown") == Reply("x", usage_known=False)
+    assert ReplyCache(path).get("l") == replace(reply, cached=True)
+    assert ReplyCache(path).get("unknown") == Reply("x", usage_known=False, cached=True)
     assert ReplyCache(path).get("absent") is None
 
 
