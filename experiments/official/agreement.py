@@ -181,7 +181,7 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
         verdicts, name = ask(judge, labelled, cfg.labels), judge.name
         if chats is not None and chats.dry is not None:
             print(chats.dry.report())
-            return {"dry_run": chats.dry.summary()}
+            return {"dry_run": chats.ledger.summary()}
     inputs = {"labels": cfg.labels, "verdicts": cfg.verdicts, "questions": cfg.questions}
     result = {
         "format": "remind-judge-agreement",

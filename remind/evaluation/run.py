@@ -169,7 +169,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="remind-dry-") as folder:
         _evaluate(replace(cfg, out=str(Path(folder) / "out")), models, manifest, data)
     print(dry.report())
-    return {"dry_run": dry.summary()}
+    return {"dry_run": models.chats.ledger.summary()}
 
 
 def _follow(models: Models) -> None:

@@ -55,8 +55,9 @@ class ReplyCache:
             return None
         text, finished, calls, prompt, completion, seconds = row
         known = prompt != _UNKNOWN
-        tokens = (prompt, completion) if known else (0, 0)
-        return Reply(text, None, *tokens, bool(finished), seconds, calls, cached=True, usage_known=known)
+        tokens = {"prompt_tokens": prompt, "completion_tokens": completion} if known else {}
+        paid = {"finished": bool(finished), "seconds": seconds, "calls": calls, "cached": True}
+        return Reply(text, **tokens, **paid, usage_known=known)
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""
