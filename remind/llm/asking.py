@@ -40,7 +40,6 @@ MOST = 6
 _MAX_CHARACTERS = 400
 
 _MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
-_VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE)
 
 
 class Unusable(ValueError):
@@ -237,20 +236,12 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
     return _request("judge", sample, VERDICT_SCHEMA, code=code, **shown)
 
 
-def read_verdict(text: str) -> bool | None:
-    """The verdict of a reply: its JSON field, or a bare yes or no. None for neither, or for both."""
-    text = without_thoughts(text).strip()
-    named = {TRUTH[word.lower()] for word in _VERDICT.findall(text)}
-    if named:
-        return named.pop() if len(named) == 1 else None
-    return TRUTH.get(text.strip("\"'`*_.! \n").lower())
-
-
 def verdict_in(reply: Reply) -> Verdict:
-    """The verdict in a reply; what is no verdict is a failure and not a rejection."""
+    """The verdict in a reply, or a bare yes or no; what is no verdict is a failure and not a rejection."""
     if reply.failure not in (None, "invalid"):
         return Verdict(None, reply.failure, reply.message)
-    value = read_verdict(reply.text) if reply.value is None else reply.value["verdict"]
+    bare = without_thoughts(reply.text).strip("\"'`*_.! \n").lower()
+    value = TRUTH.get(bare) if reply.value is None else reply.value["verdict"]
     if value is None:
         return Verdict(None, "neither", reply.message or "the reply is neither verdict")
     return Verdict(value)

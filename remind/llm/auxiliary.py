@@ -30,7 +30,6 @@ from remind.text import words
 from remind.text.answers import same_answer
 
 if TYPE_CHECKING:
-    from remind.llm.dry import DryRun
     from remind.models.encoder import SentenceEncoder
 
 S = TypeVar("S")
@@ -212,33 +211,26 @@ class ChatLLM:
     Args:
         models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
         stand_in: writes in their place; None: one that compares by shared words.
-        ledger: the costs of the models, for the report.
-        dry: the dry run that the models belong to, if they do.
+        chats: whose models they are, for the costs.
 
     Attributes:
         asked: number of requests by stage.
     """
 
     def __init__(
-        self,
-        models: Mapping[Stage, ChatModel],
-        stand_in: OfflineLLM | None = None,
-        ledger: Ledger | None = None,
-        dry: DryRun | None = None,
+        self, models: Mapping[Stage, ChatModel], stand_in: OfflineLLM | None = None, chats: Chats | None = None
     ) -> None:
         self.models = {stage: models[stage] for stage in TEMPLATES if stage in models}
         self.stand_in = stand_in or OfflineLLM()
-        self.ledger, self.dry = ledger or Ledger(), dry
+        self.ledger, self.dry = (Ledger(), None) if chats is None else (chats.ledger, chats.dry)
         self.failures: list[Failure] = []
         self.asked: Counter[Stage] = Counter()
 
     @property
     def name(self) -> str:
         """Changes with the models, the templates, the word lists and the stand-in; holds no key."""
-        stages = {
-            stage: [model.name, prompts.prompt_id(TEMPLATES[stage]), ROOM[stage]]
-            for stage, model in self.models.items()
-        }
+        asked = {stage: [prompts.prompt_id(TEMPLATES[stage]), ROOM[stage]] for stage in self.models}
+        stages = {stage: [model.name, *asked[stage]] for stage, model in self.models.items()}
         # a judge follows neither guides nor stand-in
         rest = None if set(stages) == {"judge"} else [self.stand_in.name, words.data("guides")]
         models = " ".join(f"{stage}={model.name}" for stage, model in self.models.items())
@@ -377,4 +369,4 @@ def open_llm(
         return stand_in
     chats = Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
-    return ChatLLM(models, stand_in, chats.ledger, chats.dry) if models else stand_in
+    return ChatLLM(models, stand_in, chats) if models else stand_in

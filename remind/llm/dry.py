@@ -61,10 +61,6 @@ class DryChat(CachedChat):
         super().__init__(endpoint, cache, run.ledger)
         self.run = run
 
-    @property
-    def name(self) -> str:
-        return f"dry run of {self.endpoint.identity}"
-
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Put what the cache or this dry run holds, else a stand-in, which is written down."""
         for place, request in enumerate(asked):

@@ -32,7 +32,7 @@ class EndpointConfig:
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
-    """Time limit of a try in seconds, from the connection to the last byte of the reply."""
+    """Time limit in seconds of the wait for a reply, and of the reply from its first byte to its last."""
     retries: Annotated[int, Range(ge=0, le=1000)] = 6
     """Retries after 429, 5xx, time-outs, broken connections and broken replies. Delays grow up to 8 s, or follow
     Retry-After."""

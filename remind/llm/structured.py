@@ -62,7 +62,7 @@ def fitted(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> An
     import jsonschema
 
     if "$ref" in schema:
-        return fitted(value, definition(schema, root), root)
+        return fitted(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
     if "anyOf" in schema:
         choices = [(fitted(value, one, root), one) for one in schema["anyOf"]]
         return next((choice for choice, one in choices if jsonschema.Draft202012Validator(one).is_valid(choice)), value)
@@ -92,7 +92,7 @@ def fitted(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> An
 def placeholder(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     """A small value of the schema's shape, for a run in which nothing is asked."""
     if "$ref" in schema:
-        return placeholder(definition(schema, root), root)
+        return placeholder(root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
     if "anyOf" in schema:
         return placeholder(schema["anyOf"][0], root)
     if "enum" in schema or "const" in schema:
@@ -103,11 +103,6 @@ def placeholder(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     if kind == "array":
         return [placeholder(schema.get("items", {"type": "string"}), root)] * max(1, schema.get("minItems", 1))
     return {"string": "-", "boolean": False}.get(kind, schema.get("minimum", 0))
-
-
-def definition(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """What a reference (`#/$defs/Name`) stands for."""
-    return root["$defs"][schema["$ref"].rpartition("/")[2]]
 
 
 def _plain_key(key: str) -> str:

@@ -157,6 +157,9 @@ def infer_dimension(text: str) -> str | None:
 def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:
     """The strategy of a question, from its words and the dialogue's.
 
+    Entities are quotations and chunks of content words, focus what the target does. A chunk weighs as much as its
+    rarest word; one that does not occur in the dialogue comes after those that do.
+
     Args:
         weights: rarity of each stem over the dialogue's turns; None: counted here.
     """
@@ -164,8 +167,16 @@ def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | Non
         weights = rarity([stems(turn.text) for turn in dialogue.turns])
     speakers = target_speakers(dialogue, question.text)
     scope = temporal_scope(question.text)
-    entities, focus = _topics(question.text, speakers, scope, weights)
-    return Strategy(guide(kind_of(question)).reasoning, speakers, entities, focus, scope)
+    quoted = [quote for match in _QUOTED.finditer(question.text) if (quote := match.group(1).strip())]
+    rest = _QUOTED.sub(" , ", _CLITIC.sub(" ", question.text))
+    for phrase in scope:
+        rest = rest.replace(phrase, " , ")
+    chunks = _chunks(rest, {part for speaker in speakers for part in words(speaker)})
+    weight = {chunk: max((weights.get(term, -1.0) for term in stems(chunk)), default=-1.0) for chunk, _ in chunks}
+    focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
+    named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
+    entities = tuple(dict.fromkeys([*quoted, *sorted(named, key=lambda chunk: weight[chunk], reverse=True)]))
+    return Strategy(guide(kind_of(question)).reasoning, speakers, entities[:MAX_ENTITIES], tuple(focus), scope)
 
 
 def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
@@ -221,26 +232,6 @@ def temporal_scope(text: str) -> tuple[str, ...]:
     )
     found = re.finditer(rf"\b(?:{'|'.join(alternatives)})\b", text, re.IGNORECASE)
     return tuple(dict.fromkeys(match.group().strip() for match in found))
-
-
-def _topics(
-    text: str, speakers: tuple[str, ...], scope: tuple[str, ...], weights: dict[str, float]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Entities (names, quotations, chunks of content words) and focus (what the target does), each once.
-
-    A chunk weighs as much as its rarest word; one that does not occur in the dialogue comes after those that do.
-    """
-    names = {part for speaker in speakers for part in words(speaker)}
-    quoted = [quote for match in _QUOTED.finditer(text) if (quote := match.group(1).strip())]
-    rest = _QUOTED.sub(" , ", _CLITIC.sub(" ", text))
-    for phrase in scope:
-        rest = rest.replace(phrase, " , ")
-    chunks = _chunks(rest, names)
-    weight = {chunk: max((weights.get(term, -1.0) for term in stems(chunk)), default=-1.0) for chunk, _ in chunks}
-    focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
-    named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
-    entities = dict.fromkeys([*quoted, *sorted(named, key=lambda chunk: weight[chunk], reverse=True)])
-    return tuple(entities)[:MAX_ENTITIES], tuple(focus)
 
 
 def _chunks(text: str, names: set[str]) -> list[tuple[str, bool]]:

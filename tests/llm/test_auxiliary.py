@@ -9,7 +9,6 @@ from scripted_chat import Scripted, as_reply
 
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, Dialogue, Image, Question, Session, Turn
-from remind.llm.asking import read_verdict
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
@@ -172,21 +171,16 @@ def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ('{"verdict": true}', True),
-        ("{'verdict': 'Yes'}", True),
         ("<think>it says yes, verdict: true</think> No.", False),
         ("**Yes.**", True),
         ("Incorrect!", False),
         ("", None),
         ("maybe", None),
         ("no information is a fair answer, so I would accept it", None),
-        ('{"verdict": null}', None),
-        ('{"verdict": true} or rather {"verdict": false}', None),
         ("<think>yes", None),
     ],
 )
 def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
-    assert read_verdict(text) is verdict
     llm, _ = chat("judge", Reply(text, failure="invalid", message="not JSON"))
     assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict
     assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])
