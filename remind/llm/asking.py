@@ -26,7 +26,7 @@ from remind.states.pyramid import (
 )
 from remind.states.records import FACTUAL
 from remind.text.thoughts import without_thoughts
-from remind.text.words import check_dimension, guide, kind_of, target_speakers
+from remind.text.words import guide, kind_of, target_speakers
 
 #: The template each stage asks with.
 TEMPLATES: dict[Stage, str]
@@ -114,17 +114,17 @@ def plain(text: str) -> str:
 
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
     """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
-    check_dimension(dimension)
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
     text = shown.text[slice(*shown.dialogue)]
     code = code_for([text])
     first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
-    values: dict[str, Any] = {"demand": "stated facts: who did, has, likes or plans what, and when", "visual": False}
+    about: dict[str, Any] = {"demand": "stated facts: who did, has, likes or plans what, and when"}
+    about |= {"reasoning": (), "visual": False}
     if dimension is not None:
-        values = {"demand": guide(dimension).demand, "visual": guide(dimension).visual}
-    values |= {"reasoning": guide(dimension).reasoning if dimension else (), "words": CUE_WORDS}
-    sample = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}"
-    return _request("cues", sample, None, code=code, excerpt=fenced("excerpt", text, code), **values)
+        ask = guide(dimension)
+        about = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
+    sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", fenced("excerpt", text, code)
+    return _request("cues", sample, None, code=code, words=CUE_WORDS, excerpt=excerpt, **about)
 
 
 def read_cue(_: Segment, reply: Reply) -> str:

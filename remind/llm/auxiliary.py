@@ -100,10 +100,8 @@ class OfflineLLM:
         Raises:
             DataError: an unknown dimension.
         """
-        words.check_dimension(dimension)
-        weights = self._rarity(dialogue)
-        lexicon = words.guide(dimension).lexicon if dimension else frozenset()
-        visual = bool(dimension) and words.guide(str(dimension)).visual
+        ask, weights = words.guide(dimension) if dimension else None, self._rarity(dialogue)
+        lexicon, visual = (ask.lexicon, ask.visual) if ask else (frozenset(), False)
         cues = []
         for segment in segments:
             turns = dialogue.turns[segment.start : segment.end + 1]
