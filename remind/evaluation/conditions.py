@@ -45,7 +45,7 @@ from remind.text.answers import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
-    from remind.states.auxiliary import AuxiliaryLLM
+    from remind.llm.auxiliary import AuxiliaryLLM
 
 
 class Stream(NamedTuple):

@@ -10,8 +10,8 @@ from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
 
 if TYPE_CHECKING:
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.generate import Generation
-    from remind.states.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
 #: Cases put to a judge at once.

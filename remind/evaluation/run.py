@@ -46,9 +46,9 @@ from remind.states.dataset import States, iterate_states, read_manifest
 from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
-    from remind.states.auxiliary import AuxiliaryLLM
 
 #: Questions in memory at once, with their prompts.
 _AT_ONCE = 512
@@ -211,7 +211,7 @@ def run_evaluation(
         job.cfg = replace(cfg, out=str(Path(folder) / "out"))
         job.run(more)
     print(dry.report())
-    return {"dry_run": dry.summary()}
+    return {"dry_run": models.chats.ledger.summary()}
 
 
 def _follow(models: Models) -> None:

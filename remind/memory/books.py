@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Books(Ledger):
 
     def __init__(self, path: str | Path | None = None) -> None:
         super().__init__()
+        self._lock = threading.Lock()
         self.path = None if path is None else Path(path).expanduser()
         if self.path is not None:
             self._rows = _earlier(self.path)

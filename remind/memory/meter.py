@@ -156,9 +156,7 @@ class Meter:
     ) -> list[Reply]:
         """As `ChatModel.complete`, counted under the account."""
         system, dialogue, stage = account.system, account.dialogue, account.stage
-        counted = [
-            replace(request, system=system, dialogue=dialogue, stage=stage, alike=self._alike) for request in requests
-        ]
+        counted = [replace(request, system=system, dialogue=dialogue, stage=stage) for request in requests]
         with self._turn:
             return self.model.complete(counted, on_reply)
 
@@ -173,7 +171,7 @@ class Meter:
         except ModelError:
             # it ends the work of a system of ours, but a foreign one is only told of it
             under = replace(request, system=account.system, dialogue=account.dialogue)
-            self.ledger.add(under, Reply("", failure="server"), self.endpoint, "server")
+            self.ledger.add(under, Reply("", failure="server"), self.endpoint)
             raise
         if reply.failure is not None or not local:
             return reply

@@ -44,7 +44,7 @@ def test_refusals_are_passed_on(tmp_path: Path) -> None:
         assert "cannot be sent" in said["error"]["message"]
         total = m.report()["total"]
     assert total["failures"] == {"refused": 5, "server": 3}
-    assert (total["calls"], total["cost_usd"]) == (proxy.hits, 0)
+    assert (total["calls"], total["cost_usd"]) == (8, 0)
 
 
 def test_no_server_is_an_error_of_the_gateway(tmp_path: Path) -> None:

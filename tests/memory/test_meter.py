@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,8 @@ def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(tmp_
     assert set(proxy.faults) == {"rate", "broken", "cut"}
     assert set(proxy.paid.values()) == {1}
     total = report["total"]
-    assert total["now"]["calls"] == total["calls"] == hits == proxy.hits == len(work) + proxy.faults.total()
+    assert total["now"]["calls"] == total["calls"] == len(work)
+    assert hits == proxy.hits == len(work) + proxy.faults.total()
     assert (total["requests"], total["cached"], total["failures"]) == (40, 20, {})
     assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * 20, 3 * 20)
     assert total["cost_usd"] == pytest.approx(20 * (10 + 2 * 3))
@@ -66,7 +66,7 @@ def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(tmp_
         count = 3 if row["dialogue"] == "conv 0/ü" else 2
         assert (row["requests"], row["cached"], row["prompt_tokens"]) == (2 * count, count, 10 * count)
     assert len(report["rows"]) == 2 * 2 * 2
-    assert sum(row["calls"] for row in report["rows"]) == sum(row["calls"] for row in report["systems"]) == hits
+    assert sum(row["calls"] for row in report["rows"]) == sum(row["calls"] for row in report["systems"]) == 20
     assert [line.split()[:2] for line in table.splitlines()[1:3]] == [["a-mem", "extract"], ["a-mem", "update"]]
     assert json.loads(json.dumps(report)) == report
 
@@ -184,30 +184,8 @@ def test_concurrency_holds_over_clients(tmp_path: Path) -> None:
     assert (proxy.hits, proxy.most_busy) == (12, 2)
 
 
-def test_random_ids_do_not_count_and_replies_name_the_requests_own(tmp_path: Path) -> None:
-    pattern = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-    with Proxy() as proxy, meter(proxy.url, tmp_path, normalise=["no such text", pattern]) as m:
-        url = m.url("langmem", "d", "extract")
-        one, two, three, four = (str(uuid.uuid4()) for _ in range(4))
-        for first, second in ((one, two), (three, four)):
-            reply = words(say(url, f"memories {first} and {second}; {first} is older"))
-            assert reply == f"you said: memories {first} and {second}; {first} is older"
-        # what was sent was the text itself; and one id where there were two is another request
-        assert proxy.bodies[0]["messages"][0]["content"] == f"memories {one} and {two}; {one} is older"
-        assert proxy.hits == 1
-        say(url, f"memories {one} and {two}; {two} is older")
-        assert proxy.hits == 2
-        # our own systems, too
-        own = m.chat("ours", "d", "extract")
-        assert [own.complete([ask(f"id {name}")])[0].text for name in (one, two)] == [
-            f"you said: id {one}",
-            f"you said: id {two}",
-        ]
-        assert proxy.hits == 3
-
-
 def test_our_own_systems_are_counted_in_the_same_books(tmp_path: Path) -> None:
-    answers = iter(["no JSON", '{"n": 4}'])
+    answers = iter(['{"n": 4}'])
 
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         asked = body["messages"][0]["content"]
@@ -227,11 +205,11 @@ def test_our_own_systems_are_counted_in_the_same_books(tmp_path: Path) -> None:
         for row in rows
     }
     assert counts == {
-        ("rmm", "update"): (4, 3, 30, 3),
+        ("rmm", "update"): (3, 2, 20, 2),
         ("lme", "facts"): (1, 1, 10, 0),
         ("mem0", "read"): (1, 1, 10, 1),
     }
-    assert proxy.hits == 4
+    assert proxy.hits == 3
     assert (rmm.name, json.loads((tmp_path / "costs.jsonl").read_text().splitlines()[0])["system"]) == (
         f"m@{proxy.url}",
         "rmm",
@@ -239,12 +217,6 @@ def test_our_own_systems_are_counted_in_the_same_books(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_sends_nothing_and_writes_what_it_would(tmp_path: Path) -> None:
-    nested = {"type": "object", "properties": {"all": {"type": "array", "items": {"$ref": "#/$defs/N"}}}}
-    nested["$defs"] = {
-        "N": {"type": "object", "properties": {"n": {"type": ["integer", "null"]}, "N": {"$ref": "#/$defs/N"}}}
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": nested}}
-    named = {"type": "function", "function": {"name": "add"}}
     path = tmp_path / "asked.jsonl"
     with Proxy() as proxy:
         with meter(proxy.url, tmp_path) as m:
@@ -255,19 +227,14 @@ def test_a_dry_run_sends_nothing_and_writes_what_it_would(tmp_path: Path) -> Non
             assert "dry run" in words(say(url, "new", max_tokens=7))
             assert "dry run" in words(say(url, "new", max_tokens=7))
             assert json.loads(words(say(url, "json", response_format={"type": "json_object"}))) == {}
-            assert json.loads(words(say(url, "form", response_format=form))) == {"all": [{"n": 0, "N": None}]}
-            for choice in (named, "required"):
-                (call,) = say(url, "tool", tools=[TOOL], tool_choice=choice).choices[0].message.tool_calls
-                assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"n": 0})
-            assert say(url, "tool", tools=[TOOL]).choices[0].message.tool_calls is None
             report, table = m.report(), m.table()
         assert proxy.hits == 1
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["messages"][-1]["content"] for line in lines] == ["new", "json", "form", "tool", "tool", "tool"]
+    assert [line["messages"][-1]["content"] for line in lines] == ["new", "json"]
     assert {(line["system"], line["dialogue"], line["stage"]) for line in lines} == {("mem0", "d", "extract")}
-    assert [lines[0]["max_tokens"], lines[3]["tools"], lines[3]["tool_choice"]] == [7, [TOOL], named]
+    assert lines[0]["max_tokens"] == 7
     total = report["total"]
-    assert (total["requests"], total["cached"], total["completion_tokens"]) == (8, 2, 3 + 7 + 5 * 1024)
+    assert (total["requests"], total["cached"], total["completion_tokens"]) == (4, 2, 3 + 7 + 1024)
     assert total["now"]["prompt_tokens"] == sum(line["prompt_tokens"] for line in lines)
     assert total["now"]["cost_usd"] == pytest.approx(sum(line["cost_usd_at_most"] for line in lines))
     assert report["dry_run"] == str(path)
