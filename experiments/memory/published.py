@@ -23,7 +23,7 @@ from remind.evaluation.intervals import bootstrap
 from remind.evaluation.metrics import recall_all, recall_any
 from remind.evaluation.tables import markdown_table
 from remind.memory.expansions import extractive, read_annotations
-from remind.memory.keys import Join, join_keys
+from remind.memory.longmemeval import Join, join_keys
 from sae.ranges import PositiveInt, check_ranges
 
 

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.asking import Unusable, plain
-from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema, read_value
+from remind.llm.request import ChatModel, Request
+from remind.llm.structured import object_schema
+from remind.memory.asking import TEXTS, failed, filled, mapping, texts
+from remind.memory.asking import words as words_of
 from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, key_sentences, rarity, sentences, stems, telling, words
@@ -31,7 +32,6 @@ ROOM: Mapping[Kind, int] = {"userfact": 2000, "keyphrase": 300, "summ": 500}
 MOST, WORDS = 10, 120
 _PHRASE_WORDS = 4
 
-_TEXTS = {"type": "array", "items": {"type": "string"}}
 _ABOUT = re.compile(r"session_(\d+)_(?:observation|summary)", re.ASCII)
 
 
@@ -121,48 +121,27 @@ def read_annotations(path: str | Path) -> dict[str, Annotations]:
 
 def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     """What is asked of an LLM for one stretch (Appendix D, in our own words)."""
-    text = "\n".join(map(turn_text, stretch))
-    code = code_for([text])
-    stage = STAGES[kind]
-    schema = None if kind == "summ" else object_schema(**{stage: _TEXTS})
-    limits = {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
-    messages = fenced("messages", text, code)
-    return from_template(
-        stage, f"memory_{stage}", dialogue_id, schema, ROOM[kind], code=code, messages=messages, **limits
-    )
-
-
-def read(kind: Kind, reply: Reply) -> list[str]:
-    """The texts of a reply, each on one line and once; a bare JSON list will do. Raises Unusable."""
-    if kind == "summ":
-        if not (text := plain(reply.text)):
-            raise Unusable("the summary is empty")
-        return _sentences(text)
-    value = reply.value.get(STAGES[kind]) if isinstance(reply.value, Mapping) else reply.value
-    if not isinstance(value, list):
-        try:
-            value = read_value(reply.text, _TEXTS, reply.finished)
-        except NotValid as error:
-            raise Unusable(str(error)) from None
-    texts = [plain(item) for item in value if isinstance(item, str)]
-    return [text for text in dict.fromkeys(texts) if text]
+    stage, limits = STAGES[kind], {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
+    schema = None if kind == "summ" else object_schema(**{stage: TEXTS})
+    data = {"messages": "\n".join(map(turn_text, stretch))}
+    return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
 
 
 def asked(
-    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch]
-) -> tuple[list[list[str]], list[str]]:
-    """The texts that an LLM writes, and why key sentences or phrases stand for some of them, a line each."""
+    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch], lost: list[str]
+) -> list[list[str]]:
+    """The texts that an LLM writes; where it does not, key sentences or phrases, with a line in `lost`."""
     replies = chat.complete([request(kind, dialogue_id, stretch) for stretch in stretches])
-    found, reasons = [], []
+    found = []
     for stretch, reply in zip(stretches, replies, strict=True):
-        try:
-            if reply.failure not in (None, "invalid"):
-                raise Unusable(f"{reply.failure}: {reply.message}")
-            found.append(read(kind, reply))
-        except Unusable as error:
-            reasons.append(f"{STAGES[kind]} of {stretch[0].id}: {error}")
+        if reply.failure is not None:
+            lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
             found += extractive(kind, session, [stretch])
-    return found, reasons
+        elif kind == "summ":
+            found.append(_sentences(words_of(reply)))
+        else:
+            found.append(texts(mapping(reply).get(STAGES[kind])))
+    return found
 
 
 def _sentences(text: str) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from remind.core.errors import ConfigError, DataError
 from remind.memory.reranker import (
     AS_PRINTED,
     NAME,
-    PREVIOUS,
     Choice,
     Episode,
     Reranker,
@@ -283,26 +280,15 @@ def test_saved_and_loaded_it_goes_on_alike(tmp_path: Path) -> None:
     assert one.ema == other.ema
 
 
-def test_a_damaged_file_is_passed_over_for_the_previous_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    draws = np.random.default_rng(13)
-    one = Reranker(RerankerConfig(), D)
-    one.save(tmp_path)
-    assert not (tmp_path / PREVIOUS).exists()
-    one.learn([episode(one, draws, k=20)])
-    one.save(tmp_path)
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    Reranker(RerankerConfig(), D).save(tmp_path)
     whole = (tmp_path / NAME).read_bytes()
-    assert Reranker.load(tmp_path).step == 1
     for content in (whole[:200], b"", whole.replace(b"w_q", b"w_x"), b"\xff" * len(whole)):
         (tmp_path / NAME).write_bytes(content)
-        with caplog.at_level(logging.WARNING):
-            assert Reranker.load(tmp_path).step == 0
-        assert f"continuing from {PREVIOUS}, step 0" in caplog.text
-    shutil.copyfile(tmp_path / NAME, tmp_path / PREVIOUS)
-    with pytest.raises(DataError, match=f"{NAME}: not a reranker that can be read"):
-        Reranker.load(tmp_path)
-    (tmp_path / "empty").mkdir()
+        with pytest.raises(DataError, match=f"{NAME}: not a reranker that can be read"):
+            Reranker.load(tmp_path)
     with pytest.raises(DataError, match=NAME):
-        Reranker.load(tmp_path / "empty")
+        Reranker.load(tmp_path / "absent")
 
 
 def test_weights_that_are_not_finite_are_not_loaded(tmp_path: Path) -> None:
