@@ -105,7 +105,7 @@ def published(cfg: PublishedConfig) -> dict[str, Any]:
         for session in one.dialogue.sessions:
             stretches = [(turn,) for turn in session.turns]
             own = annotated.get(one.dialogue.id)
-            made = (own.replay if own else extractive)("userfact", session, stretches)
+            made = own.replay("userfact", session, stretches) if own else extractive(session, stretches)
             held[session.id] = list(map(tuple, made))
         for join in get_args(Join):
             for quirks in (False, True):

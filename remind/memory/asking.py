@@ -31,21 +31,19 @@ class Written(System):
         templates: of the prompts.
         rules: where the authors' prompts are published, whose rules ours follow in other words.
         provenance: how exactly sources are known; None: they are not.
-        choices: settings that are not certain to be the authors'.
         not_as_published: how it differs from the publication.
     """
 
     templates: ClassVar[tuple[str, ...]]
     rules: ClassVar[str] = ""
     provenance: ClassVar[str | None] = "turn"
-    choices: ClassVar[tuple[str, ...]] = ()
     not_as_published: ClassVar[tuple[str, ...]] = ()
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`."""
         made_of = {name: prompts.fingerprint(name) for name in self.templates}
         about = {**super().about(), "package": None, "prompt_hashes": made_of, "provenance": self.provenance}
-        return {**about, "rules": self.rules, "choices": [*self.choices], "degraded": [*self.not_as_published]}
+        return {**about, "rules": self.rules, "degraded": [*self.not_as_published]}
 
 
 def send(bank: Bank, request: Request) -> Reply:

@@ -39,11 +39,6 @@ class LightMemSystem(Written):
 
     templates = ("lightmem_extract", "lightmem_update")
     rules = "zjunlp/LightMem, prompts"
-    choices = (
-        "sensory, short, rate, queue and update_at are what we take for the authors' settings",
-        "turns of all speakers are extracted from",
-        "an updated entry has the sources of the entries that it was shown with, too",
-    )
     not_as_published = (
         "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor",
         "turns are compressed only where a compressor is named",

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import sha256_file
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.base import Bank, Query, Services
-from remind.memory.expansions import STAGES, Annotations, Kind, Stretch, asked, extractive, read_annotations
+from remind.memory.base import Bank, Query
+from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
 from remind.memory.plain import cut
 from remind.memory.ranking import Method
 from remind.memory.store import Draft
-from remind.memory.systems import System
 from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
 from remind.states import prompts
 from remind.states.pyramid import turn_text
@@ -34,7 +30,7 @@ _NOT_AS_PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class LongMemEvalSystem(System):
+class LongMemEvalSystem(Replaying):
     """LongMemEval's design; the defaults are the settings it recommends (Table 2).
 
     Keys are made of what the user says, as in the paper; where nobody is called "user" and "assistant", of all turns.
@@ -63,7 +59,6 @@ class LongMemEvalSystem(System):
     keys: Literal["turns", "whole"] = "turns"
     method: Method = "dense"
     source: Literal["llm", "replay", "extractive"] = "llm"
-    annotations: str | None = None
     time: Literal["none", "rules", "llm"] = "llm"
 
     def __post_init__(self) -> None:
@@ -71,18 +66,13 @@ class LongMemEvalSystem(System):
         kind = {"fact": "userfact", "summary": "summ"}.get(self.value, "")
         if not self.expansion.endswith(kind):
             raise ConfigError(f"value {self.value} needs an expansion by {kind}, not {self.expansion}")
-        if self.source == "replay" and (self.annotations is None or self.expansion.endswith("keyphrase")):
-            raise ConfigError("source replay needs LoCoMo's file as annotations, which has facts and summaries alone")
+        if self.source == "replay" and self.expansion.endswith("keyphrase"):
+            raise ConfigError("LoCoMo's file has facts and summaries alone, no keyphrases")
 
     @property
     def kind(self) -> Kind | None:
         """What expansions are."""
         return next((kind for kind in STAGES if self.expansion.endswith(kind)), None)
-
-    @cached_property
-    def replayed(self) -> Mapping[str, Annotations]:
-        """What the annotations hold, by dialogue."""
-        return read_annotations(self.annotations) if self.annotations else {}
 
     def about(self) -> dict[str, Any]:
         stages = [STAGES[self.kind]] if self.kind and self.source == "llm" else []
@@ -90,16 +80,8 @@ class LongMemEvalSystem(System):
         degraded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
         if self.time == "rules":
             degraded.append("events and time ranges are found by rules")
-        options = super().about()
-        if self.annotations is not None:
-            options["annotations"] = sha256_file(Path(self.annotations))
         shown = {name: prompts.fingerprint(f"memory_{name}") for name in names}
-        return {"system": "longmemeval", **options, "prompts": shown, "degraded": degraded}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
-        if self.source == "replay" and self.kind and dialogue_id not in self.replayed:
-            raise DataError("holds no facts of this dialogue; choose another source", self.annotations, dialogue_id)
-        return super().open(folder, dialogue_id, services)
+        return {"system": "longmemeval", **super().about(), "prompts": shown, "degraded": degraded}
 
 
 class LongMemEvalBank(Bank, of=LongMemEvalSystem):
@@ -152,7 +134,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         elif system.source == "llm" and (chat := self.chat(STAGES[kind])) is not None:
             found = asked(chat, kind, self.dialogue_id, session, stretches, reasons)
         else:
-            found = extractive(kind, session, stretches)
+            found = extractive(session, stretches)
             if system.source == "llm":
                 reasons.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
         return dict(zip(stretches, found, strict=True))

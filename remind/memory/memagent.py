@@ -20,7 +20,7 @@ from sae.ranges import PositiveInt
 @dataclass(frozen=True)
 class MemAgentSystem(Written):
     """A memory that is written while the dialogue is read for one question. It tells no sources: after each chunk it is
-    written anew as a whole. The trace names the turns of each chunk."""
+    written anew as a whole. The trace has it after each chunk."""
 
     templates = ("memagent_read",)
     rules = "the paper, Table 1"
@@ -41,32 +41,31 @@ class MemAgentBank(Bank, of=MemAgentSystem):
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         memory, lost = "", list[str]()
-        trace["chunks"] = []
-        for section, turns in self._sections():
+        trace["memories"] = []
+        for section in self._sections():
             data = {"problem": asked(query), "memory": memory, "section": section}
             reply = ask(self, lost, "read", "memagent_read", data, self.system.room)
             # without a reply the memory stays as it was
             told = "" if reply.failure is not None else words(reply)
-            trace["chunks"].append({"turns": turns, "changed": told not in ("", memory)})
             memory = told or memory
+            trace["memories"].append(memory)
         if lost:
             trace["failed"] = lost
         if memory:
             yield Memory("memory", memory, "notes", None, None, 1.0, self.encoder.count_tokens(memory))
 
-    def _sections(self) -> Iterator[tuple[str, list[str]]]:
-        """Text and turn ids of each chunk."""
-        lines, turns, spent = list[str](), list[str](), 0
+    def _sections(self) -> Iterator[str]:
+        """The dialogue in chunks."""
+        lines, spent = list[str](), 0
         for session in self.store.sessions():
             texts = list(map(turn_text, session.turns))
             if session.time:
                 texts[0] = f"[{one_line(session.time)}]\n{texts[0]}"
-            for turn, text, count in zip(session.turns, texts, self.encoder.count_many(texts), strict=True):
-                if turns and spent + count > self.system.chunk:
-                    yield "\n".join(lines), turns
-                    lines, turns, spent = [], [], 0
+            for text, count in zip(texts, self.encoder.count_many(texts), strict=True):
+                if lines and spent + count > self.system.chunk:
+                    yield "\n".join(lines)
+                    lines, spent = [], 0
                 lines.append(text)
-                turns.append(turn.id)
                 spent += count
-        if turns:
-            yield "\n".join(lines), turns
+        if lines:
+            yield "\n".join(lines)

@@ -60,11 +60,6 @@ class MemGPTSystem(Written):
     templates = ("memgpt_manage", "memgpt_answer")
     rules = "cpacker/MemGPT, memgpt_chat and its functions"
     provenance = "turn (recall), batch (archive, core)"
-    choices = (
-        "limit, page and room are what we take for the authors' settings; batch and steps are ours",
-        "the core memory is one text on all speakers; the persona is part of the prompt",
-        "conversation_search ranks by BM25",
-    )
     not_as_published = (
         "there is no queue of recent messages with a summary: a batch is read with the core memory alone",
         "while a question is answered, memory cannot be changed",

@@ -41,13 +41,6 @@ class MemoryOSSystem(Written):
     templates = tuple(f"memoryos_{name}" for name in ("continue", "overview", "topic", "profile", "knowledge", "query"))
     provenance = "page; of knowledge and profile the pages they were learned from"
     rules = "BAI-LAB/MemoryOS, prompts"
-    choices = (
-        "capacities, thresholds and weights are what we take for the authors' settings; room is ours",
-        "the user is who opens the dialogue; whoever else speaks is the assistant",
-        "a page has one topic, and its segment keeps the summary that it was made with",
-        "what is shown is ordered by cosine with the question, the profile last",
-        "time is that of the dialogue, in days",
-    )
     not_as_published = ("a question leaves memory as it is, so that heat is pages and recency",)
     name: str = "memoryos"
     short: PositiveInt = 7
@@ -153,14 +146,15 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         reply = ask(self, lost, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
         overview = one_line(words(reply)) if reply.failure is None else before
         for number in state.chain:
-            self._write_page(number, overview)
+            part = self.store.note(number)["said"]
+            self._change(number, f"{part}\nOverview: {overview}" if overview else part, overview=overview)
         topic = mapping(ask(self, lost, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
         summary = one_line(topic.get("summary", "")) or one_line(said)
         segment = self._file(state, page, summary, texts(topic.get("keywords")), today)
         note = self.store.note(segment)
         if note["fresh"] and self._heat(note, today) >= self.system.hot:
             self._learn(state, note["fresh"], lost)
-            self._write_segment(segment, {**note, "fresh": []})
+            self._change(segment, fresh=[])
 
     def _file(self, state: _State, page: int, summary: str, keywords: list[str], today: date | None) -> int:
         """Put a page into the segment whose topic is most like its own, or into a new one. Returns the segment."""
@@ -170,8 +164,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         if best and best[0][1] >= self.system.similar:
             number = best[0][0]
             note = self.store.note(number)
-            into = {**note, "pages": [*note["pages"], page], "fresh": [*note["fresh"], page], "last": day}
-            self._write_segment(number, into)
+            self._change(number, pages=[*note["pages"], page], fresh=[*note["fresh"], page], last=day)
             return number
         while len(state.segments) >= self.system.segments:
             self._drop(state, min(state.segments, key=lambda one: self._heat(self.store.note(one), today)))
@@ -212,19 +205,12 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
             while len(known) > self.system.knowledge:
                 self.store.remove(known.pop(0))
 
-    def _write_page(self, number: int, overview: str) -> None:
-        memory, said = self.store.memory(number), self.store.note(number)["said"]
-        text = f"{said}\nOverview: {overview}" if overview else said
-        note = {"said": said, "overview": overview}
-        # it is found by what was said, as before
-        self.store.rewrite(
-            number, Draft("page", memory.sources, text, time=memory.time, note=note), self.encoder.count_tokens(text)
-        )
-
-    def _write_segment(self, number: int, note: Mapping[str, Any]) -> None:
-        memory = self.store.memory(number)
-        draft = Draft("segment", self._sources(note["pages"]), memory.text, time=memory.time, note=note)
-        self.store.rewrite(number, draft, memory.tokens)
+    def _change(self, number: int, text: str | None = None, **note: Any) -> None:
+        """Give a page another text, or a page or segment another note; it is found by what it was."""
+        memory, note = self.store.memory(number), {**self.store.note(number), **note}
+        sources = self._sources(note["pages"]) if "pages" in note else memory.sources
+        draft = Draft(memory.kind, sources, text or memory.text, time=memory.time, note=note)
+        self.store.rewrite(number, draft, self.encoder.count_tokens(text or memory.text))
 
     def _sources(self, pages: Iterable[int]) -> tuple[str, ...]:
         return tuple(turn for page in pages for turn in self.store.memory(page).sources or ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +16,9 @@ from remind.core.files import sha256_file, sha256_json
 from remind.core.processes import locked
 from remind.data.dialogue import Session
 from remind.memory.base import Bank, Query, Retrieval, Services
-from remind.memory.expansions import Annotations, read_annotations
+from remind.memory.expansions import Replaying
 from remind.memory.reranker import NAME, Choice, Episode, RerankerConfig, rewards
 from remind.memory.store import Draft
-from remind.memory.systems import System
 from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed
 from remind.memory.weights import Weights
 from remind.perception.perceive import standardise
@@ -36,7 +34,7 @@ _NOT_AS_PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class RmmSystem(System):
+class RmmSystem(Replaying):
     """Topics with the turns they are from, reranked by what answers have cited.
 
     A memory is found by its summary; its text is the summary and the turns' own words. What retrievals learn from is
@@ -50,8 +48,6 @@ class RmmSystem(System):
     """Where summaries come from. llm: the endpoint of extract and update, and where there is none or it fails the
     rules, which marks the session. replay: `annotations`. extractive: key sentences by topical segment. turns: no
     summaries, single turns."""
-    annotations: str | None = None
-    """LoCoMo's file, for replay."""
     update_k: PositiveInt = 5
     """Memories of the same speaker that a new topic is compared with; the paper names no number."""
     merge_at: Share = 0.85
@@ -70,20 +66,11 @@ class RmmSystem(System):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source == "replay" and self.annotations is None:
-            raise ConfigError("source replay needs LoCoMo's file as annotations")
         if self.scope == "shared" and self.weights is None:
             raise ConfigError("scope shared needs weights, a folder to keep the common weights in")
 
-    @cached_property
-    def replayed(self) -> Mapping[str, Annotations]:
-        """What the annotations hold, by dialogue."""
-        return read_annotations(self.annotations) if self.annotations else {}
-
     def about(self) -> dict[str, Any]:
         options = super().about()
-        if self.annotations is not None:
-            options["annotations"] = sha256_file(Path(self.annotations))
         if self.scope == "shared":
             # what was learned is no part of the settings
             options["weights"] = None
@@ -95,11 +82,6 @@ class RmmSystem(System):
         names = ("rmm_extract", "rmm_update") if self.source == "llm" else ()
         hashes = {name: prompts.fingerprint(name) for name in names}
         return {"system": "rmm", **options, "prompts": hashes, "degraded": [_NOT_AS_PUBLISHED[self.source]]}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
-        if self.source == "replay" and dialogue_id not in self.replayed:
-            raise DataError("holds no facts of this dialogue; choose another source", self.annotations, dialogue_id)
-        return super().open(folder, dialogue_id, services)
 
 
 class RmmBank(Bank, of=RmmSystem):

@@ -91,10 +91,9 @@ def test_annotations_that_are_none(tmp_path: Path, changed: dict[str, Any], mess
 def test_what_stands_in_offline_is_taken_from_the_words() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "Hi! My sister Ruth rides a tandem bicycle."), Turn("2", "Bo", "Oh.")))
     stretches = [(turn,) for turn in talk.turns]
-    assert extractive("userfact", talk, stretches)[0] == ["Ana: My sister Ruth rides a tandem bicycle."]
-    assert extractive("keyphrase", talk, stretches) == [["sister ruth rides", "tandem bicycle"], []]
+    assert extractive(talk, stretches)[0] == ["Ana: My sister Ruth rides a tandem bicycle."]
     said = " ".join(turn.text for turn in talk.turns)
-    for text in extractive("summ", talk, [talk.turns])[0]:
+    for text in extractive(talk, [talk.turns])[0]:
         assert text.partition(": ")[2] in said
 
 
@@ -105,7 +104,7 @@ def test_a_failed_reply_is_made_up_for_and_told() -> None:
     chat = ScriptedChat(lambda one: "No facts here." if "Bo" in one.messages[1].text else said)
     lost: list[str] = []
     found = asked(chat, "userfact", "d", talk, stretches, lost)
-    assert found == [["Ana likes tea.", "b c"], *extractive("userfact", talk, stretches[1:])]
+    assert found == [["Ana likes tea.", "b c"], *extractive(talk, stretches[1:])]
     assert lost == ["facts: invalid: there is no JSON value in the reply (2)"]
     assert [one.stage for one in chat.asked] == ["facts", "facts"]
     summary = ScriptedChat(lambda one: "<think>hm</think> One. Two.")

@@ -148,7 +148,6 @@ def test_reports_say_what_it_is_made_of(name: str) -> None:
     assert about["prompt_hashes"] == prompts.fingerprints(*own)
     assert about["rules"]
     assert about["degraded"]
-    assert about["choices"]
     assert about["package"] is None
     assert json.loads(json.dumps(about)) == about
     assert SYSTEMS[name].paper[("multi", "accuracy")] == {"lightmem": 48.3, "memoryos": 41.2, "memgpt": 38.4}[name]

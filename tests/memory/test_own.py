@@ -219,18 +219,20 @@ def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
         asked.append((system, name, stage))
         return Scripted(lambda request: Reply("", failure="server") if down[0] else "A dog at the lake.")
 
-    services, system = Services(encoder, chat=source), make_system("remind", name="mine")
-    with filled(system, tmp_path / "bank", dialogue, services) as bank:
+    services, system = Services(encoder, source), make_system("remind", name="mine")
+    with pytest.raises(ModelError, match=r"requests for cues to .* failed, more than max_failed 0.1"):
+        filled(system, tmp_path / "other", dialogue, services)
+    asked.clear()
+    with filled(system, tmp_path / "bank", dialogue, replace(services, max_failed=1)) as bank:
         report = bank.report()
         assert asked == [("mine", dialogue.id, "cues")]
         assert {one["stage"] for one in report["failures"]} == {"cues"}
         assert "scripted" in report["llm"]
-        down[0] = False
-        assert bank.repair()
+    down[0] = False
+    with filled(system, tmp_path / "bank", dialogue, services) as bank:
         assert not bank.report()["failures"]
         # all cues alike: segments in their own order
         assert ranked(bank)[0] in [turn.id for turn in dialogue.sessions[0].turns]
-        assert not bank.repair()
     down[0] = True
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
         ranked(bank)
