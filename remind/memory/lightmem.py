@@ -157,13 +157,10 @@ class LightMemBank(Bank, of=LightMemSystem):
         short.clear()
         data = {"remarks": "\n".join(lines)}
         reply = ask(self, lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
-        facts = mapping(reply).get("data", ())
-        for one in facts:
+        for one in mapping(reply).get("data", ()):
             text, source = one_line(one["fact"]), one["source_id"]
             if text and 0 <= source < len(items):
                 self.put(Draft("fact", (items[source].turn,), text, time=items[source].time))
-        if not all(0 <= one["source_id"] < len(items) for one in facts):
-            lost.append("lightmem_extract: a fact names a remark that there is not")
 
     def _update(self, lost: list[str]) -> None:
         """The updates of each entry by those after it (the paper's update queues), in the order they came. All are

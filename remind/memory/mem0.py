@@ -7,7 +7,6 @@ the package only add. Where memories have equal texts, its order among them is n
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -73,14 +72,8 @@ class Mem0System(Written):
         """As `MemorySystem.about`. Raises ConfigError where `prompts: official` finds no mem0ai 1.x."""
         if self.prompts == "own":
             return super().about()
-        official, version = _official(), importlib.metadata.version("mem0ai")
-        texts = {
-            # without the day it was loaded on
-            "extract": _TODAY.sub("", official["USER_MEMORY_EXTRACTION_PROMPT"]),
-            "update": official["get_update_memory_messages"]([], []),
-        }
-        hashes = {stage: hashlib.sha256(text.encode()).hexdigest()[:12] for stage, text in texts.items()}
-        return {**super().about(), "prompt_hashes": hashes, "package": f"mem0ai {version}"}
+        _official()
+        return {**super().about(), "prompt_hashes": {}, "package": f"mem0ai {importlib.metadata.version('mem0ai')}"}
 
 
 class Mem0Bank(Bank, of=Mem0System):

@@ -71,8 +71,7 @@ def extracted(bank: Bank, session: Session, lost: list[str]) -> list[Topic]:
             topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
         for one in mapping(reply).get("extracted_memories", ()):
             numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
-            if not numbers <= {*range(len(parts))}:
-                lost.append(f"rmm_extract: a memory refers to a turn that there is not ({one_line(speaker)})")
+            # references to what is not there are passed over
             turns = tuple(turn.id for place, part in enumerate(parts) if place in numbers for turn in part)
             if turns and (summary := one_line(one["summary"])):
                 topics.append(Topic(summary, speaker, turns))

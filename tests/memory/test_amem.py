@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted import ScriptedChat, held, parts, services, session
 
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.amem import AMemBank, AMemSystem
 from remind.memory.base import Query
 from remind.memory.systems import SYSTEMS
@@ -82,12 +82,3 @@ def test_the_notes_that_new_contexts_are_for_get_them(encoder: SentenceEncoder, 
     with bank(tmp_path / "b", encoder, ScriptedChat(scribe), neighbours=1) as memory:
         memory.ingest(turned)
         assert list(held(memory)) == [text(LINES[1]), text(LINES[0], "Tom.", tags="pet"), text(LINES[2], tags="pets")]
-
-
-def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    lost = Reply("", failure="server", message="no reply")
-    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost)) as memory:
-        assert memory.ingest(SESSION).degraded == ("amem_note: server: no reply", "amem_evolve: server: no reply") * 3
-        assert text(LINES[0], "General", "", "") in held(memory)
-        found = memory.retrieve(Query("cat"), k=1)
-        assert found.trace == {"failed": ["amem_query: server: no reply"], "keywords": []}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted import ScriptedChat, held, parts, services, session
 
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.gam import GAMBank, GAMSystem
 from remind.memory.systems import SYSTEMS
@@ -103,12 +103,3 @@ def test_the_tools_of_a_plan(
     with bank(tmp_path / "b", encoder, ScriptedChat(play), top=1, rounds=1) as memory:
         found = memory.retrieve(Query("Anything?"), k=1)
         assert found.trace["rounds"][0]["pages"] == pages
-
-
-def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    lost = Reply("", failure="server", message="no reply")
-    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost), rounds=2) as memory:
-        assert memory.report()["degraded"] == {name: ["gam_page: server: no reply"] for name in ("s1", "s2", "s3")}
-        found = memory.retrieve(Query("What?"), k=1)
-        assert found.memories == ()
-        assert found.trace["failed"] == ["gam_plan: server: no reply", "gam_integrate: server: no reply"] * 2

@@ -237,16 +237,3 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
         LongMemEvalSystem(source="replay", annotations=path, expansion="session-keyphrase")
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
-
-
-def test_about_tells_options_prompts_and_what_is_not_as_published(tmp_path: Path) -> None:
-    path = annotated(tmp_path, talk(9, 1))
-    replay = LongMemEvalSystem(source="replay", annotations=path, time="none")
-    about = replay.about()
-    Path(path).write_text(Path(path).read_text() + "\n")
-    assert about != replay.about()
-    assert path not in json.dumps(about)
-    assert about["prompts"] == {}
-    assert "LoCoMo" in about["degraded"][0]
-    assert set(LongMemEvalSystem().about()["prompts"]) == {"facts", "events", "time_range"}
-    assert LongMemEvalSystem().about()["degraded"] == []

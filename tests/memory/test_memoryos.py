@@ -13,7 +13,7 @@ import pytest
 from scripted import ScriptedChat, parts, services, session
 
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.memoryos import MemoryOSBank, MemoryOSSystem, pages
 from remind.models.encoder import SentenceEncoder
@@ -168,30 +168,3 @@ def test_what_a_question_finds(encoder: SentenceEncoder, tmp_path: Path) -> None
     with bank(tmp_path / "c", encoder, silent, FIRST, short=1, least=1.0) as memory:
         found = memory.retrieve(QUESTION, k=99)
         assert [one.sources for one in found.memories] == [("s1:5", "s1:6")], "no segment is near enough"
-
-
-@pytest.mark.parametrize("said", ["no JSON", Reply("", failure="server", message="no reply")])
-def test_what_the_model_does_not_say(said: str | Reply, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda request: said)
-    with bank(tmp_path / "b", encoder, chat, short=1, hot=2) as memory:
-        degraded = memory.ingest(FIRST).degraded
-        stages = [line.split(":")[0].removeprefix("memoryos_") for line in degraded]
-        if isinstance(said, Reply):
-            assert stages == [
-                *("overview", "topic", "profile", "knowledge"),
-                *("continue", "overview", "topic", "profile", "knowledge"),
-            ]
-            # what was said stands for the topic; the second page is like it
-            assert list(kept(memory, "segment")) == ["Ann: My cat is called Tom. Bob: A fine name for a cat."]
-            assert not kept(memory, "profile")
-        else:
-            assert stages == ["topic", "knowledge", "continue", "topic", "knowledge"]
-            assert set(kept(memory, "profile")) == {"no JSON"}
-        assert not kept(memory, "knowledge")
-        found = memory.retrieve(QUESTION, k=9)
-        assert [line.split(":")[0] for line in found.trace["failed"]] == ["memoryos_query"]
-        assert found.memories
-        chat.part = scribe
-        assert memory.repair()
-        assert not memory.report()["degraded"]
-        assert set(kept(memory, "segment")) == {"Cats."}

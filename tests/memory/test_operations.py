@@ -182,12 +182,6 @@ def test_logs_that_cannot_be(log: list[Operation], said: str) -> None:
         fold(log)
 
 
-def test_the_fold_leaves_its_beginning_alone() -> None:
-    before = fold([added(1)])
-    fold([added(2, op="UPDATE", refs=("m1",))], before)
-    assert before == fold([added(1)])
-
-
 # proposals
 
 
@@ -304,15 +298,6 @@ def test_what_is_rejected(role: Role, reply: str, entries: Any, why: str) -> Non
 def test_half_a_character_is_none() -> None:
     assert one("semantic", '{"ops": [{"op": "ADD", "memory": "a \\ud800"}]}').text == "a ?"
     assert one("semantic", "\ud800").text == "?"
-
-
-def test_a_rejected_one_leaves_the_others() -> None:
-    made = propose("semantic", says({"op": "ADD", "memory": "x"}, 7, {"op": "ADD", "memory": "y"}), WHEN, (), 5)
-    assert [(item.seq, item.entry, item.status) for item in made] == [
-        (5, "m5", "applied"),
-        (6, "", "rejected"),
-        (7, "m7", "applied"),
-    ]
 
 
 def test_too_many_operations() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from remind.memory.base import Bank, Query
 from remind.memory.gam import PLAN_SCHEMA
 from remind.memory.readers import Answers
 from remind.memory.systems import SYSTEMS, make_system
+from remind.states import prompts
 
 PACKAGES = ("mem0_today", "langmem")
 #: Systems that ask a chat model.
@@ -54,7 +56,8 @@ def ingested(bank: Bank) -> None:
 
 def filled(schema: Any, text: str) -> str:
     """A reply of the schema's shape whose texts are all this one; JSON escapes what it cannot hold."""
-    value = json.dumps(placeholder(schema)).replace('"-"', json.dumps(text)).replace("false", "true")
+    value = json.dumps(placeholder(schema)).replace("false", "true")
+    value = re.sub(r'("(?:sources|used|message)": \[?)0', r"\g<1>1", value).replace('"-"', json.dumps(text))
     return value.replace("\\\\\\\\ud83d", "\\\\ud83d").replace("\\\\ude00", "\\ude00")
 
 
@@ -73,6 +76,52 @@ def halves(request: Request) -> str:
     if "rmm_update" in request.prompt_id:
         return f"Add() {HALF}"
     return f"<think>{HALF}</think><search>{HALF}</search>" if "mem1" in request.prompt_id else HALF
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_bank_keeps_what_it_was_given_once(name: str, tmp_path: Path) -> None:
+    """Also one whose process died between two sessions, and in the middle of one; and without what is forgotten."""
+    chat = ScriptedChat(halves)
+    query = Query("What became of the cat Tom?", "q")
+    with opened(name, tmp_path / "b", chat) as bank:
+        ingested(bank)
+        content, asked = list(bank.store.dump()), len(chat.asked)
+        assert {*chat.stages()} <= {*SYSTEMS[name].stages}
+        ingested(bank)
+        assert (list(bank.store.dump()), len(chat.asked)) == (content, asked)
+        first = bank.retrieve(query, k=9).memories
+        bank.retrieve(Query("Is the cat back?"), k=9)
+        assert bank.retrieve(query, k=9).memories == first
+        assert list(bank.store.dump()) == content, "a question changes nothing"
+        assert {*chat.stages()} == {*SYSTEMS[name].stages}
+    dying = ScriptedChat(lambda request: (_ for _ in ()).throw(KeyboardInterrupt))
+    with opened(name, tmp_path / "c", chat) as bank:
+        bank.ingest(TALK[0])
+    if name not in ("memagent", "mem1"):
+        with opened(name, tmp_path / "c", dying) as bank, pytest.raises(KeyboardInterrupt):
+            ingested(bank)
+    with opened(name, tmp_path / "c", chat) as bank:
+        ingested(bank)
+        assert list(bank.store.dump()) == content
+        assert bank.forget(["s1:1", "s4:1", "s4:2", "absent"]) == 3
+        bank.finish()
+        forgotten = list(bank.store.dump())
+    with opened(name, tmp_path / "d", chat) as bank:
+        for one in (replace(TALK[0], turns=TALK[0].turns[1:]), *TALK[1:3]):
+            bank.ingest(one)
+        bank.finish()
+        # but for hashes of sessions, and the shards of vectors that these are in
+        assert [line for line in forgotten if line[0] != "s"] == [line for line in bank.store.dump() if line[0] != "s"]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if SYSTEMS[name].endpoint])
+def test_what_a_system_says_of_itself(name: str) -> None:
+    about = make_system(name).about()
+    own = [path.stem for path in Path(str(prompts.__file__)).parent.glob(f"{name}_*.j2")]
+    assert about["prompt_hashes"] == prompts.fingerprints(*own)
+    assert about["rules"]
+    assert about["package"] is None
+    assert json.loads(json.dumps(about)) == about
 
 
 @pytest.mark.parametrize("name", WRITTEN)
