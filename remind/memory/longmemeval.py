@@ -86,7 +86,6 @@ class LongMemEvalSystem(Replaying):
 
 class LongMemEvalBank(Bank, of=LongMemEvalSystem):
     system: LongMemEvalSystem
-    _told: tuple[int, list[tuple[int, Span]]] | None = None
 
     def remember(self, session: Session) -> Iterable[str]:
         system, reasons = self.system, list[str]()
@@ -117,9 +116,12 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         if span is None:
             return ranked
         near = timedelta(days=TOLERANCE)
-        inside = {
-            number for number, told in self._events() if told.start - near <= span.end and span.start <= told.end + near
-        }
+        told = [
+            (number, Span(*map(date.fromisoformat, days)))
+            for number in self.store.numbers()
+            for days in self.store.note(number) or ()
+        ]
+        inside = {number for number, own in told if own.start - near <= span.end and span.start <= own.end + near}
         # all are ranked, and the sort is stable: nothing is removed, and either part keeps its order
         return sorted(ranked, key=lambda one: one[0] not in inside)
 
@@ -170,14 +172,6 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         span, by = ask_range(chat, self.dialogue_id, query.text, asked_on, asked_on or last)
         trace["range"] = {"by": by, "days": None if span is None else [day.isoformat() for day in span]}
         return span
-
-    def _events(self) -> list[tuple[int, Span]]:
-        """Numbers of memories with the days they tell of; read once for each state of the bank."""
-        if self._told is None or self._told[0] != self.store.version:
-            notes = ((number, self.store.note(number) or ()) for number in self.store.numbers())
-            found = [(number, Span(*map(date.fromisoformat, days))) for number, note in notes for days in note]
-            self._told = self.store.version, found
-        return self._told[1]
 
 
 def join_keys(words: str, expansions: Sequence[str], join: Join) -> list[str]:
