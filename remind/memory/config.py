@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Seed, Share, check_ranges
 
 #: Controls in every table: no memories, everything that fits, and the gold evidence.
 CONTROLS = ("no_context", "full_context", "gold")
@@ -48,6 +48,8 @@ class RunMemoryConfig:
     judge: Literal["offline", "llm", "p13n"] = "offline"
     """Judge of direct answers. offline: a rule; llm: the endpoint llm.judge; p13n: that endpoint, also on how an answer
     uses the memory and which stage caused a wrong answer (SaliMory, Appendix B)."""
+    max_failed: Share = 0.1
+    """Largest share of a system's requests for a dialogue that may be lost; above it the dialogue counts as failed."""
     encoder: str = "minilm"
     """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""
     llm: LLMConfig = field(default_factory=LLMConfig)

@@ -109,7 +109,8 @@ class Memories:
         self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
         self._meters: list[tuple[EndpointConfig, Meter]] = []
         self.writing = self._meter("extract")
-        self.services = Services(self.encoder, self.chat, None if self.writing is None else self.writing.url)
+        url = None if self.writing is None else self.writing.url
+        self.services = Services(self.encoder, self.chat, url, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
         self.reads = reads and self._meter("answer") is not None
