@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.files import atomic_folder, sha256_json, sweep
 from remind.core.processes import locked
-from remind.data.dialogue import Dialogue, Format, Question, Session, Turn
+from remind.data.dialogue import Format, Question, Session, Turn
 from remind.memory.ranking import Ranker
 from remind.memory.store import Draft, Store
 from remind.states.pyramid import turn_text
@@ -412,9 +412,8 @@ class Bank(ABC):
                 raise DataError("the turn has neither text nor picture", self.folder, turn.id)
             if self.store.holds_turn(turn.id):
                 raise DataError("a turn of this id is in another session", self.folder, turn.id)
-        # images count over the whole dialogue
-        bare = replace(session, turns=tuple(replace(turn, images=()) for turn in session.turns))
-        Dialogue(session.id, (bare,))  # refuses a session without turns, and a turn id twice
+        if len({turn.id for turn in session.turns}) < len(session.turns):
+            raise DataError("a turn id occurs twice", self.folder, session.id)
         last, now = self.store.last_time(), session.time
         # as far as both are known: a day is not before an hour of it
         if last and now and _dated(now) and now[: len(last)] < last[: len(now)]:
