@@ -16,8 +16,7 @@ from remind.memory.base import Bank, Query, Services
 from remind.memory.expansions import STAGES, Annotations, Kind, Stretch, asked, extractive, read_annotations
 from remind.memory.keys import Expansion, Join, join_keys
 from remind.memory.plain import cut
-from remind.memory.ranking import Method
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
 from remind.states import prompts
 from remind.states.pyramid import turn_text

@@ -18,9 +18,8 @@ from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_tem
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, Written, asked, dated, failed, send
 from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.memory.ranking import Method
 from remind.memory.readers import Answer, Usage
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt

@@ -104,7 +104,7 @@ class RmmSystem:
 
 
 class RmmBank(Bank):
-    """A bank whose journal holds merges, feedback, and the names of files of weights.
+    """A bank whose journal holds merges, feedback, and where weights were stored.
 
     Forgetting and repairing keep the weights, as long as a turn is left.
     """
@@ -130,8 +130,8 @@ class RmmBank(Bank):
     # prospective reflection
 
     def remember(self, session: Session) -> Iterable[str]:
-        if self.store.folder != self.folder and not self.store.journal():
-            # the bank is made anew in another folder, which takes this one's place
+        if self.store.learned(NAME) is not None and not self.store.journal():
+            # the bank is made anew, of sessions alone
             self.weights.keep()
         if self.system.source == "turns":
             texts = [turn_text(turn) for turn in session.turns]
@@ -287,7 +287,7 @@ class RmmBank(Bank):
         return np.array([scores[number] for number in numbers])
 
     def _rebuild(self, *without: Any) -> None:
-        # read before the folder that holds them is gone
+        # with a journal that names them
         self.weights.load()
         super()._rebuild(*without)
         self.weights.recall()

@@ -21,8 +21,7 @@ from remind.data.dialogue import Dialogue, Question, note_ids, spread
 from remind.data.readers import format_of, stream
 from remind.evaluation.judge import load_judge
 from remind.llm.auxiliary import ChatLLM
-from remind.llm.endpoints import EndpointConfig
-from remind.llm.request import ChatModel, Stage
+from remind.llm.request import Stage
 from remind.memory.answering import put_answers, put_personalisation, who, write_answers
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
 from remind.memory.citers import CiterName, tell, warning
@@ -39,8 +38,6 @@ from remind.states.pyramid import turn_text
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-#: Stages of a reader, which the endpoint of answers does.
-READING = ("read", "note")
 #: One of each endpoint that has a part in a unit.
 _STAGES: tuple[Stage, ...] = ("extract", "answer", "judge")
 #: Settings that have no part in what a unit holds.
@@ -104,8 +101,8 @@ def _measure(cfg: RunMemoryConfig) -> None:
         if not units:
             raise ConfigError(f"{', '.join(cfg.inputs)}: holds no questions that would be asked")
         write_answers(out, units)
-        spent = [row for meter in run.meters for row in meter.report()["rows"]]
-        for told in (*run.notes, *(meter.table() for meter in run.meters)):
+        spent = run.meter.ledger.groups("system", "dialogue", "stage")
+        for told in (*run.notes, *([run.meter.table()] if spent else [])):
             print(told)
         manifest = {"format": _FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": about}
         write_json(out / MANIFEST, {**manifest, "units": units, "costs": spent})
@@ -140,14 +137,13 @@ class _Run:
         self.cfg, self.out = cfg, out
         self.systems = {name: make_system(name, _options(cfg, name)) for name in cfg.systems}
         self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self._held = held
-        self._meters: list[tuple[EndpointConfig, Meter]] = []
-        self._writing = self._meter("extract")
-        self.services = Services(self.encoder, self._chat, None if self._writing is None else self._writing.url)
+        self.meter = held.enter_context(Meter(cfg.llm, out / "costs.jsonl"))
+        self._writing = cfg.llm.endpoint("extract")
+        self.services = Services(self.encoder, self.meter.chat, None if self._writing is None else self.meter.url)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
-        self._answers = self._meter("answer") is not None
-        if cfg.judge in ("llm", "p13n") and self._meter("judge") is None:
+        _, self._answers = (self.meter.chat("", "", stage) is not None for stage in _STAGES[:2])
+        if cfg.judge in ("llm", "p13n") and self.meter.chat("", "", "judge") is None:
             where = "name one: --llm.judge.base_url or --llm.default.base_url"
             raise ConfigError(f"judge {cfg.judge} needs an endpoint; {where}")
         reads = cfg.reader == "cite" and self._answers
@@ -155,32 +151,6 @@ class _Run:
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not reads) else cfg.citer
         self.courses = courses(self.systems, self.citer, out / "learned", self.encoder)
         self.notes = list(filter(None, [warning(self.citer), *who(cfg)]))
-
-    @property
-    def meters(self) -> list[Meter]:
-        """One for each endpoint."""
-        return [meter for _, meter in self._meters]
-
-    def _meter(self, stage: Stage) -> Meter | None:
-        """The meter of the endpoint of a stage; None: no endpoint is named for it."""
-        endpoint, llm = self.cfg.llm.endpoint("answer" if stage in READING else stage), self.cfg.llm
-        if endpoint is None:
-            return None
-        for opened, meter in self._meters:
-            if opened == endpoint:
-                return meter
-        dry = llm.dry_run
-        if dry is not None and self._meters:
-            dry = str(Path(dry).with_name(f"{len(self._meters)}-{Path(dry).name}"))
-        costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
-        alike = [pattern for name in self.systems if (pattern := SYSTEMS[name].alike)]
-        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, dry, alike))
-        self._meters.append((endpoint, meter))
-        return meter
-
-    def _chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
-        meter = self._meter(stage)
-        return None if meter is None else meter.chat(system, dialogue, stage)
 
     def all(self, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> Iterator[str]:
         """Every unit of a dialogue, as the name of its file in the folder."""
@@ -225,7 +195,7 @@ class _Run:
         self, name: str, chosen: MemorySystem, dialogue: Dialogue, questions: Sequence[Question], key: str
     ) -> dict[str, Any]:
         # memories that a model writes are that model's
-        writer = self._writing.endpoint.identity if self._writing is not None and SYSTEMS[name].stages else None
+        writer = self._writing.identity if self._writing is not None and SYSTEMS[name].stages else None
         made_by = sha256_json([chosen.about(), writer])[:8]
         folder = self.out / "banks" / f"{name}-{made_by}" / sha256_json(dialogue.id)[:16]
         stage, report, failed = "ingest", {}, None
@@ -308,7 +278,7 @@ class _Run:
         """Answer every question from its memories, or as was read already, and judge the answers."""
         if not self._answers:
             return
-        chat = partial(self._chat, name, _bank_name(dialogue))
+        chat = partial(self.meter.chat, name, _bank_name(dialogue))
         if not readings:
             tasks = [(Query.of(question), memories) for question, memories in zip(questions, shown, strict=True)]
             readings = self.reader.read_all(tasks, chat)
@@ -320,7 +290,7 @@ class _Run:
     def _judge(self, name: str, dialogue: Dialogue) -> AuxiliaryLLM | None:
         if self.cfg.judge in ("none", "offline"):
             return None if self.cfg.judge == "none" else load_judge(self.cfg.judge)
-        model = self._chat(name, _bank_name(dialogue), "judge")
+        model = self.meter.chat(name, _bank_name(dialogue), "judge")
         assert model is not None
         return ChatLLM({"judge": model})
 

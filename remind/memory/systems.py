@@ -78,8 +78,6 @@ class Listed:
         stages: what chat models are asked for.
         endpoint: whether it cannot do without an endpoint for them; otherwise a stand-in works by rule.
         row: of `TABLE_1`; None: the paper has no such system.
-        alike: a regular expression for what a package writes into requests at random or by the clock; the cache of
-            replies takes no notice of it.
         replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
     """
 
@@ -90,7 +88,6 @@ class Listed:
     endpoint: bool = False
     row: str | None = None
     replays: bool = False
-    alike: str = ""
 
     @property
     def type(self) -> Any:
@@ -172,7 +169,6 @@ SYSTEMS: Mapping[str, Listed] = {
         "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
         stages=("extract",),
         endpoint=True,
-        alike=r"## Observation Date\\n[0-9-]{10}\\n\\n## Current Date\\n[0-9-]{10}",
     ),
     "langmem": Listed(
         "langmem.LangMemSystem",
@@ -180,7 +176,6 @@ SYSTEMS: Mapping[str, Listed] = {
         stages=("extract",),
         endpoint=True,
         row="LangMem",
-        alike="[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
     ),
     "amem": Listed(
         "amem.AMemSystem",
