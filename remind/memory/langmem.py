@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -45,9 +45,7 @@ class LangMemSystem(PackageSystem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.query_limit < 4:
-            raise ConfigError(
-                f"query_limit must be at least 4, not {self.query_limit}: below that nothing is looked up"
-            )
+            raise ConfigError(f"query_limit must be at least 4, not {self.query_limit}: else nothing is looked up")
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where a package is missing."""
@@ -61,6 +59,8 @@ class LangMemBank(PackageBank, of=LangMemSystem):
     keys it makes."""
 
     system: LangMemSystem
+    # which langmem calls models by
+    logger = "trustcall"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -87,7 +87,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         limits = {"enable_deletes": self.system.deletes, "query_limit": self.system.query_limit}
         return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, **limits)
 
-    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> Iterable[str]:
+    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         messages, when = import_module("langchain_core.messages"), turns[0].time or session.time
         said = [
             (messages.HumanMessage if self.is_user(turn) else messages.AIMessage)(turn_text(turn)) for turn in turns
@@ -98,7 +98,6 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         with import_module("langsmith").tracing_context(enabled=False):
             package.invoke({"messages": said})
         self._bring_up(package.store, [turn.id for turn in turns], when)
-        return ()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         return self.ranker.rank(query.text, "dense")

@@ -10,7 +10,7 @@ import logging
 import os
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
@@ -58,6 +58,7 @@ class Mem0TodaySystem(PackageSystem):
 
 class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
     system: Mem0TodaySystem
+    logger = "mem0"
 
     def load(self) -> Any:
         package, qdrant, url = _package(), import_module("qdrant_client"), self.url()
@@ -89,19 +90,13 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             )
         return memory
 
-    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> Iterable[str]:
+    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         main: Any = import_module("mem0.memory.main")
         day = turns[0].time or session.time or "unknown"
         prompt = import_module("mem0.configs.prompts").generate_additive_extraction_prompt
         main.generate_additive_extraction_prompt = partial(prompt, current_date=day, timestamp=day)
         told = {"turns": [turn.id for turn in turns]}
-        # what it logs in place of raising
-        complaints = _Complaints()
-        logging.getLogger("mem0").addHandler(complaints)
-        try:
-            events = package.add(list(map(self._message, turns)), user_id=_USER, metadata=told)["results"]
-        finally:
-            logging.getLogger("mem0").removeHandler(complaints)
+        events = package.add(list(map(self._message, turns)), user_id=_USER, metadata=told)["results"]
         for payload in [package.vector_store.get(vector_id=event["id"]).payload for event in events]:
             text = payload["data"]
             note = {name: value for name, value in payload.items() if name not in _ELSEWHERE}
@@ -109,7 +104,6 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             self.store.add(
                 Draft("fact", tuple(payload["turns"]), text, note=note), self.encoder.count_tokens(text), vectors
             )
-        return complaints.lines
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         found = self.ranker.rank(_on_one_line(query.text.strip()), "dense")
@@ -137,17 +131,6 @@ class _Embedder:
     def embed_batch(self, texts: Sequence[str], _: object = None) -> list[list[float]]:
         vectors: list[list[float]] = self._encoder.encode_apart(list(map(_on_one_line, texts))).tolist()
         return vectors
-
-
-class _Complaints(logging.Handler):
-    """Keeps errors that are logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def _on_one_line(text: str) -> str:

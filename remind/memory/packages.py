@@ -8,12 +8,13 @@ nothing half-written, and no file of the package's own formats, some of which ar
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 from remind.core.errors import RemindError
 from remind.data.dialogue import Session, Turn
@@ -47,31 +48,33 @@ class PackageBank(Bank):
     """A bank whose memories a package writes. They are found as the package finds them, by cosine."""
 
     system: PackageSystem
+    #: Name of the logger of what logs errors in place of raising them.
+    logger: ClassVar[str]
 
     @abstractmethod
     def load(self) -> Any:
         """The package with all memories of the store."""
 
     @abstractmethod
-    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> Iterable[str]:
-        """Give the package turns of the session and put what changed into the store.
-
-        Returns:
-            What was lost, a line each.
-        """
+    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
+        """Give the package turns of the session and put what changed into the store."""
 
     def remember(self, session: Session) -> Iterable[str]:
-        package, batch = self.load(), self.system.batch
+        package, batch, logger = self.load(), self.system.batch, logging.getLogger(self.logger)
         for start in range(0, len(session.turns), batch):
+            self._lost = _Lost(logging.ERROR)
+            logger.addHandler(self._lost)
             try:
-                lost = list(self.take_in(package, session, session.turns[start : start + batch]))
+                self.take_in(package, session, session.turns[start : start + batch])
             except (RemindError, sqlite3.Error, OSError):
                 # the bank cannot be written
                 raise
             except Exception as error:
                 # whatever a package raises: the batch is lost, and the session says so
-                lost = [f"{type(error).__name__}: {error}"]
-            yield from (f"extract: {one_line(line)[:_LONGEST]}" for line in lost)
+                self._lost.lines = [f"{type(error).__name__}: {error}"]
+            finally:
+                logger.removeHandler(self._lost)
+            yield from (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
 
     def is_user(self, turn: Turn) -> bool:
         """Whether the speaker of the dialogue's first turn said it, whom packages take for their user."""
@@ -84,7 +87,23 @@ class PackageBank(Bank):
         return self.services.url(self.system.name, self.dialogue_id, "extract")
 
     def direct(self) -> Any:
-        """An HTTP client that asks no proxy of the environment for an address on this machine."""
+        """An HTTP client that asks no proxy of the environment for an address on this machine, and takes note of what
+        is answered with an error, which some packages pass over."""
         import openai
 
-        return openai.DefaultHttpxClient(trust_env=False)
+        def note(response: Any) -> None:
+            if response.status_code >= 400:
+                self._lost.lines.append(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
+
+        return openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [note]})
+
+
+class _Lost(logging.Handler):
+    """What was lost of a batch, a line each; errors that are logged are."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
