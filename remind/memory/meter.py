@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core import optional
-from remind.core.errors import DataError, RemindError
+from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import write_text
 from remind.llm import bodies
 from remind.llm.client import Chats
@@ -52,8 +52,8 @@ class Meter:
     def __init__(self, llm: LLMConfig, costs: str | Path | None = None) -> None:
         self.llm, self.ledger, self._chats = llm, Ledger(), Chats(llm)
         self._costs = None if costs is None else Path(costs)
-        self._lock = threading.Lock()
-        self._places: list[tuple[str, str, Stage]] = []
+        #: Models, what they are asked for, and whether they run in this process, by the number in an address.
+        self._served: list[tuple[ChatModel, Stage, bool]] = []
         self._server: Any = None
         if self._costs is not None and self._costs.is_file():
             try:
@@ -61,7 +61,7 @@ class Meter:
                 lines = self._costs.read_text("utf-8").rpartition("\n")[0].splitlines()
                 self.ledger.merge({**json.loads(line), "cached": True} for line in lines)
                 write_text(self._costs, "".join(f"{line}\n" for line in lines))
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 raise DataError(f"is not a record of costs: {error}", self._costs) from None
 
     def __enter__(self) -> Meter:
@@ -85,7 +85,15 @@ class Meter:
 
     def url(self, system: str, dialogue: str, stage: Stage) -> str:
         """The address that a client of OpenAI's protocol takes as base_url. It serves chat/completions, whatever key
-        and model a client names. Raises ModelError where starlette or uvicorn is missing."""
+        and model a client names.
+
+        Raises:
+            ConfigError: no endpoint is named for the stage.
+            ModelError: starlette or uvicorn is missing; or as `Chats.stage`.
+        """
+        model, endpoint = self.chat(system, dialogue, stage), self.llm.endpoint(_asked(stage))
+        if model is None or endpoint is None:
+            raise ConfigError(f"{system} needs a chat model ({stage}); no endpoint is named")
         if self._server is None:
             uvicorn = optional("uvicorn", system)
             listening = socket.create_server(("127.0.0.1", 0))
@@ -94,8 +102,8 @@ class Meter:
             self._server = uvicorn.Server(config)
             self._thread = threading.Thread(target=self._server.run, args=([listening],), name="meter", daemon=True)
             self._thread.start()
-        self._places.append((system, dialogue, stage))
-        return f"http://127.0.0.1:{self._port}/{len(self._places) - 1}/v1"
+        self._served.append((model, stage, endpoint.local))
+        return f"http://127.0.0.1:{self._port}/{len(self._served) - 1}/v1"
 
     def table(self) -> str:
         """What was asked and what it cost as lines of text, one per stage."""
@@ -104,62 +112,58 @@ class Meter:
 
     def count(self) -> None:
         """Take what the chat models have counted into ledger and file."""
-        with self._lock:
-            rows = self._chats.ledger.take()
-            self.ledger.merge(rows)
-            if self._costs is not None and rows:
-                try:
-                    with self._costs.open("a", encoding="utf-8") as file:
-                        file.writelines(f"{json.dumps(row)}\n" for row in rows)
-                except OSError as error:
-                    raise DataError(f"cannot be written: {error.strerror}", self._costs) from None
+        rows = self._chats.ledger.take()
+        self.ledger.merge(rows)
+        if self._costs is not None and rows:
+            with self._costs.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def _app(self) -> Starlette:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.requests import Request as Received
         from starlette.responses import Response
         from starlette.routing import Route
 
         async def chat(received: Received) -> Response:
-            place = self._places[received.path_params["place"]]
-            status, said = await run_in_threadpool(self._answer, place, await received.json())
+            # a page in a browser can reach this port, but neither by this name nor with this type
+            heads = [received.headers.get(name) for name in ("host", "content-type")]
+            if heads != [f"127.0.0.1:{self._port}", "application/json"]:
+                return Response(status_code=403)
+            model, stage, local = self._served[received.path_params["place"]]
+            status, said = await run_in_threadpool(_answer, model, stage, local, await received.json())
             return Response(said, status, media_type="application/json")
 
-        # a page in a browser can reach this port under a host name of its own
-        own = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1"])
-        return Starlette(routes=[Route("/{place:int}/v1/chat/completions", chat, methods=["POST"])], middleware=[own])
+        return Starlette(routes=[Route("/{place:int}/v1/chat/completions", chat, methods=["POST"])])
 
-    def _answer(self, place: tuple[str, str, Stage], body: Mapping[str, Any]) -> tuple[int, str]:
-        """Status and JSON of the reply to a package's request.
 
-        Requests that differ in ids made up at random are the same to the cache: a model is shown ids by their order.
-        """
-        text, stage, endpoint = json.dumps(body), place[2], self.llm.endpoint(_asked(place[2]))
-        found = enumerate(dict.fromkeys(_RANDOM.findall(text)))
-        ids = {one: f"{number:08x}-0000-4000-8000-000000000000" for number, one in found}
-        body = json.loads(_RANDOM.sub(lambda match: ids[match[0]], text))
-        request = Request((), stage, max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or ROOM)
-        local = endpoint is not None and endpoint.local and not body.get("tools")
-        try:
-            if local:
-                request = replace(request, messages=tuple(Message(m["role"], m["content"]) for m in body["messages"]))
-            model = self.chat(*place)
-            assert model is not None
-            (reply,) = model.complete([request if local else replace(request, body=body)])
-        except RemindError as error:
-            return 502, json.dumps(bodies.error(str(error), "server_error"))
-        if reply.failure is not None:
-            return 502 if reply.failure == "server" else 400, json.dumps(bodies.error(reply.message))
-        whole = reply.text
-        if local:
-            said, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
-            whole = json.dumps(bodies.completion(model.name, said, "stop" if reply.finished else "length", *counts))
-        for own, shown in ids.items():
-            whole = whole.replace(shown, own)
-        return 200, whole
+def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]) -> tuple[int, str]:
+    """Status and JSON of the reply to a package's request.
+
+    Requests that differ in ids made up at random are the same to the cache: a model is shown ids by their order.
+    """
+    text = json.dumps(body)
+    found = enumerate(dict.fromkeys(_RANDOM.findall(text)))
+    ids = {one: f"{number:08x}-0000-4000-8000-000000000000" for number, one in found}
+    body = json.loads(_RANDOM.sub(lambda match: ids[match[0]], text))
+    room = body.get("max_completion_tokens") or body.get("max_tokens") or ROOM
+    request = Request((), stage, max_tokens=room, body=body)
+    if local := local and not body.get("tools"):
+        said = tuple(Message(one["role"], one["content"]) for one in body["messages"])
+        request = replace(request, messages=said, body=None)
+    try:
+        (reply,) = model.complete([request])
+    except RemindError as error:
+        return 502, json.dumps(bodies.error(str(error), "server_error"))
+    if reply.failure is not None:
+        return 502 if reply.failure == "server" else 400, json.dumps(bodies.error(reply.message))
+    whole = reply.text
+    if local:
+        told, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
+        whole = json.dumps(bodies.completion(model.name, told, "stop" if reply.finished else "length", *counts))
+    for own, shown in ids.items():
+        whole = whole.replace(shown, own)
+    return 200, whole
 
 
 def _asked(stage: Stage) -> Stage:
