@@ -324,8 +324,7 @@ class Bank(ABC):
             memory = item if isinstance(item, Memory) else self.store.memory(*item)
             if budget is not None and spent + memory.tokens > budget:
                 misses += 1
-                # looked up once, and again only after something did fit
-                if misses == _MISSES or (misses == 1 and budget - spent < self.store.shortest()):
+                if misses == _MISSES:
                     return
                 continue
             misses, spent, count = 0, spent + memory.tokens, count + 1

@@ -197,7 +197,7 @@ class Store:
             number: one that was given before and is free; None: a new one.
 
         Raises:
-            DataError: a source that is no stored turn, or vectors that are not finite or of another number or size.
+            DataError: a source that is no stored turn.
         """
         turns = sorted(self._turn_numbers(draft.sources or ()))
         when = draft.time
@@ -211,24 +211,13 @@ class Store:
         number = self._insert("memories", number, draft.kind, draft.text, when, tokens, note)
         self._db.executemany("INSERT INTO sources VALUES (?, ?)", [(number, turn) for turn in turns])
         if vectors is not None:
-            for key, vector in zip(draft.keys, self._usable(vectors, len(draft.keys), number), strict=True):
-                row = self._insert("keys", None, number, key, vector.numpy().tobytes())
-                self._keys[row] = (number, vector)
+            for key, vector in zip(draft.keys, vectors.float(), strict=True):
+                row = self._insert("keys", None, number, key, blob := vector.numpy().tobytes())
+                self._keys[row] = (number, _vector(blob))
         elif new:
             self._db.executemany("INSERT INTO keys VALUES (NULL, ?, ?, NULL)", [(number, key) for key in draft.keys])
         self._changed()
         return number
-
-    def _usable(self, vectors: Tensor, keys: int, number: int) -> Tensor:
-        size = next((len(vector) for _, vector in self._keys.values()), vectors.shape[1])
-        if vectors.shape != (keys, size):
-            have = " x ".join(map(str, vectors.shape))
-            raise DataError(f"{have} numbers for {keys} keys, not {keys} x {size}", self.folder, f"m{number}")
-        rows = vectors.float().clone()
-        lengths = rows.norm(dim=-1)
-        if not bool((lengths.isfinite() & (lengths > 0)).all()):
-            raise DataError("a vector is zero or not finite", self.folder, f"m{number}")
-        return rows
 
     def remove(self, number: int) -> None:
         """Remove a memory with its keys."""
@@ -302,10 +291,6 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Rows of sessions, turns, memories, keys and journal."""
         return {name: self._one(f"SELECT count(*) FROM {name}") for name in _CONTENT if name != "sources"}
-
-    def shortest(self) -> int:
-        """Tokens of the shortest memory; 0 for none."""
-        return self._one("SELECT min(tokens) FROM memories") or 0
 
     def numbers(self, *kinds: str) -> list[int]:
         """Of all memories, or of all of these kinds, ascending."""

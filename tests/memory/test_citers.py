@@ -22,10 +22,9 @@ from remind.memory.base import Memory, Query, Services
 from remind.memory.citers import cited, warning
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.reranker import NAME, Reranker
-from remind.memory.rmm import RmmSystem
+from remind.memory.rmm import RmmSystem, Weights
 from remind.memory.run import CachedEncoder, run_memory
 from remind.memory.score import read_units, score_memory
-from remind.memory.weights import Weights
 
 ASKED = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
 

@@ -100,24 +100,6 @@ def test_a_number_is_not_given_twice(store: Store) -> None:
     assert store.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (torch.zeros(1, 8), "zero or not finite"),
-        (torch.full((1, 8), float("nan")), "zero or not finite"),
-        (torch.ones(1, 9), "1 x 9 numbers for 1 keys, not 1 x 8"),
-        (torch.ones(2, 8), "2 x 8 numbers for 1 keys, not 1 x 8"),
-    ],
-)
-def test_vectors_that_cannot_be_used(store: Store, wrong: torch.Tensor, words: str) -> None:
-    fill(store, torch.randn(16, 8))
-    before = list(store.dump())
-    with pytest.raises(DataError, match=words) as error, store.transaction():
-        store.add(Draft("fact", None, "text"), 1, wrong)
-    assert (error.value.path, error.value.record) == (store.folder, f"m{16 + 1}")
-    assert list(store.dump()) == before
-
-
 def test_a_source_that_is_no_turn(store: Store) -> None:
     with pytest.raises(DataError, match="not a turn of the bank") as error, store.transaction():
         store.add_session(session(1, "hello"))
