@@ -84,7 +84,7 @@ class Retrieval:
     """
 
     memories: tuple[Memory, ...]
-    token: str
+    token: str = field(compare=False)
     trace: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0
 class Meter:
     """The chat models of a run, and what they are asked.
 
-    `with Meter(...) as meter:` ends what serves packages. Threads may share it.
+    `with Meter(...) as meter:` ends what serves packages. Threads may share its models and addresses.
 
     Args:
         llm: endpoints by stage, and the cache of replies.
@@ -96,10 +95,11 @@ class Meter:
             raise ConfigError(f"{system} needs a chat model ({stage}); no endpoint is named")
         if self._server is None:
             uvicorn = optional("uvicorn", system)
-            listening = socket.create_server(("127.0.0.1", 0))
-            self._port = listening.getsockname()[1]
-            config = uvicorn.Config(self._app(), log_config=None, log_level="critical", lifespan="off")
-            self._server = uvicorn.Server(config)
+            config = uvicorn.Config(self._app(), port=0, log_config=None, log_level="critical", lifespan="off")
+            listening = config.bind_socket()
+            # clients may come before it is ready
+            listening.listen()
+            self._port, self._server = listening.getsockname()[1], uvicorn.Server(config)
             self._thread = threading.Thread(target=self._server.run, args=([listening],), name="meter", daemon=True)
             self._thread.start()
         self._served.append((model, stage, endpoint.local))
