@@ -91,12 +91,11 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         return memory
 
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
-        main: Any = import_module("mem0.memory.main")
-        day = turns[0].time or session.time or "unknown"
-        prompt = import_module("mem0.configs.prompts").generate_additive_extraction_prompt
-        main.generate_additive_extraction_prompt = partial(prompt, current_date=day, timestamp=day)
-        told = {"turns": [turn.id for turn in turns]}
-        events = package.add(list(map(self._message, turns)), user_id=_USER, metadata=told)["results"]
+        main, prompt = import_module("mem0.memory.main"), "generate_additive_extraction_prompt"
+        day, told = turns[0].time or session.time or "unknown", {"turns": [turn.id for turn in turns]}
+        dated = partial(getattr(main, prompt), current_date=day, timestamp=day)
+        with patch.object(main, prompt, dated):
+            events = package.add(list(map(self._message, turns)), user_id=_USER, metadata=told)["results"]
         for payload in [package.vector_store.get(vector_id=event["id"]).payload for event in events]:
             text = payload["data"]
             note = {name: value for name, value in payload.items() if name not in _ELSEWHERE}
