@@ -18,8 +18,8 @@ from dataclasses import replace
 from experiments.chain.arms import VARIANTS
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
+from remind.llm.auxiliary import AuxiliaryLLM
 from remind.reflect import summarise
-from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, line_of, render
 from remind.states.rebuild import attentional_of, summary_of
 from remind.states.records import StateRecord

@@ -14,9 +14,8 @@ from remind.core.files import sha256_file, write_json
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.llm.endpoints import LLMConfig
-from remind.states.auxiliary import AuxiliaryLLM
 
 _UNGROUPED = "none"
 
@@ -182,7 +181,7 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
         verdicts, name = ask(judge, labelled, cfg.labels), judge.name
         if chats is not None and chats.dry is not None:
             print(chats.dry.report())
-            return {"dry_run": chats.dry.summary()}
+            return {"dry_run": chats.ledger.summary()}
     inputs = {"labels": cfg.labels, "verdicts": cfg.verdicts, "questions": cfg.questions}
     result = {
         "format": "remind-judge-agreement",

@@ -14,16 +14,15 @@ from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.asking import ROOM, VERDICT_SCHEMA, verdict_in
+from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.states import prompts
-from remind.states.auxiliary import Verdict
 from remind.states.pyramid import one_line
 
 if TYPE_CHECKING:
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.endpoints import LLMConfig
-    from remind.states.auxiliary import AuxiliaryLLM
 
 Role = Literal["default", "temporal", "update", "preference", "abstention"]
 ROLES: tuple[Role, ...] = ("default", "temporal", "update", "preference", "abstention")

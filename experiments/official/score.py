@@ -115,7 +115,7 @@ def _ask(
     judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())
-        return {"dry_run": chats.dry.summary()}
+        return {"dry_run": chats.ledger.summary()}
     return judging if chats is None else {**judging, "costs": chats.ledger.summary()}
 
 

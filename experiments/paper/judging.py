@@ -28,8 +28,8 @@ from remind.evaluation.predictions import VERDICTS, read_rows
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
 from remind.evaluation.team import Team
+from remind.llm.auxiliary import AuxiliaryLLM
 from remind.llm.endpoints import EndpointConfig
-from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.records import StateRecord
 
 SHEET = "labels.csv"

@@ -19,9 +19,8 @@ from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
 from remind.evaluation.run import Models, evaluate
 from remind.evaluation.team import Team
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.dataset import read_manifest
 from remind.states.records import StateRecord
 from remind.testbed.accuracy import MAX_NEW_TOKENS

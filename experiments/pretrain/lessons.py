@@ -15,7 +15,7 @@ from remind.data.dialogue import FORMATS, Dialogue, Format
 from remind.llm.asking import read_summary
 from remind.llm.request import Reply
 from remind.models.chat import end_token_id, prompt_ids, tokenize
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, blind, render, segments_of
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, render, segments_of
 from remind.testbed.ladder import LadderConfig, make_state, mark_blocks, target
 from remind.testbed.lexicon import lexicon
 from remind.testbed.reader import compose, remarks, strategy, turns_of, understand
@@ -198,7 +198,7 @@ def built_state(dialogue: Dialogue, item: WorldQuestion, rng: random.Random) -> 
     value = None if rng.random() < 0.05 else item.trait.value
     reply = Reply("", compose(asked, question.options, value, cues, rng))
     attentional = AttentionalState(factual, mark_blocks(factual, marked))
-    return ReflectiveState(attentional, read_summary(blind(question), reply))
+    return ReflectiveState(attentional, read_summary(attentional, reply))
 
 
 def _literal_summary(summary: str, item: WorldQuestion, rng: random.Random) -> str:

@@ -36,7 +36,7 @@ from remind.text.answers import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
-    from remind.states.auxiliary import AuxiliaryLLM
+    from remind.llm.auxiliary import AuxiliaryLLM
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from remind.evaluation.parse import ParsedAnswer
 from remind.evaluation.predictions import appending, bad_row, read_rows
 
 if TYPE_CHECKING:
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.generate import Generation
-    from remind.states.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
 #: Cases put to a judge at once; their verdicts are kept before the next ones are asked for.

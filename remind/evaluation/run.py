@@ -45,9 +45,9 @@ from remind.states.dataset import States, read_manifest
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
-    from remind.states.auxiliary import AuxiliaryLLM
 
 
 class Models:
@@ -169,7 +169,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="remind-dry-") as folder:
         _evaluate(replace(cfg, out=str(Path(folder) / "out")), models, manifest, data)
     print(dry.report())
-    return {"dry_run": dry.summary()}
+    return {"dry_run": models.chats.ledger.summary()}
 
 
 def _follow(models: Models) -> None:

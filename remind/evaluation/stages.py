@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
+    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.encoder import SentenceEncoder
-    from remind.states.auxiliary import AuxiliaryLLM
 
 
 class Answers(NamedTuple):

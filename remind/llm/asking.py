@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
-from remind.states.auxiliary import Verdict
+from remind.llm.structured import TRUTH
 from remind.states.pyramid import (
+    ANCHOR_KINDS,
     LETTERS,
     AttentionalState,
     FactualState,
@@ -25,15 +26,11 @@ from remind.states.pyramid import (
 )
 from remind.states.records import FACTUAL
 from remind.text.thoughts import without_thoughts
-from remind.text.words import check_dimension, guide, kind_of, target_speakers
+from remind.text.words import guide, kind_of, target_speakers
 
 #: The template each stage asks with.
-TEMPLATES: dict[Stage, str] = {
-    "cues": "ask_cue",
-    "strategy": "ask_strategy",
-    "summary": "ask_summary",
-    "judge": "ask_judge",
-}
+TEMPLATES: dict[Stage, str]
+TEMPLATES = {"cues": "ask_cue", "strategy": "ask_strategy", "summary": "ask_summary", "judge": "ask_judge"}
 #: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
 ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}
 #: Length asked of a cue, in words; about what the text encoder still reads whole.
@@ -43,12 +40,25 @@ MOST = 6
 _MAX_CHARACTERS = 400
 
 _MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
-_VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE)
-_VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
 
 
 class Unusable(ValueError):
     """A reply that is not what was asked for; its message says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's verdict on one case.
+
+    Attributes:
+        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
+        failure: why there is none: as in `remind.llm.request.Reply`, or "neither" where the reply is neither verdict.
+        message: the same in a line.
+    """
+
+    value: bool | None
+    failure: str | None = None
+    message: str = ""
 
 
 class Form(BaseModel):
@@ -104,25 +114,20 @@ def plain(text: str) -> str:
 
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
     """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
-    check_dimension(dimension)
-    ask = guide(dimension) if dimension is not None else None
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
     text = shown.text[slice(*shown.dialogue)]
     code = code_for([text])
-    return _request(
-        "cues",
-        f"{dialogue.id} {dialogue.turns[segment.start].id}..{dialogue.turns[segment.end].id} {dimension or 'factual'}",
-        None,
-        code=code,
-        demand=ask.demand if ask else "stated facts: who did, has, likes or plans what, and when",
-        reasoning=ask.reasoning if ask else (),
-        visual=bool(ask and ask.visual),
-        words=CUE_WORDS,
-        excerpt=fenced("excerpt", text, code),
-    )
+    first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
+    about: dict[str, Any] = {"demand": "stated facts: who did, has, likes or plans what, and when"}
+    about |= {"reasoning": (), "visual": False}
+    if dimension is not None:
+        ask = guide(dimension)
+        about = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
+    sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", fenced("excerpt", text, code)
+    return _request("cues", sample, None, code=code, words=CUE_WORDS, excerpt=excerpt, **about)
 
 
-def read_cue(reply: Reply) -> str:
+def read_cue(_: Segment, reply: Reply) -> str:
     """κ_n on one line, at most twice as long as asked for. Raises Unusable where nothing is left."""
     words = plain(reply.text).split()
     if not words or not reply.finished:
@@ -138,12 +143,9 @@ def kind_request(question: Question) -> Request:
     return from_template("strategy", "ask_kind", question.id, schema, ROOM["strategy"], **values)
 
 
-def read_kind(reply: Reply) -> str | None:
-    """A dimension, or None for a factual question. Raises Unusable for anything else."""
-    kind = _form(KindForm, reply, "kind of question").kind
-    if kind not in (*DIMENSIONS, FACTUAL):
-        raise Unusable("the reply names no kind of question")
-    return None if kind == FACTUAL else kind
+def read_kind(_: Question, reply: Reply) -> str | None:
+    """A dimension, or None for a factual question."""
+    return None if reply.value["kind"] == FACTUAL else str(reply.value["kind"])
 
 
 def strategy_request(dialogue: Dialogue, question: Question) -> Request:
@@ -152,38 +154,31 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     speakers = "\n".join(one_line(speaker) for speaker in dialogue.speakers)
     code, shown = _fenced_question(question, speakers)
     ask = guide(kind_of(question))
-    return _request(
-        "strategy",
-        question.id,
-        StrategyForm.model_json_schema(),
-        code=code,
-        demand=ask.demand,
-        reasoning=ask.reasoning,
-        format=question.format,
-        visual=question.visual,
-        most=MOST,
-        speakers=fenced("speakers", speakers, code),
-        **shown,
-    )
+    about = {"demand": ask.demand, "reasoning": ask.reasoning, "format": question.format, "visual": question.visual}
+    names = fenced("speakers", speakers, code)
+    schema = StrategyForm.model_json_schema()
+    return _request("strategy", question.id, schema, code=code, most=MOST, speakers=names, **about, **shown)
 
 
-def read_strategy(dialogue: Dialogue, reply: Reply) -> Strategy:
+def read_strategy(dialogue: Dialogue, _: Question, reply: Reply) -> Strategy:
     """S_str, without target speakers who do not speak in the dialogue. Raises Unusable."""
-    form = _form(StrategyForm, reply, "strategy")
+    lines = {name: _lines(texts) for name, texts in reply.value.items()}
     speakers: list[str] = []
-    for name in _lines(form.target_speaker):
+    for name in lines["target_speaker"]:
         speakers += [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
-    reasoning = _lines(form.reasoning)
-    if not reasoning:
+    if not lines["reasoning"]:
         raise Unusable("the strategy has no reasoning step")
-    anchors = (tuple(_lines(one)) for one in (form.related_entities, form.behavioural_focus, form.temporal_scope))
-    return Strategy(tuple(reasoning), tuple(dict.fromkeys(speakers)), *anchors)
+    anchors = (tuple(lines[name]) for name in ("related_entities", "behavioural_focus", "temporal_scope"))
+    return Strategy(tuple(lines["reasoning"]), tuple(dict.fromkeys(speakers)), *anchors)
 
 
 def summary_request(state: AttentionalState) -> Request:
     """The question with x1: dialogue with marked blocks, and strategy (Section 4.4). No gold."""
     state = blind_state(state)
-    question, strategy = state.factual.question, _strategy_lines(state.factual.strategy)
+    question, plan = state.factual.question, state.factual.strategy
+    anchors = ((head, "; ".join(map(one_line, getattr(plan, kind)))) for head, kind in ANCHOR_KINDS.items())
+    steps = [f"Step {n}: {one_line(step)}" for n, step in enumerate(plan.reasoning, start=1)]
+    strategy = "\n".join([*(f"{head}: {values}" for head, values in anchors if values), *steps])
     bare = render(state.factual)
     code, asked = _fenced_question(question, bare.text[slice(*bare.dialogue)], strategy)
     # a marker line that no turn can forge: it carries the fence's code
@@ -192,7 +187,7 @@ def summary_request(state: AttentionalState) -> Request:
     return _request(
         "summary",
         question.id,
-        _summary_form(question).model_json_schema(),
+        (SummaryForm[OptionFinding] if question.options else SummaryForm[Finding]).model_json_schema(),
         code=code,
         marker=marker,
         demand=guide(kind_of(question)).demand,
@@ -206,19 +201,18 @@ def summary_request(state: AttentionalState) -> Request:
     )
 
 
-def read_summary(question: Question, reply: Reply) -> str:
+def read_summary(state: AttentionalState, reply: Reply) -> str:
     """G_ref in three parts, in the layout the offline stand-in has.
 
     Raises:
         Unusable: a part is missing, or none of the question's options has a finding.
     """
-    form = _form(_summary_form(question), reply, "summary")
-    understanding, conclusion = plain(form.understanding), plain(form.conclusion)
+    question, value = state.factual.question, reply.value
+    understanding, conclusion = plain(value["understanding"]), plain(value["conclusion"])
     findings: dict[str, str] = {}
-    for number, item in enumerate(form.evidence):
-        key = item.option.strip(" .()").upper() if isinstance(item, OptionFinding) else str(number)
-        if text := plain(item.finding):
-            findings.setdefault(key, text)
+    for number, item in enumerate(value["evidence"]):
+        if text := plain(item["finding"]):
+            findings.setdefault(item.get("option", str(number)).strip(" .()").upper(), text)
     letters = LETTERS[: len(question.options)]
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
     for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):
@@ -242,39 +236,19 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
     return _request("judge", sample, VERDICT_SCHEMA, code=code, **shown)
 
 
-def read_verdict(text: str) -> bool | None:
-    """The verdict of a reply: its JSON field, or a bare yes or no. None for neither, or for both."""
-    text = without_thoughts(text).strip()
-    named = {_VERDICTS[word.lower()] for word in _VERDICT.findall(text)}
-    if named:
-        return named.pop() if len(named) == 1 else None
-    return _VERDICTS.get(text.strip("\"'`*_.! \n").lower())
-
-
 def verdict_in(reply: Reply) -> Verdict:
-    """The verdict in a reply; what is no verdict is a failure and not a rejection."""
+    """The verdict in a reply, or a bare yes or no; what is no verdict is a failure and not a rejection."""
     if reply.failure not in (None, "invalid"):
         return Verdict(None, reply.failure, reply.message)
-    value = reply.value["verdict"] if reply.failure is None and reply.value is not None else read_verdict(reply.text)
-    return (
-        Verdict(None, "neither", reply.message or "the reply is neither verdict") if value is None else Verdict(value)
-    )
+    bare = without_thoughts(reply.text).strip("\"'`*_.! \n").lower()
+    value = TRUTH.get(bare) if reply.value is None else reply.value["verdict"]
+    if value is None:
+        return Verdict(None, "neither", reply.message or "the reply is neither verdict")
+    return Verdict(value)
 
 
 def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
     return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
-
-
-def _form(kind: type[F], reply: Reply, name: str) -> F:
-    """The form that a reply fills. Raises Unusable where it does not."""
-    try:
-        return kind.model_validate(reply.value)
-    except ValueError:
-        raise Unusable(reply.message or f"the reply holds no {name}") from None
-
-
-def _summary_form(question: Question) -> type[SummaryForm[Any]]:
-    return SummaryForm[OptionFinding] if question.options else SummaryForm[Finding]
 
 
 def question_lines(question: Question) -> tuple[str, str]:
@@ -292,14 +266,6 @@ def _fenced_question(question: Question, *others: str) -> tuple[str, dict[str, s
         "question": fenced("question", text, code),
         "options": fenced("options", options, code) if options else "",
     }
-
-
-def _strategy_lines(strategy: Strategy) -> str:
-    names = ("Target speaker", "Related entities", "Behavioural focus", "Temporal scope")
-    values = (strategy.speakers, strategy.entities, strategy.focus, strategy.scope)
-    kinds = dict(zip(names, values, strict=True))
-    anchors = [f"{name}: {'; '.join(map(one_line, values))}" for name, values in kinds.items() if values]
-    return "\n".join([*anchors, *(f"Step {n}: {one_line(step)}" for n, step in enumerate(strategy.reasoning, start=1))])
 
 
 def _lines(items: Sequence[str]) -> list[str]:

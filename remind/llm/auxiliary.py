@@ -7,8 +7,9 @@ summaries quote marked turns, and verdicts follow a rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,43 +19,17 @@ from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.llm import asking
-from remind.llm.asking import ROOM, TEMPLATES
+from remind.llm.asking import ROOM, TEMPLATES, Verdict
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM, Failure, Verdict
-from remind.states.pyramid import (
-    LETTERS,
-    AttentionalState,
-    Segment,
-    Strategy,
-    blind,
-    blind_state,
-    line_of,
-    one_line,
-    turn_text,
-)
+from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
+from remind.text import words
 from remind.text.answers import same_answer
-from remind.text.words import (
-    check_dimension,
-    data,
-    guide,
-    infer_dimension,
-    key_sentences,
-    kind_of,
-    plan,
-    rarity,
-    sentences,
-    stem,
-    stems,
-    telling,
-    words,
-)
 
 if TYPE_CHECKING:
-    from remind.llm.dry import DryRun
     from remind.models.encoder import SentenceEncoder
 
 S = TypeVar("S")
@@ -73,12 +48,34 @@ QUOTED_PER_OPTION = 2
 QUOTED = 3
 
 
-class OfflineLLM(AuxiliaryLLM):
-    """An `AuxiliaryLLM` without a model.
+@dataclass(frozen=True)
+class Failure:
+    """What could not be had from a model.
+
+    Attributes:
+        stage: cues, strategy, summary, judge or explain.
+        sample: the question, the segment, or the feature.
+        failure: as in `remind.llm.request.Reply`, or "unusable" (not what was asked for), "neither" (no verdict).
+        message: the same in a line.
+    """
+
+    stage: Stage
+    sample: str
+    failure: str
+    message: str = ""
+
+
+class OfflineLLM:
+    """The auxiliary LLM without a model: cues and strategies (4.2), summaries (4.4), verdicts (Figure 10).
 
     Args:
         encoder: judges how close a turn is to an option by meaning; None: by shared words alone.
+
+    Attributes:
+        failures: of any auxiliary LLM what somebody else had to write, or what has no verdict; here nothing.
     """
+
+    failures: Sequence[Failure] = ()
 
     def __init__(self, encoder: SentenceEncoder | None = None) -> None:
         self.encoder = encoder
@@ -87,15 +84,15 @@ class OfflineLLM(AuxiliaryLLM):
     @property
     def name(self) -> str:
         """Changes with the rules, the word lists and the encoder."""
-        lists = sha256_json([data("words"), data("guides")])[:8]
+        lists = sha256_json([words.data("words"), words.data("guides")])[:8]
         return f"offline-extractive-{OFFLINE_VERSION}-{lists}-{self.encoder.name if self.encoder else 'words'}"
 
     def kinds(self, questions: Sequence[Question]) -> list[str | None]:
-        """The dimension that each question's words point to (`infer_dimension`)."""
-        return [infer_dimension(question.text) for question in questions]
+        """The dimension that each question's words point to (`infer_dimension`); None: a plain factual question."""
+        return [words.infer_dimension(question.text) for question in questions]
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-        """The key sentences of each segment, in order, with their speakers.
+        """κ_n of each segment: its key sentences in order, with their speakers.
 
         Sentences rank by the rarity of their words in this dialogue; for a dimension those with words of its lexicon
         gain, and for a visual one captions do.
@@ -103,91 +100,96 @@ class OfflineLLM(AuxiliaryLLM):
         Raises:
             DataError: an unknown dimension.
         """
-        check_dimension(dimension)
-        weights = self._rarity(dialogue)
-        lexicon = guide(dimension).lexicon if dimension else frozenset()
-        visual = bool(dimension) and guide(str(dimension)).visual
+        ask, weights = words.guide(dimension) if dimension else None, self._rarity(dialogue)
+        lexicon, visual = (ask.lexicon, ask.visual) if ask else (frozenset(), False)
         cues = []
         for segment in segments:
             turns = dialogue.turns[segment.start : segment.end + 1]
-            said = sentences(turns)
+            said = words.sentences(turns)
             scores = []
             for sentence in said:
-                hits = len(lexicon & {stem(word) for word in words(sentence.text)})
-                score = telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
+                hits = len(lexicon & {words.stem(word) for word in words.words(sentence.text)})
+                score = words.telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
                 scores.append(score * (CAPTION_WEIGHT if visual and sentence.caption else 1.0))
             speakers = dict.fromkeys(one_line(turn.speaker) for turn in turns)
-            cues.append(key_sentences(said, scores) or ", ".join(speakers))
+            cues.append(words.key_sentences(said, scores) or ", ".join(speakers))
         return cues
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-        """S_str of each question from its words and those of the dialogue."""
-        return [plan(dialogue, question, self._rarity(dialogue)) for question in questions]
+        """S_str of each question from its words and those of the dialogue; sees no gold answer and no evidence."""
+        return [words.plan(dialogue, question, self._rarity(dialogue)) for question in questions]
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref in three parts: what is asked for, what the marked turns say to each option, and a conclusion."""
-        return [self._summary(state) for state in states]
+        summaries = []
+        for state in states:
+            question, turns = state.factual.question, state.factual.turns
+            marked = [turns[index] for start, end in state.blocks for index in range(start, end + 1)]
+            parts = ["Evidence: no turn stands out.", "Conclusion: the evidence is unclear."]
+            if marked:
+                weights = self._rarity(state.factual.dialogue)
+                parts = self._evidence(question, marked, weights)
+            demand = words.guide(words.kind_of(question)).demand
+            summaries.append("\n".join([f"Understanding: the question asks for {demand}.", *parts]))
+        return summaries
 
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`)."""
-        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
+        """J(ŷ, y) of Eq. 9 for each (question, references, prediction): is it equivalent to any of the references?
 
-    def _summary(self, state: AttentionalState) -> str:
-        question, turns = state.factual.question, state.factual.turns
-        marked = [turns[index] for start, end in state.blocks for index in range(start, end + 1)]
-        ask = guide(kind_of(question))
-        parts = [f"Understanding: the question asks for {ask.demand}."]
-        if not marked:
-            return "\n".join([*parts, "Evidence: no turn stands out.", "Conclusion: the evidence is unclear."])
-        weights = self._rarity(state.factual.dialogue)
-        if question.options:
-            parts += self._weigh_options(question, marked, weights)
-        else:
-            parts += self._quote_marked(question, marked, weights)
-        return "\n".join(parts)
+        A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`).
+
+        Args:
+            samples: ids that costs are reported by, one for each case.
+        """
+        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
 
     def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
         if self._weights is None or self._weights[0] is not dialogue:
-            self._weights = (dialogue, rarity([stems(turn_text(turn)) for turn in dialogue.turns]))
+            self._weights = (dialogue, words.rarity([words.stems(turn_text(turn)) for turn in dialogue.turns]))
         return self._weights[1]
 
-    def _closeness(self, wanted: Sequence[str], turns: Sequence[Turn], weights: dict[str, float]) -> np.ndarray:
+    def _evidence(self, question: Question, marked: Sequence[Turn], weights: Mapping[str, float]) -> list[str]:
+        """Quotes of the marked turns that are nearest to each option, or to the question, and the conclusion."""
+        near = self._closeness(question.options or [question.text], marked, weights)
+        order = np.argsort(-near, axis=1, kind="stable")
+        if not question.options:
+            best = order[0, :QUOTED].tolist()
+            quotes = [f"- {_quote(marked[i])}" for i in sorted(best)]
+            return ["Evidence:", *quotes, f"Conclusion: the answer most likely rests on {_quote(marked[best[0]])}"]
+        parts, support = ["Evidence by option:"], []
+        for letter, option, row, ranks in zip(LETTERS, question.options, near, order, strict=False):
+            best = ranks[:QUOTED_PER_OPTION]
+            support.append(float(row[best].mean()))
+            quoted = " | ".join(_quote(marked[i]) for i in sorted(best.tolist()) if row[i] > 0)
+            parts.append(f"{letter}. {one_line(option)} - {quoted or 'no marked turn speaks to it'}")
+        mean = sum(support) / len(support)
+        letters = [LETTERS[i] for i in np.argsort(-np.array(support), kind="stable").tolist()]
+        most = ", then on ".join(letters[:2])
+        if question.format == "multi":
+            most = ", ".join(LETTERS[i] for i, value in enumerate(support) if value >= mean)
+        return [*parts, f"Conclusion: the marked turns bear most on {most}."]
+
+    def _closeness(self, wanted: Sequence[str], turns: Sequence[Turn], weights: Mapping[str, float]) -> np.ndarray:
         """How near each turn is to each wanted text [len(wanted), len(turns)]: shared words plus cosine.
 
-        Words that all wanted texts share tell them apart in nothing and are left out.
+        The share, by rarity, of the wanted stems that the turn holds; unknown stems weigh most. Words that all wanted
+        texts share tell them apart in nothing and are left out.
         """
-        terms = [set(stems(text)) for text in wanted]
+        terms, texts = [set(words.stems(text)) for text in wanted], [turn_text(turn) for turn in turns]
         shared = set.intersection(*terms) if len(terms) > 1 else set()
-        texts = [turn_text(turn) for turn in turns]
-        near = np.array([[_overlap(own - shared, text, weights) for text in texts] for own in terms])
+        top = max(weights.values(), default=1.0) or 1.0
+        near = np.zeros((len(wanted), len(turns)))
+        for row, own in zip(near, terms, strict=True):
+            total = sum(weights.get(term, top) for term in own - shared)
+            for column, text in enumerate(texts):
+                there = (own - shared) & set(words.stems(text))
+                row[column] = sum(weights.get(term, top) for term in there) / total if total > 0 else 0.0
         if self.encoder is not None:
             near = near + (self.encoder.encode(wanted) @ self.encoder.encode(texts).T).numpy()
         # vectors differ in the last bits with the batch they were made in; ranks must not
         return np.round(near, 4)
-
-    def _weigh_options(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
-        near = self._closeness(question.options, marked, weights)
-        parts, support = ["Evidence by option:"], []
-        for letter, option, row in zip(LETTERS, question.options, near, strict=False):
-            best = np.argsort(-row, kind="stable")[:QUOTED_PER_OPTION]
-            support.append(float(row[best].mean()))
-            quotes = " | ".join(_quote(marked[i]) for i in sorted(best.tolist()) if row[i] > 0)
-            parts.append(f"{letter}. {one_line(option)} - {quotes or 'no marked turn speaks to it'}")
-        order = [LETTERS[i] for i in np.argsort(-np.array(support), kind="stable").tolist()]
-        if question.format == "multi":
-            mean = sum(support) / len(support)
-            chosen = sorted(LETTERS[i] for i, value in enumerate(support) if value >= mean)
-            return [*parts, f"Conclusion: the marked turns bear most on {', '.join(chosen)}."]
-        then = f", then on {order[1]}" if len(order) > 1 else ""
-        return [*parts, f"Conclusion: the marked turns bear most on {order[0]}{then}."]
-
-    def _quote_marked(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
-        row = self._closeness([question.text], marked, weights)[0]
-        best = np.argsort(-row, kind="stable")[:QUOTED].tolist()
-        quotes = [f"- {_quote(marked[i])}" for i in sorted(best)]
-        return ["Evidence:", *quotes, f"Conclusion: the answer most likely rests on {_quote(marked[best[0]])}"]
 
 
 def _quote(turn: Turn) -> str:
@@ -197,16 +199,8 @@ def _quote(turn: Turn) -> str:
     return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")
 
 
-def _overlap(wanted: Iterable[str], text: str, weights: Mapping[str, float]) -> float:
-    """Share, by rarity, of the wanted stems that the text holds; 0 if nothing is wanted. Unknown stems weigh most."""
-    terms, there = set(wanted), set(stems(text))
-    top = max(weights.values(), default=1.0) or 1.0
-    total = sum(weights.get(term, top) for term in terms)
-    return sum(weights.get(term, top) for term in terms & there) / total if total > 0 else 0.0
-
-
-class ChatLLM(AuxiliaryLLM):
-    """An `AuxiliaryLLM` that asks chat models.
+class ChatLLM:
+    """The auxiliary LLM on chat models.
 
     The requests of a dialogue go out together. Where a reply fails or is not what was asked for, the offline stand-in
     writes that one cue, strategy or summary, and the failure is recorded (`failures`, `report`). There is no stand-in
@@ -215,53 +209,40 @@ class ChatLLM(AuxiliaryLLM):
     Args:
         models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
         stand_in: writes in their place; None: one that compares by shared words.
-        ledger: the costs of the models, for the report.
-        dry: the dry run that the models belong to, if they do.
+        chats: whose models they are, for the costs.
 
     Attributes:
         asked: number of requests by stage.
     """
 
     def __init__(
-        self,
-        models: Mapping[Stage, ChatModel],
-        stand_in: OfflineLLM | None = None,
-        ledger: Ledger | None = None,
-        dry: DryRun | None = None,
+        self, models: Mapping[Stage, ChatModel], stand_in: OfflineLLM | None = None, chats: Chats | None = None
     ) -> None:
         self.models = {stage: models[stage] for stage in TEMPLATES if stage in models}
         self.stand_in = stand_in or OfflineLLM()
-        self.ledger, self.dry = ledger or Ledger(), dry
+        self.ledger, self.dry = (Ledger(), None) if chats is None else (chats.ledger, chats.dry)
         self.failures: list[Failure] = []
         self.asked: Counter[Stage] = Counter()
 
     @property
     def name(self) -> str:
         """Changes with the models, the templates, the word lists and the stand-in; holds no key."""
-        stages = {
-            stage: [model.name, prompts.prompt_id(TEMPLATES[stage]), ROOM[stage]]
-            for stage, model in self.models.items()
-        }
+        asked = {stage: [prompts.prompt_id(TEMPLATES[stage]), ROOM[stage]] for stage in self.models}
+        stages = {stage: [model.name, *asked[stage]] for stage, model in self.models.items()}
         # a judge follows neither guides nor stand-in
-        rest = None if set(stages) == {"judge"} else [self.stand_in.name, data("guides")]
+        rest = None if set(stages) == {"judge"} else [self.stand_in.name, words.data("guides")]
         models = " ".join(f"{stage}={model.name}" for stage, model in self.models.items())
         return f"chat-{VERSION}-{sha256_json([VERSION, stages, rest])[:12]} {models}".rstrip()
 
     def kinds(self, questions: Sequence[Question]) -> list[str | None]:
-        """The dimension each question is taken for, asked for together of the model that writes strategies."""
-        return self._ask(
-            "strategy", questions, asking.kind_request, lambda _, one: asking.read_kind(one), self.stand_in.kinds
-        )
+        """As `OfflineLLM.kinds`, asked for together of the model that writes strategies."""
+        return self._ask("strategy", questions, asking.kind_request, asking.read_kind, self.stand_in.kinds)
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, asked for together. Raises DataError for an unknown dimension."""
-        return self._ask(
-            "cues",
-            segments,
-            lambda segment: asking.cue_request(dialogue, segment, dimension),
-            lambda _, reply: asking.read_cue(reply),
-            lambda left: self.stand_in.cues(dialogue, left, dimension),
-        )
+        make = partial(asking.cue_request, dialogue, dimension=dimension)
+        stand_in = partial(self.stand_in.cues, dialogue, dimension=dimension)
+        return self._ask("cues", segments, make, asking.read_cue, stand_in)
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
         """S_str of each question, asked for together. A target speaker who is not in the dialogue is left out.
@@ -269,28 +250,17 @@ class ChatLLM(AuxiliaryLLM):
         Raises:
             DataError: an unknown dimension.
         """
-        return self._ask(
-            "strategy",
-            questions,
-            lambda question: asking.strategy_request(dialogue, question),
-            lambda _, reply: asking.read_strategy(dialogue, reply),
-            lambda left: self.stand_in.strategies(dialogue, list(map(blind, left))),
-        )
+        make, read = partial(asking.strategy_request, dialogue), partial(asking.read_strategy, dialogue)
+        return self._ask("strategy", questions, make, read, partial(self.stand_in.strategies, dialogue))
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref of each state, asked for together: understanding, evidence by option, conclusion."""
-        return self._ask(
-            "summary",
-            states,
-            asking.summary_request,
-            lambda state, reply: asking.read_summary(state.factual.question, reply),
-            lambda left: self.stand_in.summaries(list(map(blind_state, left))),
-        )
+        return self._ask("summary", states, asking.summary_request, asking.read_summary, self.stand_in.summaries)
 
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """J(ŷ, y) of each (question, references, prediction), asked for together."""
+        """As `OfflineLLM.verdicts`, asked for together."""
         if "judge" not in self.models:
             return self.stand_in.verdicts(cases)
         samples = samples or [""] * len(cases)
@@ -317,39 +287,28 @@ class ChatLLM(AuxiliaryLLM):
                 )
 
     def report(self) -> dict[str, Any]:
-        """For a manifest: by stage the model, the prompt, how many requests were made and failed; then every failure.
+        """For a manifest: by stage the prompt and how many requests were made and failed; then every failure.
 
         Cues that a dialogue's index holds from an earlier build are in that build's manifest.
         """
         failed = Counter(failure.stage for failure in self.failures)
-        stages = {
-            stage: {
-                "model": model.name,
-                "prompt": prompts.prompt_id(TEMPLATES[stage]),
-                "asked": self.asked[stage],
-                "failed": failed[stage],
-            }
-            for stage, model in self.models.items()
-        }
+        counts = {stage: {"asked": self.asked[stage], "failed": failed[stage]} for stage in self.models}
+        stages = {stage: {"prompt": prompts.prompt_id(TEMPLATES[stage]), **one} for stage, one in counts.items()}
         failures = [asdict(failure) for failure in self.failures]
         return {"stages": stages, "stand_in": self.stand_in.name, "failures": failures, "costs": self.ledger.summary()}
 
     def report_text(self) -> str:
         """The report for a person: costs by stage, and how much the stand-in wrote."""
         failed = Counter((failure.stage, failure.failure) for failure in self.failures)
-        lines = [
-            f"{n} of {self.asked[stage]} {stage}: {why}; the offline stand-in wrote them"
-            for (stage, why), n in failed.items()
-        ]
+        lines = [f"{n} of {self.asked[stage]} {stage}: {why}; written offline" for (stage, why), n in failed.items()]
         return "\n".join([table(self.ledger.summary()), *lines])
 
     def take(self) -> dict[str, Any]:
         """What was asked, what failed and what it cost, as JSON for `merge`; all counts start again."""
-        failures = [asdict(failure) for failure in self.failures]
-        taken = {"asked": dict(self.asked), "failures": failures, "costs": self.ledger.take()}
+        failures, asked = [asdict(failure) for failure in self.failures], dict(self.asked)
         self.asked.clear()
         self.failures.clear()
-        return taken
+        return {"asked": asked, "failures": failures, "costs": self.ledger.take()}
 
     def merge(self, taken: Mapping[str, Any]) -> None:
         """Add what another one was asked, so that check and report cover both."""
@@ -387,6 +346,11 @@ class ChatLLM(AuxiliaryLLM):
             return self.models[stage].complete(requests, lambda *_: bar.step())
 
 
+#: Whoever writes cues, strategies and summaries, and judges; one's own class has these methods and is deterministic, or
+#: caches, so that a rebuild changes nothing.
+AuxiliaryLLM = OfflineLLM | ChatLLM
+
+
 def open_llm(
     cfg: LLMConfig, encoder: SentenceEncoder | None = None, stages: Sequence[Stage] = ("cues", "strategy", "summary")
 ) -> OfflineLLM | ChatLLM:
@@ -403,4 +367,4 @@ def open_llm(
         return stand_in
     chats = Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
-    return ChatLLM(models, stand_in, chats.ledger, chats.dry) if models else stand_in
+    return ChatLLM(models, stand_in, chats) if models else stand_in

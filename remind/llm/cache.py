@@ -18,7 +18,6 @@ from remind.llm.request import Reply
 _BUSY = 30.0
 #: Stands for a count of tokens that the server did not give.
 _UNKNOWN = -1
-_APPLICATION = 0x524D4C43
 _TABLE = """
 CREATE TABLE IF NOT EXISTS replies (
     key TEXT PRIMARY KEY, endpoint TEXT NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL, finished INTEGER NOT NULL,
@@ -45,12 +44,7 @@ class ReplyCache:
         except OSError as error:
             raise DataError(f"cannot be made: {error.strerror}", self.path.parent) from None
         with self._open() as db:
-            db.execute("BEGIN IMMEDIATE")
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            if application != _APPLICATION and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise DataError("is a database of something else; name another file for the cache of replies", path)
             db.execute(_TABLE)
-            db.execute(f"PRAGMA application_id = {_APPLICATION}")
 
     def get(self, key: str) -> Reply | None:
         """The reply to this request, with what it cost; None: there is none."""
@@ -60,9 +54,10 @@ class ReplyCache:
         if row is None:
             return None
         text, finished, calls, prompt, completion, seconds = row
-        known, finished = prompt != _UNKNOWN, bool(finished)
+        known = prompt != _UNKNOWN
         tokens = {"prompt_tokens": prompt, "completion_tokens": completion} if known else {}
-        return Reply(text, **tokens, finished=finished, seconds=seconds, calls=calls, usage_known=known)
+        paid = {"finished": bool(finished), "seconds": seconds, "calls": calls, "cached": True}
+        return Reply(text, **tokens, **paid, usage_known=known)
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""

@@ -9,20 +9,21 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
-from remind.llm.endpoints import OPENAI, EndpointConfig, LLMConfig
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage
-from remind.llm.structured import NotValid, read_value, repair
+from remind.llm.structured import NotValid, read_value
 
-#: Called with each reply as it comes, which has its request's cache key.
-Put = Callable[[Reply], None]
+#: Called with the place of each request and its reply, as it comes.
+Put = Callable[[int, Reply], None]
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -32,25 +33,19 @@ _ALIKE = 5
 _LONGEST_WAIT = 8.0
 #: Headers of the client that a server gets. It adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID,
 #: OPENAI_CUSTOM_HEADERS) and describes the machine; by the last of these it knows how to give the response out.
-_HEADERS = frozenset(
-    {"accept", "accept-encoding", "connection", "content-length", "content-type", "x-stainless-raw-response"}
-)
-#: More tokens than one request can take.
-_MOST_TOKENS = 10**9
+_HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "x-stainless-raw-response"}
 #: How servers say that prompt and answer do not fit the model: vLLM, SGLang, llama.cpp, TGI, OpenAI, Gemini, Claude.
 _TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size)|max_model_len|prompt is too long|input is too long|too many input tokens"
-    r"|maximum number of (input )?tokens|max_total_tokens|inputs.{0,20}tokens.{0,40}must be <="
-    r"|exceeds? the maximum allowed (input|prompt)",
+    r"context[ _-]?(length|window|size)|max_model_len|(prompt|input) is too long|too many input tokens"
+    r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <=",
     re.IGNORECASE,
 )
-_TOO_LONG_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 #: How they say that they cannot hold a model to a schema.
 _NO_SCHEMA = re.compile(r"response_?\s?format|json_?\s?schema|structured|grammar|guided", re.IGNORECASE)
 
 
 class CachedChat(ABC):
-    """Base of the chat models: equal requests asked once, recorded replies, costs, JSON and its repair.
+    """Base of the chat models: equal requests asked once, recorded replies, costs, JSON.
 
     Args:
         endpoint: which model, where, and with what limits.
@@ -68,8 +63,6 @@ class CachedChat(ABC):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         endpoint.check()
-        if not endpoint.model:
-            raise ConfigError("no model is named; set the endpoint's model")
         self.endpoint, self.cache, self.ledger = endpoint, cache, ledger or Ledger()
 
     @property
@@ -78,54 +71,45 @@ class CachedChat(ABC):
         return self.endpoint.identity
 
     @abstractmethod
-    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
-        """Have the reply to each request, given by cache key, and `put` it, from one thread at a time."""
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
+        """Have the reply to each request, and `put` it, from one thread at a time."""
 
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
     ) -> list[Reply]:
         """A reply for each request, in order; errors as in `ChatModel`, and DataError for the cache.
 
-        Requests with the same words are asked once. A reply is committed to the cache before it is given out. One that
-        does not fit its request's schema is asked for once more, with the reason.
+        A reply is committed to the cache before it is given out; with a cache the same words are asked once.
         """
         own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        pending = {place: replace(request, **given) for place, request in enumerate(requests)}
-        made: dict[int, list[Reply]] = {place: [] for place in pending}
+        asked = [replace(request, **given) for request in requests]
         replies: dict[int, Reply] = {}
-        while pending:
-            equal: dict[str, list[int]] = {}
-            for place, request in pending.items():
-                equal.setdefault(self.key_of(request), []).append(place)
-            asked, again = pending, dict[int, Request]()
 
-            def put(reply: Reply, equal: Any = equal, asked: Any = asked, again: Any = again) -> None:
-                for place in equal[reply.key]:
-                    request = asked[place]
-                    made[place].append(reply)
-                    whole, reason = _joined(request, made[place])
-                    repaired = len(made[place]) > 1 or not reason
-                    self.ledger.add(request, reply, self.endpoint, whole.failure if repaired else None)
-                    # only the first of equal requests was asked
-                    reply = replace(reply, cached=True)
-                    if not repaired:
-                        again[place] = replace(request, messages=(*request.messages, *repair(whole.text, reason)))
-                        continue
-                    replies[place] = whole
-                    if on_reply is not None:
-                        on_reply(place, whole)
+        def put(place: int, reply: Reply) -> None:
+            read = replace(_read(asked[place], reply), key=self.key_of(asked[place]))
+            self.ledger.add(asked[place], read, self.endpoint)
+            replies[place] = replace(read, calls=0, seconds=0.0) if read.cached else read
+            if on_reply is not None:
+                on_reply(place, replies[place])
 
-            self.ask({key: asked[places[0]] for key, places in equal.items()}, put)
-            pending = again
-        return [replies[place] for place in range(len(requests))]
+        self.ask(asked, put)
+        return [replies[place] for place in range(len(asked))]
 
     def key_of(self, request: Request) -> str:
         """Cache key: a hash of endpoint, model, messages and everything that shapes the reply; no key of a user in it.
 
         Stage, sample and prompt id are not part of it: the same words are paid for once.
         """
-        return self._identity(request)[0]
+        parts: list[Any] = [_KEYS, self.endpoint.title, self.weights]
+        if request.body is not None:
+            parts += ["body", self.body(request)]
+        else:
+            parts += [[[message.role, message.text] for message in request.messages], request.max_tokens]
+            parts += [float(request.temperature), request.schema]
+            parts += [self.endpoint.structured and request.schema is not None, self.endpoint.extra_body]
+        # escaped: a lone surrogate in a dialogue has no bytes of its own
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def body(self, request: Request) -> dict[str, Any]:
         """The JSON that a server is sent."""
@@ -144,66 +128,23 @@ class CachedChat(ABC):
 
     def recorded(self, request: Request) -> Reply | None:
         """The reply that the cache holds, with what it cost then."""
-        key, matches = self._identity(request)
-        reply = None if self.cache is None else self.cache.get(key)
-        if reply is None:
-            return None
-        for text, stand_in in matches.items():
-            reply = replace(reply, text=reply.text.replace(stand_in, text))
-        return replace(reply, key=key, cached=True)
+        return None if self.cache is None else self.cache.get(self.key_of(request))
 
     def record(self, request: Request, reply: Reply) -> Reply:
         """The reply that has just been made, committed to the cache unless it failed or a server cut it off."""
-        key, matches = self._identity(request)
         if self.cache is not None and reply.failure is None and (reply.finished or self.endpoint.local):
-            kept = reply.text
-            # longest first: one match may be part of another
-            for text in sorted(matches, key=len, reverse=True):
-                kept = kept.replace(text, matches[text])
-            self.cache.put(key, replace(reply, text=kept), self.endpoint.title, request.stage)
-        return replace(reply, key=key)
-
-    def _identity(self, request: Request) -> tuple[str, dict[str, str]]:
-        """The cache key, and its placeholder for each text that `request.alike` matches."""
-        parts: list[Any]
-        if request.body is not None:
-            parts = [_KEYS, self.endpoint.title, self.weights, "body", self.body(request)]
-        else:
-            messages = [[message.role, message.text] for message in request.messages]
-            shape = [request.max_tokens, float(request.temperature), request.schema]
-            structured = self.endpoint.structured and request.schema is not None
-            parts = [_KEYS, self.endpoint.title, self.weights, messages, *shape, structured, self.endpoint.extra_body]
-        # escaped: a lone surrogate in a dialogue has no bytes of its own
-        text = json.dumps(parts, sort_keys=True)
-        matches: dict[str, str] = {}
-        if request.alike:
-            # numbered, so that a request in which two of them are the same text equals no other
-            text = re.sub(request.alike, lambda match: matches.setdefault(match[0], f"<<same-{len(matches)}>>"), text)
-        return hashlib.sha256(text.encode()).hexdigest(), matches
+            self.cache.put(self.key_of(request), reply, self.endpoint.title, request.stage)
+        return reply
 
 
-def _joined(request: Request, made: Sequence[Reply]) -> tuple[Reply, str]:
-    """What a reply and its repair, if there was one, amount to; and why they do not fit the request's schema."""
-    now = [one for one in made if not one.cached]
-    reply = replace(
-        made[-1],
-        key="",
-        prompt_tokens=sum(one.prompt_tokens for one in made),
-        completion_tokens=sum(one.completion_tokens for one in made),
-        seconds=sum((one.seconds for one in now), 0.0),
-        calls=sum(one.calls for one in now),
-        usage_known=all(one.usage_known for one in made),
-        cached=not now and made[-1].failure is None,
-    )
-    if request.schema is None or made[0].failure is not None:
-        return reply, ""
+def _read(request: Request, reply: Reply) -> Reply:
+    """The reply with its JSON value, or as a failed one where there is none of the request's schema."""
+    if request.schema is None or reply.failure is not None:
+        return reply
     try:
-        if reply.failure is not None:
-            raise NotValid(f"{reply.message}, when it was to be repaired")
-        return replace(reply, value=read_value(reply.text, request.schema, reply.finished)), ""
+        return replace(reply, value=read_value(reply.text, request.schema, reply.finished))
     except NotValid as error:
-        text = reply.text or made[0].text
-        return replace(reply, text=text, failure="invalid", message=f"{error} (after one repair)"), str(error)
+        return replace(reply, failure="invalid", message=str(error))
 
 
 class OpenAIChat(CachedChat):
@@ -224,44 +165,39 @@ class OpenAIChat(CachedChat):
 
         self._key = _key(endpoint)
         self._places = threading.BoundedSemaphore(endpoint.concurrency)
-        self._reached = False
-        self._no_schema: set[str] = set()  # stages whose schema the server refuses
+        self._schemas = True  # until the server refuses one
         # what the first requests failed by; None once one was answered
         self._failures: list[str] | None = []
-        # of the request that a thread has under way: whether to stop, its tries, and when the last one began
-        self._call = threading.local()
+        self._stop = threading.Event()
         http = openai.DefaultHttpxClient(
             follow_redirects=False,  # the prompt would go to a host that nobody named
             timeout=endpoint.timeout,
             event_hooks={"request": [self._sending]},
         )
-        options: dict[str, Any] = {"api_key": self._key or "none", "http_client": http, "timeout": endpoint.timeout}
-        self._client = openai.OpenAI(base_url=endpoint.base_url, **options)
+        options: dict[str, Any] = {"api_key": self._key, "http_client": http, "timeout": endpoint.timeout}
+        self._client = openai.OpenAI(base_url=endpoint.base_url, max_retries=endpoint.retries, **options)
 
-    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
-        stop = threading.Event()
+        self._stop.clear()
         with ThreadPoolExecutor(self.endpoint.concurrency, "chat") as pool:
-            futures = [pool.submit(self._exchange, request, stop) for request in asked.values()]
+            futures = {pool.submit(self._exchange, request): place for place, request in enumerate(asked)}
             try:
                 for future in as_completed(futures):
                     self._note(future.result())
-                    put(future.result())
+                    put(futures[future], future.result())
             except BaseException:
                 # what is under way is waited for, since it is paid for; what is not yet sent never will be
-                stop.set()
+                self._stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _exchange(self, request: Request, stop: threading.Event) -> Reply:
+    def _exchange(self, request: Request) -> Reply:
         """The reply that is recorded, or the server's, while no other thread or process asks the same."""
         if recorded := self.recorded(request):
             return recorded
-        with self._places:
-            if self.cache is None:
-                return self.record(request, self._send(request, stop))
-            with self.cache.claim(self.key_of(request)):
-                return self.recorded(request) or self.record(request, self._send(request, stop))
+        with self._places, nullcontext() if self.cache is None else self.cache.claim(self.key_of(request)):
+            return self.recorded(request) or self.record(request, self._send(request))
 
     def _note(self, reply: Reply) -> None:
         """Raise ModelError where the first requests all fail alike: thousands of others would, too."""
@@ -275,180 +211,139 @@ class OpenAIChat(CachedChat):
                     f"the first {_ALIKE} requests to {self.endpoint.title} all failed alike: {reply.message}"
                 )
 
-    def _send(self, request: Request, stop: threading.Event) -> Reply:
-        """The server's reply after as many tries as it takes and the endpoint allows, or what the last one said."""
-        started, call, retries = time.monotonic(), self._call, self.endpoint.retries
-        call.stop, call.tries = stop, 0
-        while True:
-            reply, again = self._try(request, retries - call.tries)
-            if not again or call.tries > retries:
-                break
-            time.sleep(min(_LONGEST_WAIT, 0.5 * 2**call.tries))
-        if reply.failure is not None and call.tries > 1:
-            reply = replace(reply, message=f"{reply.message} (after {call.tries} tries)")
-        return replace(reply, calls=call.tries, seconds=time.monotonic() - started)
-
-    def _try(self, request: Request, retries: int) -> tuple[Reply, bool]:
-        """A reply, and whether to ask again; what the client can tell to be worth it, it has asked again itself."""
+    def _send(self, request: Request) -> Reply:
+        """The server's reply, or what the last of as many tries as the endpoint allows has said."""
         import openai
 
-        body = self.body(request)
-        if request.body is None and request.stage in self._no_schema:
+        body, whole, started = self.body(request), request.body is not None, time.monotonic()
+        if not self._schemas and not whole:
             body.pop("response_format", None)
-        client = self._client.with_options(max_retries=max(0, retries))
-        try:
-            with client.chat.completions.with_streaming_response.create(
-                model=self.endpoint.model, messages=body["messages"], extra_body=body
-            ) as response:
-                self._reached = True
-                return self._received(response.iter_bytes(), whole=request.body is not None)
-        except openai.APIStatusError as error:
-            self._reached = True
-            failure, message = failure_of(error.status_code, self._without_key(error.response.text))
-            refused = request.body is None and "response_format" in body and _NO_SCHEMA.search(message)
-            if failure == "refused" and refused:
-                self._no_schema.add(request.stage)
-                return self._try(request, retries)
-            return _failed(failure, message), False
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            if not self._reached and "Connect" in type(cause).__name__:
-                place = self.endpoint.base_url
-                raise ModelError(f"{place}: connection failed: {cause}; is the server running?") from None
-            return self._broken(cause), False
-        except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
-            return _failed("refused", f"the request cannot be sent: {error}"), False
+        create = self._client.chat.completions.with_streaming_response.create
+        for attempt in range(self.endpoint.retries + 1):
+            # errors the client has repeated itself where that may help
+            try:
+                with create(model=self.endpoint.model, messages=body["messages"], extra_body=body) as response:
+                    reply = self._received(response, whole)
+            except openai.APIStatusError as error:
+                reply = failure_of(error.status_code, error.body)
+                refused = reply.failure == "refused" and not whole and "response_format" in body
+                if refused and _NO_SCHEMA.search(reply.message):
+                    self._schemas = False
+                    return self._send(request)
+                break
+            except openai.APIConnectionError as error:
+                cause = error.__cause__ or error
+                if self._failures is not None and "Connect" in type(cause).__name__:
+                    place = self.endpoint.base_url
+                    raise ModelError(f"{place}: connection failed: {cause}; is the server running?") from None
+                reply = _failed("server", f"no reply: {cause or type(cause).__name__}")
+                break
+            except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
+                reply = _failed("refused", f"the request cannot be sent: {error}")
+                break
+            if reply.failure != "server" or attempt == self.endpoint.retries:
+                break
+            time.sleep(min(_LONGEST_WAIT, 0.5 * 2**attempt))
+        text, message = self._without_key(reply.text), self._without_key(reply.message)[:300]
+        return replace(reply, text=text, message=message, calls=1, seconds=time.monotonic() - started)
 
-    def _received(self, pieces: Iterator[bytes], whole: bool) -> tuple[Reply, bool]:
-        """The reply in a body of status 200, failures included, and whether to ask again."""
-        content = bytearray()
+    def _received(self, response: Any, whole: bool) -> Reply:
+        """The reply in a body of status 200, failures included."""
+        content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
         try:
-            for piece in pieces:
+            for piece in response.iter_bytes():
                 content += piece
                 # the client's own limit is on each read
-                if time.monotonic() > self._call.began + self.endpoint.timeout:
-                    raise TimeoutError
+                if time.monotonic() > deadline:
+                    return _failed("server", f"no whole reply within {self.endpoint.timeout:g} s")
         except Exception as error:  # httpx's or its successor's, whichever the client is built on
-            return self._broken(error), True
+            return _failed("server", f"no reply: {error or type(error).__name__}")
         try:
-            data = json.loads(self._without_key(content.decode("utf-8", "replace")))
-            return _reply(data, json.dumps(data) if whole else "")
+            return _reply(json.loads(content), whole)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return _failed("server", "the reply is not a chat completion"), True
-
-    def _broken(self, error: BaseException) -> Reply:
-        if "Timeout" in type(error).__name__:
-            return _failed("server", f"no whole reply within {self.endpoint.timeout:g} s")
-        return _failed("server", f"no reply: {error or type(error).__name__}")
+            return _failed("server", "the reply is not a chat completion")
 
     def _sending(self, request: Any) -> None:
-        """Before each try: count it, and send no header but those that a server needs."""
-        if self._call.stop.is_set():
+        """Before each try: send no header but those that a server needs."""
+        if self._stop.is_set():
             raise _Stopped
-        self._call.tries += 1
-        self._call.began = time.monotonic()
         for name in set(request.headers) - _HEADERS:
             del request.headers[name]
         request.headers["host"] = request.url.netloc.decode("ascii")
-        request.headers["authorization"] = f"Bearer {self._key or 'none'}"  # servers without keys still want the header
+        request.headers["authorization"] = f"Bearer {self._key}"
 
     def _without_key(self, text: str) -> str:
-        # in JSON, too, where a quote or a backslash of the key is escaped
-        if self._key is None or len(self._key) < 6:
+        # short ones are none, such as those that local servers are started with
+        if len(self._key) <= 6:
             return text
+        # in JSON, too, where a quote or a backslash of the key is escaped
         return text.replace(self._key, "[key]").replace(json.dumps(self._key)[1:-1], "[key]")
 
 
 class _Stopped(BaseException):
-    """Another request ended the whole call. No `Exception`, which the client might retry."""
+    """Another request ended the whole call. No `Exception`, which the client would retry."""
 
 
-def failure_of(status: int, body: str) -> tuple[ReplyFailure, str]:
-    """What an HTTP status and its body mean for a request, and the same in words; "server" alone may pass."""
+def failure_of(status: int, body: Any) -> Reply:
+    """What an HTTP status and its body mean for a request; "server" alone may pass."""
     # redirects are not followed, and where one leads to is no part of the message: it may hold a query
     if 300 <= status < 400:
-        return "refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url"
+        return _failed("refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url")
     # servers quote the key, masked, when they refuse it
     if status == 401:
-        return "refused", "HTTP 401: the server refuses the key"
-    codes, said = _said(body)
-    message = f"HTTP {status}" + (f": {said}" if said else "")
-    too_long = not _TOO_LONG_CODES.isdisjoint(codes)
+        return _failed("refused", "HTTP 401: the server refuses the key")
+    message = f"HTTP {status}: {_said(body)}".removesuffix(": ")
     # some servers answer a prompt that does not fit with 500
-    if status == 413 or (status in (400, 422) and (too_long or _TOO_LONG.search(said))) or (status == 500 and too_long):
-        return "too_long", message
-    # where the quota is spent no wait helps
-    passing = status in (408, 409, 429) and "insufficient_quota" not in codes
-    return "server" if passing or status >= 500 else "refused", message
+    if status == 413 or (status in (400, 422, 500) and _TOO_LONG.search(str(body))):
+        return _failed("too_long", message)
+    return _failed("server" if status in (408, 409, 429) or status >= 500 else "refused", message)
 
 
-def _reply(data: Any, whole: str) -> tuple[Reply, bool]:
-    """The reply in a chat completion, and whether to ask again. Raises where it is none."""
-    choices = data.get("choices")
-    choice = choices[0] if choices else data
+def _reply(data: Any, whole: bool) -> Reply:
+    """The reply in a chat completion. Raises where it is none."""
+    choice = data["choices"][0] if data.get("choices") else data
     if error := choice.get("error"):
-        code = error.get("code") if isinstance(error, dict) else None
-        status = int(str(code)) if str(code).isdigit() else 400
-        failure, message = failure_of(status, json.dumps({"error": error}))
-        return _failed(failure, message.removeprefix("HTTP 400: ")), failure == "server"
-    if choices == []:
-        return _failed("server", "the reply has no choices"), True
+        code = str(error.get("code")) if isinstance(error, Mapping) else ""
+        return failure_of(int(code), error) if code.isdigit() else _failed("refused", _said(error))
     said, reason = choice["message"], str(choice.get("finish_reason")).lower()
-    text = said.get("content")
+    text = said.get("content") or ""
     if isinstance(text, list):
         text = "".join(part.get("text") or "" for part in text)
-    if text is not None and not isinstance(text, str):
-        raise TypeError
+    if said.get("refusal") or reason == "content_filter":
+        return _failed("refused", f"the model refuses: {said.get('refusal') or 'finish_reason content_filter'}")
     if reason == "error":
-        return _failed("server", "the server ended the reply with an error (finish_reason error)"), True
-    if refusal := said.get("refusal"):
-        return _failed("refused", f"the model refuses: {refusal}"), False
-    if reason == "content_filter":
-        return _failed("refused", "the server's filter ended the reply (finish_reason content_filter)"), False
-    usage = data.get("usage")
-    finished = reason not in ("length", "max_tokens")
-    spent = _usage(usage if isinstance(usage, dict) else {})
-    if not (text or "").strip() and not (whole and said.get("tool_calls")):
-        if not finished:
-            why = f"the reply is empty: all its room went into thinking (finish_reason {reason})"
-            return replace(_failed("invalid", why), **spent), False
-        return replace(_failed("server", f"the reply is empty (finish_reason {reason})"), **spent), True
-    # a lone surrogate, which JSON can spell, could be written to no file
-    text = (whole or str(text)).encode("utf-8", "replace").decode("utf-8")
-    return Reply(text, finished=finished, **spent), False
-
-
-def _usage(counts: Any) -> dict[str, Any]:
-    """The fields of a reply for the counts that a server gives, whatever they are."""
+        return _failed("server", "the server ended the reply with an error (finish_reason error)")
+    counts = data.get("usage") or {}
     prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    known = all(type(one) in (int, float) and 0 <= one <= _MOST_TOKENS and one % 1 == 0 for one in (prompt, completion))
-    return {"prompt_tokens": prompt, "completion_tokens": completion} if known else {"usage_known": False}
+    known = isinstance(prompt, int) and isinstance(completion, int)
+    spent = {"prompt_tokens": prompt, "completion_tokens": completion} if known else {"usage_known": False}
+    finished = reason not in ("length", "max_tokens")
+    if not text.strip() and not (whole and said.get("tool_calls")):
+        why = f"the reply is empty (finish_reason {reason})"
+        return replace(_failed("server" if finished else "invalid", why), **spent)
+    # a lone surrogate, which JSON can spell, could be written to no file
+    text = (json.dumps(data) if whole else text).encode("utf-8", "replace").decode("utf-8")
+    return Reply(text, finished=finished, **spent)
 
 
 def _failed(failure: ReplyFailure, message: str) -> Reply:
-    return Reply("", finished=False, failure=failure, message=" ".join(message.split())[:300])
+    return Reply("", finished=False, failure=failure, message=" ".join(message.split()))
 
 
-def _said(body: str) -> tuple[set[str], str]:
-    """Codes and message of an error body, in any of the shapes that servers use."""
-    try:
-        error = json.loads(body)
-    except (ValueError, RecursionError):
-        return set(), "" if "<html" in body.lower() else body
-    if isinstance(error, dict):
-        error = error.get("error", error)
-    if not isinstance(error, dict):
-        return set(), str(error or "")
-    return {str(error.get("code")), str(error.get("type"))}, str(error.get("message") or error.get("detail") or "")
+def _said(error: Any) -> str:
+    """The message of an error, in any of the shapes that servers use."""
+    while isinstance(error, Mapping):
+        error = error.get("message") or error.get("detail") or error.get("error") or ""
+    return "" if "<html" in str(error).lower() else str(error)
 
 
-def _key(endpoint: EndpointConfig) -> str | None:
+def _key(endpoint: EndpointConfig) -> str:
+    """The key from the environment; "none" where none is needed, since servers without keys still want the header."""
     if not endpoint.needs_key:
-        return None
+        return "none"
     key = os.environ.get(endpoint.key_env or "", "").strip()
     if not key:
-        where = "" if endpoint.base_url == OPENAI else f" for {endpoint.base_url}"
-        raise ModelError(f"no key{where}: set the environment variable {endpoint.key_env}")
+        raise ModelError(f"no key for {endpoint.base_url}: set the environment variable {endpoint.key_env}")
     if not key.isascii() or not key.isprintable():
         raise ModelError(f"the key in {endpoint.key_env} holds a character no key has; is it cut or quoted wrongly?")
     return key

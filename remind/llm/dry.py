@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remind.core.errors import DataError
 from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Ledger
+from remind.llm.ledger import Ledger, table
 from remind.llm.request import Reply, Request
 from remind.llm.structured import placeholder
 
@@ -32,9 +31,6 @@ class DryRun:
         path: JSONL; an older one is replaced. A line per request that would be sent.
         ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
 
-    Attributes:
-        replies: the stand-in replies by cache key.
-
     Raises:
         DataError: the file cannot be written.
     """
@@ -48,20 +44,10 @@ class DryRun:
         except OSError as error:
             raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
-    def summary(self) -> dict[str, Any]:
-        """As `Ledger.summary`; what would be paid is under `now`: upper bounds of completion_tokens and cost_usd."""
-        return self.ledger.summary()
-
     def report(self) -> str:
-        """The summary as text."""
-        summary = self.summary()
-        lines = [f"{'stage':<10}{'requests':>9}{'cached':>8}{'prompt':>12}{'reply at most':>15}{'USD at most':>13}"]
-        for name, row in (*summary["stages"].items(), ("total", summary["total"])):
-            now, counts = row["now"], f"{row['requests']:>9}{row['cached']:>8}"
-            tokens = f"{now['prompt_tokens']:>12}{now['completion_tokens']:>15}"
-            lines.append(f"{name:<10}{counts}{tokens}{now['cost_usd']:>13.4f}")
-        lines.append(f"tokens counted as characters / {CHARACTERS}; nothing was asked; prompts: {self.path}")
-        return "\n".join(lines)
+        """The ledger as text: calls, and at most how many tokens and USD they cost."""
+        end = f"tokens counted as characters / {CHARACTERS}, replies at their longest; nothing was asked"
+        return f"{table(self.ledger.summary(), dry=True)}\n{end}; prompts: {self.path}"
 
 
 class DryChat(CachedChat):
@@ -75,47 +61,26 @@ class DryChat(CachedChat):
         super().__init__(endpoint, cache, run.ledger)
         self.run = run
 
-    @property
-    def name(self) -> str:
-        return f"dry run of {self.endpoint.identity}"
-
-    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Put what the cache or this dry run holds, else a stand-in, which is written down."""
-        for key, request in asked.items():
-            if key in self.run.replies:
-                put(replace(self.run.replies[key], cached=True))
-            else:
-                put(self.recorded(request) or self._stand_in(key, request))
+        for place, request in enumerate(asked):
+            key = self.key_of(request)
+            held = self.run.replies.get(key)
+            put(place, replace(held, cached=True) if held else self.recorded(request) or self._stand_in(key, request))
 
     def _stand_in(self, key: str, request: Request) -> Reply:
-        body = self.body(request)
-        if request.body is None:
-            text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
-            tokens = sum(-(-len(message.text) // CHARACTERS) + _TEMPLATE_TOKENS for message in request.messages)
-        else:
-            tokens = -(-len(json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False)) // CHARACTERS)
-            message, reason = _message(request.body)
-            text = json.dumps(completion(self.endpoint.model, message, reason, tokens, request.max_tokens))
-        about = {"stage": request.stage, "sample": request.sample, "prompt_id": request.prompt_id}
-        about |= {"system": request.system, "dialogue": request.dialogue} if request.system else {}
+        body, schema = self.body(request), request.schema
+        text = DRY if schema is None else json.dumps(placeholder(schema, schema))
+        tokens = sum(-(-len(str(one.get("content"))) // CHARACTERS) + _TEMPLATE_TOKENS for one in body["messages"])
+        if request.body is not None:
+            tokens += len(json.dumps(body.get("tools", ""))) // CHARACTERS
+            message = {"role": "assistant", "content": "{}" if body.get("response_format") else DRY}
+            text = json.dumps(completion(self.endpoint.model, message, "stop", tokens, request.max_tokens))
+        reply = Reply(text, None, tokens, request.max_tokens, calls=1, key=key)
+        about = {name: getattr(request, name) for name in ("stage", "sample", "prompt_id", "system", "dialogue")}
         cost = self.endpoint.cost(tokens, request.max_tokens)
         line = {**about, "endpoint": self.endpoint.title, **body, "prompt_tokens": tokens, "cost_usd_at_most": cost}
         with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens, key=key)
-        return self.run.replies[key]
-
-
-def _message(body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A message such as the body asks for, and why it ends: a call of the tool it insists on, JSON, or a fixed line."""
-    tools = [tool["function"] for tool in body.get("tools") or [] if tool.get("type") == "function"]
-    choice, form = body.get("tool_choice"), body.get("response_format") or {}
-    if isinstance(choice, Mapping):
-        tools = [tool for tool in tools if tool["name"] == choice.get("function", {}).get("name")]
-    if tools and choice not in (None, "auto", "none"):
-        arguments = json.dumps(placeholder(tools[0].get("parameters") or {}))
-        call = {"id": "call_0", "type": "function", "function": {"name": tools[0]["name"], "arguments": arguments}}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-    schema = form.get("json_schema", {}).get("schema", {})
-    text = DRY if form.get("type", "text") == "text" else json.dumps(placeholder(schema))
-    return {"role": "assistant", "content": text}, "stop"
+        self.run.replies[key] = reply
+        return reply

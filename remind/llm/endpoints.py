@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
+from pydantic import HttpUrl
+
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
-from remind.llm.request import Stage
-from remind.states.auxiliary import MemoryStage
+from remind.llm.request import MemoryStage, Stage
 from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
@@ -31,7 +32,7 @@ class EndpointConfig:
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
-    """Time limit of a try in seconds, from the connection to the last byte of the reply."""
+    """Time limit in seconds of the wait for a reply, and of the reply from its first byte to its last."""
     retries: Annotated[int, Range(ge=0, le=1000)] = 6
     """Retries after 429, 5xx, time-outs, broken connections and broken replies. Delays grow up to 8 s, or follow
     Retry-After."""
@@ -56,12 +57,14 @@ class EndpointConfig:
     """Precision of a local model: float32, bfloat16, float16 or auto."""
 
     def check(self) -> None:
-        """Raise ConfigError for a value out of range, and an address or a name of a variable that is none."""
+        """Raise ConfigError for no model, a value out of range, and an address or a name of a variable that is none."""
         check_ranges(self, ConfigError)
         if self.key_env is not None and not self.key_env.isidentifier():
             raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
         if not self.local:
             _check_url(self.base_url)
+        if not self.model:
+            raise ConfigError("no model is named; set the endpoint's model")
 
     @property
     def local(self) -> bool:
@@ -125,28 +128,17 @@ class LLMConfig:
                 endpoint.check()
 
     def endpoint(self, stage: Stage) -> EndpointConfig | None:
-        """The endpoint for a stage; None: the offline stand-in.
-
-        Raises:
-            ConfigError: an endpoint without a model.
-        """
+        """The endpoint for a stage; None: the offline stand-in."""
         own: EndpointConfig | None = self.memory if stage in get_args(MemoryStage) else getattr(self, stage)
-        chosen = own or self.default
-        if chosen is not None and not chosen.model:
-            raise ConfigError(f"no model is named for {stage}; set its endpoint's model")
-        return chosen
+        return own or self.default
 
 
 def _check_url(url: str) -> None:
     """Keys hide in addresses, and addresses are printed: refuse those that could hold one."""
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
+        parts = HttpUrl(url if "://" in url else "")
     except ValueError:
-        usable, parts = False, urlsplit("")
-    if "@" in parts.netloc or parts.query or parts.fragment:
+        what = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither"
+        raise ConfigError(f"base_url must be {what} (and not shown: it may hold a key)") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")
-    if not usable:
-        example = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1"
-        raise ConfigError(f"base_url must be {example}; what was given is neither (and not shown: it may hold a key)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,21 +20,16 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
 
-    def add(self, request: Request, reply: Reply, endpoint: EndpointConfig, failure: str | None) -> None:
-        """Count a reply; its calls, tokens and seconds are what it cost when it was paid for.
-
-        Args:
-            failure: what became of the request in the end.
-        """
+    def add(self, request: Request, reply: Reply, endpoint: EndpointConfig) -> None:
+        """Count a reply; its calls, tokens and seconds are what it cost when it was paid for."""
         tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         # a failed request is asked again and counted again, but for others with the same words
-        answered = reply.failure is None
+        answered = reply.failure in (None, "invalid")
         self._add({
             "stage": request.stage, "endpoint": endpoint.title, "system": request.system, "dialogue": request.dialogue,
-            "key": reply.key if answered else None, "cached": reply.cached, "failure": failure,
+            "key": reply.key if answered else None, "cached": reply.cached, "failure": reply.failure,
             "calls": reply.calls if answered or not reply.cached else 0, **tokens, "cost_usd": endpoint.cost(**tokens),
             "unknown_usage": int(not reply.usage_known), "seconds": reply.seconds,
         })  # fmt: skip
@@ -55,10 +49,8 @@ class Ledger:
             of replies whose tokens the server did not count; they are in no sum. What several groups ask for is in
             each of them.
         """
-        with self._lock:
-            rows = list(self._rows)
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {} if names else {(): []}
-        for row in rows:
+        for row in list(self._rows):
             places.setdefault(tuple(row[name] for name in names), []).append(row)
         return [{**dict(zip(names, place, strict=True)), **self.sums(own)} for place, own in sorted(places.items())]
 
@@ -81,29 +73,27 @@ class Ledger:
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then."""
-        with self._lock:
-            rows, self._rows = self._rows, []
-            return rows
+        rows, self._rows = self._rows, []
+        return rows
 
     def merge(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add what another ledger has counted."""
-        with self._lock:
-            self._rows += rows
+        self._rows += rows
 
     def _add(self, row: dict[str, Any]) -> None:
-        with self._lock:
-            self._rows.append(row)
+        self._rows.append(row)
 
 
-def table(summary: Mapping[str, Any]) -> str:
-    """The summary as lines of text, one per stage, then the total."""
-    heads = f"{'requests':>9}{'cached':>8}{'failed':>8}{'calls':>8}{'tokens':>12}{'USD':>10}{'p50 s':>8}{'p95 s':>8}"
-    lines = [f"{'stage':<10}{heads}"]
+def table(summary: Mapping[str, Any], dry: bool = False) -> str:
+    """The summary as lines of text, one per stage, then the total; of a dry run what would be paid now, at most."""
+    heads = ("requests", "cached", "failed", "calls", "prompt", "reply", "USD", "p50 s", "p95 s")
+    lines = [f"{'stage':<10}" + "".join(f"{head:>10}" for head in heads)]
     for name, row in (*summary["stages"].items(), ("total", summary["total"])):
-        tokens = row["prompt_tokens"] + row["completion_tokens"]
-        times = "".join("       -" if value is None else f"{value:>8.2f}" for value in row["seconds"].values())
-        counts = f"{row['requests']:>9}{row['cached']:>8}{sum(row['failures'].values()):>8}{row['calls']:>8}"
-        lines.append(f"{name:<10}{counts}{tokens:>12}{row['cost_usd']:>10.4f}{times}")
+        paid = row["now"] if dry else row
+        counts = (row["requests"], row["cached"], sum(row["failures"].values()), paid["calls"])
+        times = ("-" if value is None else f"{value:.2f}" for value in row["seconds"].values())
+        cells = (*counts, paid["prompt_tokens"], paid["completion_tokens"], f"{paid['cost_usd']:.4f}", *times)
+        lines.append(f"{name:<10}" + "".join(f"{cell:>10}" for cell in cells))
     if unknown := summary["total"]["unknown_usage"]:
         lines.append(f"{unknown} replies came without a usable count of tokens; tokens and USD leave them out")
     return "\n".join(lines)

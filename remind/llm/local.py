@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -45,39 +45,36 @@ class LocalChat(CachedChat):
     def name(self) -> str:
         return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
 
-    def ask(self, asked: Mapping[str, Request], put: Put) -> None:
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Generate what is not recorded; a request with a temperature, or with a body of its own, is refused.
 
         A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
         """
-        groups: dict[int, list[str]] = {}
-        for key, request in asked.items():
-            if request.temperature == 0 and request.body is None:
-                groups.setdefault(request.max_tokens, []).append(key)
-                continue
-            why = "a local model answers greedily: temperature 0"
-            if request.body is not None:
-                why = "a local model takes no tools; name a chat server"
-            put(Reply("", finished=False, failure="refused", message=why, key=key))
-        for room in sorted(groups):
-            self._generate({key: asked[key] for key in groups[room]}, room, put)
-
-    def _generate(self, asked: Mapping[str, Request], room: int, put: Put) -> None:
         from remind.models.generate import generate
 
-        keys, recorded = list(asked), {key: self.recorded(request) for key, request in asked.items()}
-        for reply in filter(None, recorded.values()):
-            put(reply)
-        started = monotonic()
-
-        def on_output(place: int, output: Generation) -> None:
-            nonlocal started
-            put(self.record(asked[keys[place]], _reply(output, monotonic() - started)))
+        rooms: dict[int, list[int]] = {}
+        for place, request in enumerate(asked):
+            if request.temperature == 0 and request.body is None:
+                rooms.setdefault(request.max_tokens, []).append(place)
+                continue
+            why = "answers greedily: temperature 0" if request.body is None else "takes no tools; name a chat server"
+            put(place, Reply("", finished=False, failure="refused", message=f"a local model {why}"))
+        for room, places in sorted(rooms.items()):
+            done = [False] * len(places)
+            for n, place in enumerate(places):
+                if recorded := self.recorded(asked[place]):
+                    done[n] = True
+                    put(place, recorded)
             started = monotonic()
 
-        prompts, done = [as_prompt(asked[key].messages) for key in keys], [recorded[key] is not None for key in keys]
-        generate(self.backbone, prompts, room, self.endpoint.concurrency, done, on_output)
+            def on_output(n: int, output: Generation, places: Sequence[int] = places) -> None:
+                nonlocal started
+                put(places[n], self.record(asked[places[n]], _reply(output, monotonic() - started)))
+                started = monotonic()
+
+            prompts = [as_prompt(asked[place].messages) for place in places]
+            generate(self.backbone, prompts, room, self.endpoint.concurrency, done, on_output)
 
 
 def as_prompt(messages: Sequence[Message]) -> str:
@@ -105,6 +102,5 @@ def _reply(output: Generation, seconds: float) -> Reply:
     """A generation as a reply. A model that could not be run is as good as a server that gives no reply."""
     if output.failure is None:
         return Reply(output.text, None, output.prompt_tokens, output.new_tokens, output.finished, seconds, calls=1)
-    too_long = output.failure == "too_long"
-    failure: ReplyFailure = "too_long" if too_long else "server"
-    return Reply("", finished=False, seconds=seconds, calls=int(not too_long), failure=failure, message=output.message)
+    failure: ReplyFailure = "too_long" if output.failure == "too_long" else "server"
+    return Reply("", finished=False, seconds=seconds, failure=failure, message=output.message)

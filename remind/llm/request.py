@@ -6,14 +6,31 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, Protocol
 
 from remind.states import prompts
-from remind.states.auxiliary import Stage
 
+#: What the memory systems ask for; they share one endpoint.
+MemoryStage = Literal[
+    "extract",
+    "update",
+    "facts",
+    "keyphrases",
+    "summaries",
+    "events",
+    "time_range",
+    "note",
+    "read",
+    "memory",
+    "compress",
+    "profile",
+]
+#: What a request is made for; costs are counted by it, and each but those of memory may have an endpoint of its own.
+Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", "explain", MemoryStage]
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
-#: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for, nor was its repair.
+#: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
 
 
@@ -40,8 +57,6 @@ class Request:
         body: a request of OpenAI's protocol that is sent as it is but for the endpoint's own fields, in place of
             messages; the reply's text is then the whole reply as JSON.
         system, dialogue: the memory system that asks, and of which dialogue. Not part of the cache key.
-        alike: a regular expression, "" for none. Requests, as JSON in ASCII, that differ in what it matches alone are
-            equal to the cache, and of a recorded reply such text is replaced by the request's own.
     """
 
     messages: tuple[Message, ...]
@@ -54,7 +69,6 @@ class Request:
     body: Mapping[str, Any] | None = None
     system: str = ""
     dialogue: str = ""
-    alike: str = ""
 
     @property
     def chat(self) -> list[dict[str, str]]:
@@ -69,12 +83,12 @@ class Reply:
     Attributes:
         text: the model's words; "" on failure, but for an invalid reply, whose words are kept.
         value: the parsed JSON where a schema was given and met.
-        prompt_tokens, completion_tokens: as the server counts them, of the reply and of its repair.
+        prompt_tokens, completion_tokens: as the server counts them.
         finished: whether the model ended by itself.
         seconds: from the first try to the end, waiting for a free place not counted.
-        calls: HTTP requests sent, tries included; 0 where the reply was cached.
+        calls: 1; 0 where the reply was cached.
         cached: whether it was paid for before.
-        key: of the request in the cache of replies; "" for a reply that was put together from several.
+        key: of the request in the cache of replies.
         failure, message: why there is no usable reply, in a word and in a line without keys.
         usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
     """
@@ -128,13 +142,9 @@ class ChatModel(Protocol):
 def code_for(texts: Iterable[str]) -> str:
     """Eight hex digits that occur in none of the texts; the same for the same texts, so that a prompt repeats."""
     texts = list(texts)
-    attempt = 0
-    while True:
-        # as ASCII: a lone surrogate, which JSON input may hold, has no UTF-8
-        code = hashlib.sha256(json.dumps([attempt, texts]).encode()).hexdigest()[:8]
-        if not any(code in text for text in texts):
-            return code
-        attempt += 1
+    # as ASCII: a lone surrogate, which JSON input may hold, has no UTF-8
+    codes = (hashlib.sha256(json.dumps([attempt, texts]).encode()).hexdigest()[:8] for attempt in count())
+    return next(code for code in codes if not any(code in text for text in texts))
 
 
 def fenced(name: str, text: str, code: str) -> str:

@@ -11,13 +11,13 @@ from remind.data.dialogue import Question
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.parse import parse_answer
 from remind.evaluation.personalisation import TEMPLATE, Used, assess
+from remind.llm.auxiliary import AuxiliaryLLM
 from remind.llm.request import ChatModel
 from remind.memory.asking import dated
 from remind.memory.base import Bank, Memory
 from remind.memory.config import RunMemoryConfig
 from remind.memory.readers import Reading
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM
 
 
 def who(cfg: RunMemoryConfig) -> Iterator[str]:

@@ -15,9 +15,8 @@ from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
 from remind.llm.asking import Unusable, plain
-from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
+from remind.llm.request import ChatModel, MemoryStage, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, key_sentences, rarity, sentences, stems, telling, words
 

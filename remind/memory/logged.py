@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Reply, Request
+from remind.llm.request import MemoryStage, Reply, Request
 from remind.memory.base import Bank
 from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
@@ -18,7 +18,6 @@ from remind.memory.proposals import LONGEST, undated
 from remind.memory.store import Draft
 from remind.memory.times import day_of
 from remind.states import prompts
-from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line
 from remind.text.words import fillers, sentences, stems
 

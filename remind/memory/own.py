@@ -15,12 +15,12 @@ from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
 from remind.llm.asking import TEMPLATES
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
+from remind.llm.request import Stage
 from remind.memory.base import Bank, Query
 from remind.memory.store import Draft, Store
 from remind.memory.systems import System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, told, turn_scores
-from remind.states.auxiliary import Stage
 from remind.states.prompts import prompt_id
 from remind.states.pyramid import AttentionalState, turn_text
 

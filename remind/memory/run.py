@@ -20,7 +20,7 @@ from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question, note_ids, spread
 from remind.data.readers import format_of, stream
 from remind.evaluation.judge import load_judge
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.llm.request import Stage
 from remind.memory.answering import put_answers, put_personalisation, who, write_answers
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
@@ -32,7 +32,6 @@ from remind.memory.readers import Answers, ChatReader, Reading
 from remind.memory.rows import control, row_of
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
-from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.dataset import question_splits
 from remind.states.pyramid import turn_text
 

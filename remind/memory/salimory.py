@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Request
+from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, asked, failed, filled, mapping, send
 from remind.memory.base import Memory, Query, Services
@@ -24,7 +24,6 @@ from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, number
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema, undated
 from remind.memory.times import day_of
-from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt, Share, check_ranges
 

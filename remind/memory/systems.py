@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from remind.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
+    from remind.llm.request import Stage
     from remind.memory.base import Bank, MemorySystem, Services
-    from remind.states.auxiliary import Stage
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
 COLUMNS = (

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, get_args
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
+from remind.llm.request import Stage
 from remind.perception.config import SegmentConfig
-from remind.states.auxiliary import Stage
 from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]

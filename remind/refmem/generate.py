@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
-from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema, repair
+from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
+from remind.llm.structured import NotValid, object_schema
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
 from remind.refmem.items import Item, shuffled, with_id
@@ -162,10 +162,12 @@ def ask_twice(
                 found[number] = read(number, reply)
                 dropped.pop(number, None)
             except NotValid as error:
-                # the client has already repeated failed requests and those whose reply did not match the schema
-                if reply.failure is None and number not in dropped:
-                    messages = (*request.messages, *repair(reply.text, str(error)))
-                    again[number] = replace(request, messages=messages)
+                # the client has already repeated requests that failed
+                if reply.failure in (None, "invalid") and number not in dropped:
+                    why = f"That reply cannot be used: {error}. Give the same content again as one JSON value that "
+                    why += "matches the required schema. Write nothing before or after it."
+                    told = (Message("assistant", reply.text), Message("user", why))
+                    again[number] = replace(request, messages=(*request.messages, *told))
                 dropped[number] = str(error)
         pending, retried = again, retried + len(again)
     return found, dropped, retried

@@ -61,17 +61,12 @@ def fillers() -> frozenset[str]:
     return word_list("stopwords") | word_list("filler")
 
 
-@cache
-def _stemmer() -> Any:
-    from nltk.stem import PorterStemmer
-
-    return PorterStemmer()
-
-
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
     """Porter stem of a lower-case word."""
-    return str(_stemmer().stem(word))
+    from nltk.stem import PorterStemmer
+
+    return str(PorterStemmer().stem(word))
 
 
 def words(text: str) -> list[str]:
@@ -162,6 +157,9 @@ def infer_dimension(text: str) -> str | None:
 def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:
     """The strategy of a question, from its words and the dialogue's.
 
+    Entities are quotations and chunks of content words, focus what the target does. A chunk weighs as much as its
+    rarest word; one that does not occur in the dialogue comes after those that do.
+
     Args:
         weights: rarity of each stem over the dialogue's turns; None: counted here.
     """
@@ -169,8 +167,16 @@ def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | Non
         weights = rarity([stems(turn.text) for turn in dialogue.turns])
     speakers = target_speakers(dialogue, question.text)
     scope = temporal_scope(question.text)
-    entities, focus = _topics(question.text, speakers, scope, weights)
-    return Strategy(guide(kind_of(question)).reasoning, speakers, entities, focus, scope)
+    quoted = [quote for match in _QUOTED.finditer(question.text) if (quote := match.group(1).strip())]
+    rest = _QUOTED.sub(" , ", _CLITIC.sub(" ", question.text))
+    for phrase in scope:
+        rest = rest.replace(phrase, " , ")
+    chunks = _chunks(rest, {part for speaker in speakers for part in words(speaker)})
+    weight = {chunk: max((weights.get(term, -1.0) for term in stems(chunk)), default=-1.0) for chunk, _ in chunks}
+    focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
+    named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
+    entities = tuple(dict.fromkeys([*quoted, *sorted(named, key=lambda chunk: weight[chunk], reverse=True)]))
+    return Strategy(guide(kind_of(question)).reasoning, speakers, entities[:MAX_ENTITIES], tuple(focus), scope)
 
 
 def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
@@ -181,13 +187,17 @@ def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
     Where a speaker is called "user", words of the first person name that speaker.
     """
     tokens = [(match.group(), match.start()) for match in re.finditer(r"\w+", text)]
+    lowered = [token.lower() for token, _ in tokens]
     mentions: dict[str, int] = {}
     for speaker in dialogue.speakers:
         parts = words(speaker)
         single = [[part] for part in parts if len(part) > 1 and part not in word_list("stopwords")]
-        places = [_find(name, tokens) for name in ([parts] if parts else []) + single]
-        if any(place is not None for place in places):
-            mentions[speaker] = min(place for place in places if place is not None)
+        for name in ([parts] if parts else []) + single:
+            # the last word may carry an s ("Carolines")
+            forms = (name, [*name[:-1], name[-1] + "s"])
+            starts = (n for n in range(len(lowered)) if lowered[n : n + len(name)] in forms)
+            if (start := next(starts, None)) is not None:
+                mentions[speaker] = min(tokens[start][1], mentions.get(speaker, tokens[start][1]))
     common = word_list("stopwords") | word_list("months") | word_list("question") | word_list("weekdays")
     for token, place in tokens:
         if len(token) >= 3 and token[0].isupper() and token.casefold() not in common:
@@ -199,18 +209,8 @@ def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
     return tuple(sorted(mentions, key=lambda speaker: mentions[speaker]))
 
 
-def _find(parts: list[str], tokens: list[tuple[str, int]]) -> int | None:
-    """Where the words of a name stand in a row; the last may carry an s ("Carolines")."""
-    lowered = [token.lower() for token, _ in tokens]
-    forms = (parts, [*parts[:-1], parts[-1] + "s"])
-    for start in range(len(lowered) - len(parts) + 1):
-        if lowered[start : start + len(parts)] in forms:
-            return tokens[start][1]
-    return None
-
-
-@cache
-def _scope_pattern() -> re.Pattern[str]:
+def temporal_scope(text: str) -> tuple[str, ...]:
+    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
     # march and may are words too: they count as months only next to a number, or after a preposition and capitalised
     plain = "|".join(sorted(word_list("months") - {"march", "may"}))
     months = rf"(?:{plain}|(?<![?.!] )(?<!^)(?-i:March|May))"
@@ -230,36 +230,8 @@ def _scope_pattern() -> re.Pattern[str]:
         weekdays,
         "|".join(sorted(word_list("periods"))),
     )
-    return re.compile(rf"\b(?:{'|'.join(alternatives)})\b", re.IGNORECASE)
-
-
-def temporal_scope(text: str) -> tuple[str, ...]:
-    """Dates, months, weekdays, seasons and spans of time the text names, as written, in order."""
-    return tuple(dict.fromkeys(match.group().strip() for match in _scope_pattern().finditer(text)))
-
-
-def _topics(
-    text: str, speakers: tuple[str, ...], scope: tuple[str, ...], weights: dict[str, float]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Entities (names, quotations, chunks of content words) and focus (what the target does), each once.
-
-    A chunk weighs as much as its rarest word; one that does not occur in the dialogue comes after those that do.
-    """
-    names = {part for speaker in speakers for part in words(speaker)}
-    quoted = [quote for match in _QUOTED.finditer(text) if (quote := match.group(1).strip())]
-    rest = _QUOTED.sub(" , ", _CLITIC.sub(" ", text))
-    for phrase in scope:
-        rest = rest.replace(phrase, " , ")
-    chunks = _chunks(rest, names)
-
-    def weight(chunk: str) -> tuple[bool, float]:
-        rarities = [weights[term] for term in stems(chunk) if term in weights]
-        return (bool(rarities), max(rarities, default=0.0))
-
-    focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
-    named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)
-    entities = dict.fromkeys([*quoted, *sorted(named, key=weight, reverse=True)])
-    return tuple(entities)[:MAX_ENTITIES], tuple(focus)
+    found = re.finditer(rf"\b(?:{'|'.join(alternatives)})\b", text, re.IGNORECASE)
+    return tuple(dict.fromkeys(match.group().strip() for match in found))
 
 
 def _chunks(text: str, names: set[str]) -> list[tuple[str, bool]]:

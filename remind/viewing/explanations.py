@@ -24,10 +24,10 @@ from remind.core.progress import ProgressBar
 from remind.evaluation.intervals import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
 from remind.llm.asking import plain
+from remind.llm.auxiliary import Failure
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.states import prompts
-from remind.states.auxiliary import Failure
 from remind.viewing.excerpts import Background, Captions, Excerpt, distinctive_words, excerpt
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from remind.evaluation.config import EvaluateConfig
+from remind.llm.asking import Verdict
 from remind.llm.request import Reply, Request
-from remind.states.auxiliary import Verdict
 
 RIGHT: dict[str, Reply | str] = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",

@@ -11,8 +11,8 @@ import torch
 
 from remind.evaluation.judge import Case, Ruling, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
+from remind.llm.asking import Verdict
 from remind.models.generate import Generation
-from remind.states.auxiliary import Verdict
 from remind.states.records import StateRecord
 
 OUTPUTS = {

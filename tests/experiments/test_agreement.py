@@ -15,7 +15,7 @@ from sklearn import metrics as reference
 
 from experiments.official.agreement import AgreementConfig, agreement, judge_agreement, load_labels, load_verdicts
 from remind.core.errors import DataError
-from remind.states.auxiliary import Verdict
+from remind.llm.asking import Verdict
 
 
 def test_figures_against_scikit_learn() -> None:

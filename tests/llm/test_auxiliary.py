@@ -9,7 +9,6 @@ from scripted_chat import Scripted, as_reply
 
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, Dialogue, Image, Question, Session, Turn
-from remind.llm.asking import read_verdict
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
@@ -68,7 +67,7 @@ def test_cues_of_all_segments_go_out_together() -> None:
     assert (failure.stage, failure.failure) == ("cues", "unusable")
     assert failure.sample == "talk 1:4..1:4 pattern_induction"
     report = llm.report()["stages"]["cues"]
-    assert (report["asked"], report["failed"], report["model"]) == (3, 1, "scripted")
+    assert (report["asked"], report["failed"]) == (3, 1)
 
 
 def written_by(llm: OfflineLLM | ChatLLM, stage: str) -> Any:
@@ -102,7 +101,7 @@ def test_a_cue_that_never_ends_is_cut() -> None:
 
 
 def test_kinds_are_asked_of_the_model_that_writes_strategies() -> None:
-    kinds = {"q1": {"kind": "belief_modeling"}, "q2": {"kind": "factual"}, "q3": {"kind": "astrology"}}
+    kinds = {"q1": {"kind": "belief_modeling"}, "q2": {"kind": "factual"}, "q3": None}
     model = Scripted(lambda request: kinds[request.sample])
     llm = ChatLLM({"strategy": model})
     # the third reply is no kind: the stand-in's rule decides
@@ -172,21 +171,16 @@ def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ('{"verdict": true}', True),
-        ("{'verdict': 'Yes'}", True),
         ("<think>it says yes, verdict: true</think> No.", False),
         ("**Yes.**", True),
         ("Incorrect!", False),
         ("", None),
         ("maybe", None),
         ("no information is a fair answer, so I would accept it", None),
-        ('{"verdict": null}', None),
-        ('{"verdict": true} or rather {"verdict": false}', None),
         ("<think>yes", None),
     ],
 )
 def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
-    assert read_verdict(text) is verdict
     llm, _ = chat("judge", Reply(text, failure="invalid", message="not JSON"))
     assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict
     assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])

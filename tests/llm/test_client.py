@@ -51,7 +51,7 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
     assert [reply.text for reply in replies] == [f"you said: word {number}" for number in range(60)]
     assert sorted(seen) == list(range(60))
     assert set(proxy.faults) == {"rate", "broken", "slow", "cut", "malformed"}
-    assert sum(reply.calls for reply in replies) == hits == proxy.hits == 60 + proxy.faults.total()
+    assert hits == proxy.hits == 60 + proxy.faults.total()
     assert set(proxy.paid.values()) == {1}
     assert [(reply.text, reply.cached, reply.calls) for reply in again] == [(one.text, True, 0) for one in replies]
     assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]
@@ -63,7 +63,7 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
         (b"", 3, "server", "not a chat completion"),
         (b"[]", 3, "server", "not a chat completion"),
         (body({"content": 3}), 3, "server", "not a chat completion"),
-        (body(choices=[]), 3, "server", "no choices"),
+        (body(choices=[]), 3, "server", "not a chat completion"),
         (body({"content": None}), 3, "server", "empty"),
         (body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
         (b'{"error": {"code": 502, "message": "model overloaded"}}', 3, "server", "model overloaded"),
@@ -74,7 +74,7 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
             "server",
             "upstream",
         ),
-        (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "went into thinking"),
+        (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "empty (finish_reason length)"),
         (body({"content": ""}, "content_filter"), 1, "refused", "content_filter"),
         (body({"content": None, "refusal": "I can't help with that."}), 1, "refused", "I can't help with that."),
     ],
@@ -88,10 +88,10 @@ def test_broken_replies_are_asked_again_or_told_and_never_cached(
     with Proxy(answer=answer) as proxy:
         model = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"), retries=2, concurrency=1)
         good, bad = model.complete([ask("good"), ask("bad")])
-        assert (good.text, bad.failure, bad.calls) == ("well", failure, tries)
+        assert (good.text, bad.failure, bad.cached, proxy.hits) == ("well", failure, False, 1 + tries)
         assert reason in bad.message
         assert "\n" not in bad.message
-        assert model.complete([ask("bad")])[0].calls == tries
+        assert not model.complete([ask("bad")])[0].cached
         assert proxy.hits == 1 + 2 * tries
     # what passes is not lost
     if failure == "server":
@@ -118,8 +118,7 @@ def test_odd_but_whole_replies(tmp_path: Path) -> None:
 
 
 def test_replies_whose_usage_is_no_count(tmp_path: Path) -> None:
-    usages = [None, 5, "many", {}, {"prompt_tokens": 7}]
-    usages += [{"prompt_tokens": 7, "completion_tokens": one} for one in (1e300, -1, 0.5, True, "7")]
+    usages = [None, {}, {"prompt_tokens": 7}, {"prompt_tokens": 7, "completion_tokens": "7"}]
     with Proxy(answer=lambda sent: (200, {}, body(usage=usages[int(sent["messages"][0]["content"])]))) as proxy:
         for start in range(2):
             ledger = Ledger()
@@ -151,22 +150,21 @@ def test_replies_whose_usage_is_no_count(tmp_path: Path) -> None:
 def test_errors_of_a_request_are_told_in_the_servers_words(status: int, said: Any, failure: str) -> None:
     answer = error(status, said) if isinstance(said, str) else (status, {}, json.dumps(said).encode())
     reply, proxy = reply_to(lambda _: answer, retries=0)
-    assert (reply.failure, reply.calls, proxy.hits) == (failure, 1, 1)
+    assert (reply.failure, proxy.hits) == (failure, 1)
     assert str(status) in reply.message
     assert "sk-abcd" not in reply.message
 
 
-@pytest.mark.parametrize(("status", "tries"), [(408, 3), (409, 3), (429, 3), (500, 3), (503, 3), (400, 1), (404, 1)])
+@pytest.mark.parametrize(("status", "tries"), [(408, 3), (429, 3), (503, 3), (404, 1)])
 def test_what_may_pass_is_tried_again(status: int, tries: int) -> None:
     reply, proxy = reply_to(lambda _: (status, {}, b"<html>busy</html>"), retries=2)
-    assert (reply.calls, proxy.hits) == (tries, tries)
-    assert reply.message == f"HTTP {status}" + (" (after 3 tries)" if tries == 3 else "")
+    assert (reply.message, proxy.hits) == (f"HTTP {status}", tries)
 
 
 def test_retry_after_is_waited_for() -> None:
     answers = iter([error(429, "slow down", **{"Retry-After": "0.7"}), (200, {}, completion("well"))])
     reply, proxy = reply_to(lambda _: next(answers))
-    assert (reply.text, reply.calls) == ("well", 2)
+    assert reply.text == "well"
     assert proxy.times[1] - proxy.times[0] >= 0.7
     assert reply.seconds >= 0.7
 
@@ -184,8 +182,8 @@ def test_a_reply_that_never_ends_is_given_up(head: bytes) -> None:
     started = time.monotonic()
     with Raw(speak) as server:
         [reply] = chat(server.url, timeout=0.5, retries=1).complete([ask("hello")])
-    assert (reply.failure, reply.calls) == ("server", 2)
-    assert reply.message == "no whole reply within 0.5 s (after 2 tries)"
+    assert (reply.failure, len(server.heads)) == ("server", 2)
+    assert reply.message == ("no whole reply within 0.5 s" if head else "no reply: timed out")
     assert time.monotonic() - started < 5
 
 
@@ -203,7 +201,7 @@ def test_a_server_that_goes_away_later_fails_single_requests() -> None:
         model = chat(proxy.url, retries=1)
         assert model.complete([ask("one")])[0].failure is None
     replies = model.complete([ask(str(n)) for n in range(9)])
-    assert {(reply.failure, reply.calls) for reply in replies} == {("server", 2)}
+    assert {reply.failure for reply in replies} == {"server"}
 
 
 def test_first_requests_that_all_fail_alike_end_the_run() -> None:
@@ -244,15 +242,14 @@ def test_concurrency_holds_over_threads() -> None:
     assert (proxy.hits, proxy.most_busy) == (18, 3)
 
 
-def test_same_words_are_asked_once_and_what_cannot_be_sent_is_refused() -> None:
+def test_same_words_are_asked_once_and_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     with Proxy() as proxy:
         requests = [ask("a", sample="1"), ask("lone \ud800"), ask("b"), ask("a", sample="2")]
-        first, odd, *rest = chat(proxy.url).complete(requests)
-    assert [(one.text, one.cached) for one in (first, *rest)] == [
-        *(("you said: a", False), ("you said: b", False), ("you said: a", True))
-    ]
+        first, odd, *rest = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite")).complete(requests)
+    assert [one.text for one in (first, *rest)] == ["you said: a", "you said: b", "you said: a"]
+    assert {first.cached, rest[1].cached} == {False, True}
     assert proxy.hits == 2
-    assert (odd.failure, odd.calls) == ("refused", 0)
+    assert odd.failure == "refused"
     assert "cannot be sent" in odd.message
 
 
@@ -345,44 +342,22 @@ def test_a_redirect_is_not_followed(status: int) -> None:
     with Proxy() as other:
         target = {"Location": f"{other.url}/chat/completions?sig=PRIVATE"}
         reply, named = reply_to(lambda _: (status, target, b""))
-    assert (reply.failure, reply.calls, named.hits, other.hits) == ("refused", 1, 1, 0)
+    assert (reply.failure, named.hits, other.hits) == ("refused", 1, 0)
     assert reply.message.startswith(f"HTTP {status}: the server sends requests elsewhere")
     assert "PRIVATE" not in reply.message
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [('{"n": "x"}', "n: 'x' is not of type 'integer'"), ("no", "there is no JSON")]
-)
-def test_json_is_repaired_once(text: str, reason: str) -> None:
-    ledger, answers = Ledger(), iter([text, '{"n": 3}', "no", '{"n": null}'])
-    request = ask("count", schema=SCHEMA)
-    with Proxy(answer=lambda _: (200, {}, completion(next(answers)))) as proxy:
-        model = chat(proxy.url, ledger=ledger, price_prompt=1e6, price_completion=2e6)
-        [reply] = model.complete([request])
-        total = ledger.summary()["total"]
-        [wrong] = model.complete([request])
-    assert (reply.value, reply.failure, reply.calls, proxy.hits) == ({"n": 3}, None, 2, 4)
-    assert (reply.prompt_tokens, reply.completion_tokens) == (20, 6)
-    again = proxy.bodies[1]["messages"]
-    assert [message["role"] for message in again] == ["user", "assistant", "user"]
-    assert again[1]["content"] == text
-    assert reason in again[2]["content"]
-    assert (total["requests"], total["calls"], total["cost_usd"]) == (2, 2, 20 + 12)
-    assert (wrong.failure, wrong.value, wrong.text, wrong.calls) == ("invalid", None, '{"n": null}', 2)
-    assert "n: None is not of type 'integer'" in wrong.message
-
-
-def test_a_reply_cut_off_by_max_tokens_is_no_json() -> None:
-    """And there may be no room to ask again."""
+def test_what_is_not_the_json_asked_for_is_told() -> None:
+    texts = {"wrong": '{"n": "x"}', "none": "no", "cut": '{"n": 3} and', "free": '{"n": 3} and'}
 
     def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        full = sent["messages"][0]["content"] == "full" and len(sent["messages"]) > 1
-        return error(400, "context length") if full else (200, {}, completion('{"n": 3} and', reason="length"))
+        name = sent["messages"][0]["content"]
+        return 200, {}, completion(texts[name], reason="length" if texts[name].endswith("and") else "stop")
 
     with Proxy(answer=answer) as proxy:
-        requests = [ask("free"), ask("count", schema=SCHEMA), ask("full", schema=SCHEMA)]
-        plain, strict, full = chat(proxy.url).complete(requests)
-    assert (plain.text, plain.finished, plain.failure) == ('{"n": 3} and', False, None)
-    assert (strict.failure, full.failure, full.text) == ("invalid", "invalid", plain.text)
-    assert "cut off" in strict.message
-    assert "context length" in full.message
+        requests = [ask(name, schema=None if name == "free" else SCHEMA) for name in texts]
+        *strict, free = chat(proxy.url).complete(requests)
+    assert (free.text, free.finished, free.failure) == ('{"n": 3} and', False, None)
+    assert {one.failure for one in strict} == {"invalid"}
+    for reply, reason in zip(strict, ("n: 'x' is not of type 'integer'", "there is no JSON", "cut off"), strict=True):
+        assert reason in reply.message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remind.llm.asking import StrategyForm
+from remind.llm.asking import Finding, StrategyForm, SummaryForm
 from remind.llm.structured import NotValid, object_schema, placeholder, read_value
 
 TEXT = {"type": "string"}
@@ -15,6 +15,9 @@ EVENTS = object_schema(
     memory={"type": "array", "items": object_schema(event={"enum": ["ADD", "NONE"]}, n={"type": "integer"})}
 )
 GRADE = object_schema(score={"anyOf": [{"type": "number", "maximum": 1}, {"type": "null"}]}, fine={"type": "boolean"})
+#: With a reference to a definition.
+SUMMARY = SummaryForm[Finding].model_json_schema()
+FOUND = {"understanding": "u", "evidence": [{"finding": "f"}], "conclusion": "c"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,7 @@ def test_values_in_replies(text: str, value: Any) -> None:
         (GRADE, '{"score": "0.5", "fine": "Yes"}', {"score": 0.5, "fine": True}),
         (GRADE, '{"score": null, "fine": false}', {"score": None, "fine": False}),
         (GRADE, '{"score": 2, "fine": true}', None),
+        (SUMMARY, '{"Understanding": "u", "conclusion": "c", "evidence": {"finding": "f", "why": "so"}}', FOUND),
     ],
 )
 def test_forms_are_read_with_tolerance(schema: Any, text: str, value: Any) -> None:
@@ -70,7 +74,5 @@ def test_forms_are_read_with_tolerance(schema: Any, text: str, value: Any) -> No
 def test_a_stand_in_value_fits_its_schema() -> None:
     from jsonschema import validate
 
-    tree = {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}}}
-    for schema in (FACTS, EVENTS, GRADE, StrategyForm.model_json_schema()):
-        validate(placeholder(schema), schema)
-    assert placeholder({"$ref": "#/$defs/node", "$defs": {"node": tree}}) == {"child": None}
+    for schema in (FACTS, EVENTS, GRADE, StrategyForm.model_json_schema(), SummaryForm[Finding].model_json_schema()):
+        validate(placeholder(schema, schema), schema)

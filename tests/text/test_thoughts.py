@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remind.evaluation.parse import parse_answer
-from remind.llm.asking import plain, read_verdict
+from remind.llm.asking import VERDICT_SCHEMA, plain
 from remind.llm.structured import NotValid, read_value
 from remind.text.thoughts import without_thoughts
 
@@ -35,7 +35,7 @@ def test_what_is_said_is_what_follows_the_thought(reply: str) -> None:
         assert text.strip() == said
         assert without_thoughts(text) == text
     assert parse_answer(reply.replace("{}", "<answer>B</answer>"), "single", ("a", "b")).letters == {"B"}
-    assert read_verdict(reply.replace("{}", '{"verdict": false}')) is False
+    assert read_value(reply.replace("{}", '{"verdict": false}'), VERDICT_SCHEMA) == {"verdict": False}
     assert plain(reply.replace("{}", "Just words.")) == "Just words."
 
 

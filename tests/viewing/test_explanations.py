@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,12 @@ class Scripted(CachedChat):
         super().__init__(EndpointConfig("scripted"), cache)
         self.answer, self.calls = answer, 0
 
-    def ask(self, asked: Mapping[str, Request], put: Any) -> None:
-        for request in asked.values():
+    def ask(self, asked: Sequence[Request], put: Any) -> None:
+        for place, request in enumerate(asked):
             if (reply := self.recorded(request)) is None:
                 self.calls += 1
                 reply = self.record(request, Reply(self.answer(request)))
-            put(reply)
+            put(place, reply)
 
 
 def parts(request: Request) -> tuple[str, list[str]]:
