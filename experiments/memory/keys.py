@@ -22,8 +22,7 @@ from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap, paired_bootstrap
 from remind.evaluation.tables import markdown_table
 from remind.memory.base import MemorySystem, Query, Retrieval, Services
-from remind.memory.keys import Join
-from remind.memory.longmemeval import LongMemEvalSystem
+from remind.memory.longmemeval import Join, LongMemEvalSystem
 from remind.memory.plain import PlainSystem
 from remind.models.encoder import SentenceEncoder
 from sae.ranges import PositiveInt, check_ranges

@@ -23,7 +23,7 @@ from remind.evaluation.intervals import bootstrap
 from remind.evaluation.metrics import recall_all, recall_any
 from remind.evaluation.tables import markdown_table
 from remind.memory.expansions import extractive, read_annotations
-from remind.memory.keys import Join, join_keys
+from remind.memory.longmemeval import Join, join_keys
 from sae.ranges import PositiveInt, check_ranges
 
 
@@ -105,7 +105,7 @@ def published(cfg: PublishedConfig) -> dict[str, Any]:
         for session in one.dialogue.sessions:
             stretches = [(turn,) for turn in session.turns]
             own = annotated.get(one.dialogue.id)
-            made = (own.replay if own else extractive)("userfact", session, stretches)
+            made = own.replay("userfact", session, stretches) if own else extractive(session, stretches)
             held[session.id] = list(map(tuple, made))
         for join in get_args(Join):
             for quirks in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,6 +33,8 @@ Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
+#: A character that JSON spells in two halves, however often its backslash is escaped, or one half of it.
+_HALVES = re.compile(r"(\\+ud[89ab][0-9a-f]{2}\\+ud[c-f][0-9a-f]{2})|\\+ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Reply:
     """What came back.
 
     Attributes:
-        text: the model's words; "" on failure, but for an invalid reply, whose words are kept.
+        text: the model's words, `whole_characters`; "" on failure, but for an invalid reply, whose words are kept.
         value: the parsed JSON where a schema was given and met.
         prompt_tokens, completion_tokens: as the server counts them.
         finished: whether the model ended by itself.
@@ -105,6 +108,14 @@ class Reply:
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
     usage_known: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", whole_characters(self.text))
+
+
+def whole_characters(text: str) -> str:
+    """A text with "?" for each half of a character (a lone surrogate), which JSON can spell and no file can hold."""
+    return _HALVES.sub(lambda match: match[1] or "?", text.encode("utf-8", "replace").decode())
 
 
 def from_template(

@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts
+from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts
 from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import one_line, turn_text
@@ -32,139 +32,97 @@ EVOLVE_SCHEMA = object_schema(
     new_tags_neighborhood={"type": "array", "items": TEXTS},
 )
 QUERY_SCHEMA = object_schema(keywords=TEXTS)
-#: A note whose construction came to nothing.
-_EMPTY: dict[str, Any] = {"keywords": [], "context": "General", "tags": []}
 
 
 @dataclass(frozen=True)
 class AMemSystem(Written):
-    """Linked notes, found by the cosine of turn, context, keywords and tags together. After each note come those that
-    it links to."""
+    """Linked notes, found by the cosine of turn, context, keywords and tags together with keywords that the model makes
+    of the question. After each note come those that it links to."""
 
     templates = ("amem_note", "amem_evolve", "amem_query")
+    rules = "the paper, Appendix B"
     name: str = "amem"
     neighbours: PositiveInt = 5
     """Nearest notes that a new one is shown with."""
-    query: Literal["keywords", "question"] = "keywords"
-    """What is searched with: keywords that the model makes of the question, or its text."""
-    analysis: Fault = "fixed"
-    """upstream: notes have no keywords, context and tags of their own, since the authors' code drops what the model
-    says of a turn; the call is not made."""
-    evolution: Fault = "fixed"
-    """Which notes new contexts and tags go to. upstream: the first of the store, as in the library A-mem-sys. fixed:
-    the nearest ones, which they were made for."""
-    index: Fault = "fixed"
-    """When changed notes are encoded again. upstream: all of them at each 100th evolution. fixed: at once."""
-    consolidate: PositiveInt = 100
-    """Evolutions after which `index: upstream` encodes all notes."""
 
 
 class AMemBank(Bank, of=AMemSystem):
     system: AMemSystem
 
     def remember(self, session: Session) -> Iterable[str]:
+        lost: list[str] = []
         for turn in session.turns:
-            note, problems = self._construct(turn)
-            nearest = self._nearest(turn)
-            changes, problem = self._evolve(turn, note, nearest)
-            yield from problems + problem
-            self._connect(changes, note, nearest)
-            text = shown(turn_text(turn), note)
-            draft = Draft("note", (turn.id,), text, note={**note, "said": turn_text(turn)})
-            self.store.add(draft, self.encoder.count_tokens(text), self.encoder.encode_apart([text]))
+            said = turn_text(turn)
+            note = self._construct(said, lost)
+            # nearest to the turn's words (Eq. 4-5)
+            found = self.store.nearest(self.encoder.encode_apart([said])[0])
+            nearest = [number for number, _ in islice(found, self.system.neighbours)]
+            changes = self._evolve(turn, note, nearest, lost)
+            if "strengthen" in changes.get("actions", ()):
+                note["links"] = [number for number in nearest if number in changes["suggested_connections"]]
+                note["tags"] = texts(changes["tags_to_update"])
+            self.put(Draft("note", (turn.id,), shown(note), note=note))
             if changes:
                 self._update(changes, nearest)
                 self.store.log({"turn": turn.id, **changes})
-                evolutions = self.store.counts()["journal"]
-                if self.system.index == "upstream" and evolutions % self.system.consolidate == 0:
-                    for number in self.store.numbers():
-                        self._rewrite(number, self.store.note(number), encode=True)
+        return lost
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
+        lost: list[str] = []
+        reply = ask(self, lost, "read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
+        if lost:
+            trace["failed"] = lost
+        trace["keywords"] = texts(mapping(reply).get("keywords"))
         seen: set[int] = set()
-        for number, score in self.ranker.rank(self._search_text(query, trace), "dense"):
+        for number, score in self.ranker.rank(", ".join(trace["keywords"]) or query.text, "dense"):
             for found in (number, *self.store.note(number)["links"]):
                 if found not in seen:
                     seen.add(found)
                     yield found, score
 
-    def _search_text(self, query: Query, trace: dict[str, Any]) -> str:
-        if self.system.query == "question":
-            return query.text
-        reply = ask(self, "read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
-        if reply.failure is not None:
-            trace["failed"] = [failed("read", reply)]
-        trace["keywords"] = texts(mapping(reply).get("keywords"))
-        return ", ".join(trace["keywords"]) or query.text
-
-    def _construct(self, turn: Turn) -> tuple[dict[str, Any], list[str]]:
-        """K, X and G of the turn's note (Eq. 1-2), and why there are none."""
-        if self.system.analysis == "upstream":
-            return {**_EMPTY, "links": []}, []
-        reply = ask(self, "summaries", "amem_note", {"remark": turn_text(turn)}, ROOM, NOTE_SCHEMA)
-        value = mapping(reply)
-        note = {
+    def _construct(self, said: str, lost: list[str]) -> dict[str, Any]:
+        """A turn's note with K, X and G (Eq. 1-2)."""
+        value = mapping(ask(self, lost, "summaries", "amem_note", {"remark": said}, ROOM, NOTE_SCHEMA))
+        return {
+            "said": said,
             "keywords": texts(value.get("keywords")),
-            "context": one_line(str(value.get("context") or _EMPTY["context"])),
+            "context": one_line(value.get("context") or "General"),
             "tags": texts(value.get("tags")),
             "links": [],
         }
-        return note, [failed("summaries", reply)] if reply.failure is not None else []
-
-    def _nearest(self, turn: Turn) -> list[int]:
-        """The notes nearest to the turn's words (Eq. 4-5)."""
-        vector = self.encoder.encode_apart([turn_text(turn)])[0]
-        found = self.store.nearest(vector)
-        return [number for number, _ in islice(found, self.system.neighbours)]
 
     def _evolve(
-        self, turn: Turn, note: Mapping[str, Any], nearest: Sequence[int]
-    ) -> tuple[Mapping[str, Any], list[str]]:
-        """What the model would change (Eq. 6-7), nothing where it would not, and why it did not say."""
-        notes = [{"id": number, **self._seen(number)} for number in nearest]
+        self, turn: Turn, note: Mapping[str, Any], nearest: Sequence[int], lost: list[str]
+    ) -> Mapping[str, Any]:
+        """What the model would change (Eq. 6-7); nothing where it would not."""
+        notes = [
+            {"id": number, **_listed(self.store.note(number), self.store.memory(number).time)} for number in nearest
+        ]
         data = {
-            "note": json.dumps(_listed(turn_text(turn), note, turn.time), ensure_ascii=False),
+            "note": json.dumps(_listed(note, turn.time), ensure_ascii=False),
             "nearest": "\n".join(json.dumps(row, ensure_ascii=False) for row in notes),
         }
-        reply = ask(self, "update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes))
-        value = mapping(reply)
-        problems = [failed("update", reply)] if reply.failure is not None else []
-        return value if value.get("should_evolve") is True else {}, problems
-
-    def _connect(self, changes: Mapping[str, Any], note: dict[str, Any], nearest: Sequence[int]) -> None:
-        """Links and tags of the new note."""
-        if "strengthen" in changes.get("actions", ()):
-            note["links"] = [number for number in nearest if number in changes["suggested_connections"]]
-            note["tags"] = texts(changes["tags_to_update"])
+        value = mapping(ask(self, lost, "update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))
+        return value if value.get("should_evolve") is True else {}
 
     def _update(self, changes: Mapping[str, Any], nearest: Sequence[int]) -> None:
         """Contexts and tags of the nearest notes; of those the model left out at the end, nothing."""
         if "update_neighbor" not in changes["actions"]:
             return
-        targets = nearest if self.system.evolution == "fixed" else self.store.numbers()[: len(nearest)]
         contexts = changes["new_context_neighborhood"]
-        for place, (number, tags) in enumerate(zip(targets, changes["new_tags_neighborhood"], strict=False)):
-            note = self.store.note(number)
+        for place, (number, tags) in enumerate(zip(nearest, changes["new_tags_neighborhood"], strict=False)):
+            note, memory = self.store.note(number), self.store.memory(number)
             context = one_line(contexts[place]) if place < len(contexts) else note["context"]
-            self._rewrite(number, {**note, "tags": texts(tags), "context": context}, self.system.index == "fixed")
-
-    def _rewrite(self, number: int, note: Mapping[str, Any], encode: bool) -> None:
-        memory, text = self.store.memory(number), shown(note["said"], note)
-        draft = Draft("note", memory.sources, text, time=memory.time, note=note)
-        vectors = self.encoder.encode_apart([text]) if encode else None
-        self.store.rewrite(number, draft, self.encoder.count_tokens(text), vectors)
-
-    def _seen(self, number: int) -> dict[str, Any]:
-        note = self.store.note(number)
-        return _listed(note["said"], note, self.store.memory(number).time)
+            note |= {"tags": texts(tags), "context": context}
+            self.put(Draft("note", memory.sources, shown(note), time=memory.time, note=note), number)
 
 
-def shown(said: str, note: Mapping[str, Any]) -> str:
+def shown(note: Mapping[str, Any]) -> str:
     """A note as it is encoded (Eq. 3) and as a reader sees it."""
     keywords, tags = (", ".join(note[name]) for name in ("keywords", "tags"))
-    return f"{said}\nContext: {note['context']}\nKeywords: {keywords}\nTags: {tags}"
+    return f"{note['said']}\nContext: {note['context']}\nKeywords: {keywords}\nTags: {tags}"
 
 
-def _listed(said: str, note: Mapping[str, Any], when: str | None) -> dict[str, Any]:
+def _listed(note: Mapping[str, Any], when: str | None) -> dict[str, Any]:
     """A note as the model sees it."""
-    return {"time": when, "content": said, **{name: note[name] for name in ("context", "keywords", "tags")}}
+    return {"time": when, "content": note["said"], **{name: note[name] for name in ("context", "keywords", "tags")}}

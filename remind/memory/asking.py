@@ -12,7 +12,6 @@ from remind.memory.systems import System
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
 from remind.text.thoughts import without_thoughts
-from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -30,29 +29,21 @@ class Written(System):
 
     Attributes:
         templates: of the prompts.
+        rules: where the authors' prompts are published, whose rules ours follow in other words.
         provenance: how exactly sources are known; None: they are not.
-        choices: settings that are not certain to be the authors'.
-        not_as_published: what is degraded under every setting.
+        not_as_published: how it differs from the publication.
     """
 
     templates: ClassVar[tuple[str, ...]]
+    rules: ClassVar[str] = ""
     provenance: ClassVar[str | None] = "turn"
-    choices: ClassVar[tuple[str, ...]] = ()
-    not_as_published: ClassVar[tuple[str, ...]] = ("the prompts are in our own words",)
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    @property
-    def degraded(self) -> list[str]:
-        """What is not as published."""
-        return [*self.not_as_published]
+    not_as_published: ClassVar[tuple[str, ...]] = ()
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`."""
         made_of = {name: prompts.fingerprint(name) for name in self.templates}
         about = {**super().about(), "package": None, "prompt_hashes": made_of, "provenance": self.provenance}
-        return {**about, "choices": [*self.choices], "degraded": self.degraded}
+        return {**about, "rules": self.rules, "degraded": [*self.not_as_published]}
 
 
 def send(bank: Bank, request: Request) -> Reply:
@@ -74,6 +65,7 @@ def needs_endpoint(system: str, stage: Stage) -> ConfigError:
 
 def ask(
     bank: Bank,
+    lost: list[str],
     stage: Stage,
     template: str,
     data: Mapping[str, str],
@@ -81,8 +73,15 @@ def ask(
     schema: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Reply:
-    """Send a filled template; as `filled`. Raises ConfigError where no model is named."""
-    return send(bank, filled(bank.dialogue_id, stage, template, data, room, schema, **values))
+    """Send a filled template (`filled`). Raises ConfigError where no model is named.
+
+    Args:
+        lost: gets a line on a reply that did not come or cannot be read.
+    """
+    reply = send(bank, filled(bank.dialogue_id, stage, template, data, room, schema, **values))
+    if reply.failure is not None:
+        lost.append(failed(template, reply))
+    return reply
 
 
 def filled(
@@ -110,9 +109,9 @@ def filled(
     return from_template(stage, template, dialogue, schema, room, code=code, **shown, **values)
 
 
-def failed(stage: str, reply: Reply) -> str:
-    """A line on a reply that did not come."""
-    return f"{stage}: {reply.failure}: {reply.message}"
+def failed(what: str, reply: Reply) -> str:
+    """A line on a reply that did not come or cannot be read."""
+    return f"{what}: {reply.failure}: {reply.message}"
 
 
 def words(reply: Reply) -> str:

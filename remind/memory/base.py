@@ -6,21 +6,22 @@ Repeated ingesting, transactions, budgets, feedback tokens and forgetting are th
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from remind.core.errors import ConfigError, DataError, shown
+from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.processes import locked
-from remind.data.dialogue import Format, Question, Session
-from remind.memory.store import Ranker, Store
+from remind.data.dialogue import Format, Question, Session, Turn
+from remind.memory.store import Draft, Ranker, Store
+from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
-    from remind.llm.request import ChatModel, Stage
+    from remind.llm.request import ChatModel, Reply, Request, Stage
     from remind.memory.systems import System
     from remind.models.encoder import SentenceEncoder
 
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 _MISSES = 64
 #: Retrievals that wait for feedback at once.
 _WAITING = 1000
+#: Requests of a bank before its share of lost ones can end a dialogue that is being taken in.
+_EARLY_CHECK = 100
+#: Stages at which questions are asked, not sessions taken in.
+_ASKING = ("read", "note", "time_range", "profile", "strategy", "answer", "judge")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +124,13 @@ class Services:
         encoder: turns texts into vectors and counts tokens.
         chat: the chat model for (system, dialogue, stage); None for stages without an endpoint.
         url: of the loopback endpoint for (system, dialogue, stage), for packages with a client of their own.
+        max_failed: share of a bank's requests that may be lost before the dialogue is given up.
     """
 
     encoder: SentenceEncoder
     chat: Callable[[str, str, Stage], ChatModel | None] | None = None
     url: Callable[[str, str, Stage], str] | None = None
+    max_failed: float = 0.1
 
 
 class MemorySystem(Protocol):
@@ -185,7 +193,9 @@ class Bank(ABC):
         #: Ranks the memories of the store.
         self.ranker = Ranker(self.store, self.encoder)
         self._open: dict[str, tuple[Query, Retrieval]] = {}
-        self._given = count(1)
+        self._given = 0
+        #: Requests made to take sessions in, since the bank was opened or made anew.
+        self.asked = 0
 
     def ingest(self, session: Session) -> Receipt:
         """Store a session, completely or not at all.
@@ -195,6 +205,7 @@ class Bank(ABC):
         Raises:
             DataError: a session of no turns, a turn without text or picture, an id of another session or turn, the same
                 id with other content, or a time before the last session's.
+            ModelError: as `finish`, where many requests were made.
         """
         if (held := self.store.session(session.id)) is not None:
             if held.session != session:
@@ -205,11 +216,20 @@ class Bank(ABC):
         with self.store.transaction():
             degraded = self._store(session)
         self._open.clear()
+        self._check_lost(done=False)
         return Receipt(session.id, added=self.store.count() - before, degraded=degraded)
 
     def finish(self) -> None:
-        """Compute what depends on the whole dialogue. Call it after the last session, and again after more."""
-        return
+        """Compute what depends on the whole dialogue. Call it after the last session, and again after more.
+
+        A line of the log tells how many requests were lost.
+
+        Raises:
+            ModelError: more than the share `Services.max_failed` of the requests were lost: they failed, or the reply
+                cannot be read. `repair` makes them again.
+        """
+        self.complete()
+        self._check_lost(done=True)
 
     def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
         """The best memories for a query. Does not change the bank.
@@ -230,7 +250,8 @@ class Bank(ABC):
             raise ConfigError(f"the query {shown(query.id)} has no text")
         trace: dict[str, Any] = {}
         chosen = tuple(self._choose(self.rank(query, k, trace), k, budget))
-        retrieval = Retrieval(chosen, f"r{next(self._given)}", trace)
+        self._given += 1
+        retrieval = Retrieval(chosen, f"r{self._given}", trace)
         self._open[retrieval.token] = (query, retrieval)
         if len(self._open) > _WAITING:
             del self._open[next(iter(self._open))]
@@ -270,9 +291,11 @@ class Bank(ABC):
         return needed
 
     def report(self) -> dict[str, Any]:
-        """Counts of sessions, turns and memories, bytes on disk, and sessions with a fallback, with reasons."""
+        """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        return {**self.store.counts(), "bytes": size, "degraded": self.store.degraded()}
+        degraded = self.store.degraded()
+        lost = sum(map(len, degraded.values())) if self.asked else 0
+        return {**self.store.counts(), "bytes": size, "degraded": degraded, "asked": self.asked, "lost": lost}
 
     def close(self) -> None:
         """Close the bank and release its folder."""
@@ -305,6 +328,27 @@ class Bank(ABC):
             trace: for explanations, as JSON.
         """
 
+    def complete(self) -> None:
+        """What `finish` computes; by default nothing."""
+        return
+
+    def put(self, draft: Draft, number: int | None = None) -> int:
+        """Store a memory that has a text, under a number that there is or a new one. Returns the number."""
+        assert draft.text is not None
+        tokens, keys = self.encoder.count_tokens(draft.text), [key or draft.text for key in draft.keys]
+        vectors = self.encoder.encode_apart(keys) if keys else None
+        if number is None:
+            return self.store.add(draft, tokens, vectors)
+        self.store.rewrite(number, draft, tokens, vectors)
+        return number
+
+    def put_turns(self, turns: Sequence[Turn]) -> None:
+        """Store turns as memories of their own."""
+        texts = [turn_text(turn) for turn in turns]
+        vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
+        for turn, vector, count in zip(turns, vectors, tokens, strict=True):
+            self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+
     def learn(self, query: Query, retrieval: Retrieval, cited: frozenset[int]) -> None:
         """Learn from feedback; by default does nothing."""
         return
@@ -312,7 +356,19 @@ class Bank(ABC):
     def chat(self, stage: Stage) -> ChatModel | None:
         """The chat model for a stage of this system and dialogue; None without an endpoint."""
         source = self.services.chat
-        return None if source is None else source(self.system.name, self.dialogue_id, stage)
+        model = None if source is None else source(self.system.name, self.dialogue_id, stage)
+        return model if model is None or stage in _ASKING else _Counted(model, self)
+
+    def _check_lost(self, done: bool) -> None:
+        """Raise where too many requests were lost; in the end tell of them in any case."""
+        lost, most = [line for lines in self.store.degraded().values() for line in lines], self.services.max_failed
+        if not lost or self.asked < (1 if done else _EARLY_CHECK):
+            return
+        told = f"{self.system.name}: {len(lost)} of {self.asked} requests for dialogue {self.dialogue_id} were lost"
+        if len(lost) > most * self.asked:
+            raise ModelError(f"{told}, more than max_failed {most:g}; the last: {lost[-1]}")
+        if done:
+            _log.warning("%s; the last: %s", told, lost[-1])
 
     def _choose(
         self, ranked: Iterable[tuple[int, float] | Memory], k: int | None, budget: int | None
@@ -353,7 +409,7 @@ class Bank(ABC):
 
     def _rebuild(self, without: Collection[str] = ()) -> None:
         """Make the bank anew of the stored sessions, less these turns, in one transaction."""
-        sessions = list(self.store.sessions())
+        sessions, self.asked = list(self.store.sessions()), 0
         with self.store.transaction():
             self.store.clear()
             for session in sessions:
@@ -361,6 +417,24 @@ class Bank(ABC):
                 if left:
                     self._store(replace(session, turns=left))
         self._open.clear()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A chat model whose requests are counted as those of a bank."""
+
+    model: ChatModel
+    bank: Bank
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        self.bank.asked += len(requests)
+        return self.model.complete(requests, on_reply)
 
 
 def _dated(time: str) -> bool:

@@ -8,17 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.asking import Unusable, plain
-from remind.llm.request import ChatModel, MemoryStage, Reply, Request, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema, read_value
+from remind.llm.request import ChatModel, MemoryStage, Request
+from remind.llm.structured import object_schema
+from remind.memory.asking import TEXTS, failed, filled, mapping, texts, words
+from remind.memory.systems import System
 from remind.states.pyramid import one_line, turn_text
-from remind.text.words import fillers, key_sentences, rarity, sentences, stems, telling, words
+from remind.text.words import key_sentences, rarity, sentences, stems, telling
+
+if TYPE_CHECKING:
+    from remind.memory.base import Bank, Services
 
 Kind = Literal["userfact", "keyphrase", "summ"]
 Stretch = tuple[Turn, ...]
@@ -28,40 +35,21 @@ STAGES: Mapping[Kind, MemoryStage] = {"userfact": "facts", "keyphrase": "keyphra
 ROOM: Mapping[Kind, int] = {"userfact": 2000, "keyphrase": 300, "summ": 500}
 #: Keyphrases of a stretch, and words of a summary, at most.
 MOST, WORDS = 10, 120
-_PHRASE_WORDS = 4
 
-_TEXTS = {"type": "array", "items": {"type": "string"}}
 _ABOUT = re.compile(r"session_(\d+)_(?:observation|summary)", re.ASCII)
 
 
-def extractive(kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-    """Key sentences as facts and summaries, runs of rare words as keyphrases; rare in the session."""
+def extractive(session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """Key sentences, those with words that are rare in the session."""
     weights = rarity([stems(turn_text(turn)) for turn in session.turns])
-    found = []
-    for stretch in stretches:
-        said = sentences(stretch)
-        if kind != "keyphrase":
-            chosen = key_sentences(said, [telling(sentence.text, weights) for sentence in said])
-            found.append(chosen.splitlines())
-            continue
-        runs: dict[str, float] = {}
-        for sentence in said:
-            run: list[str] = []
-            for word in [*words(sentence.text), ""]:
-                if word and word not in fillers() and len(run) < _PHRASE_WORDS:
-                    run.append(word)
-                elif run:
-                    runs.setdefault(" ".join(run), telling(" ".join(run), weights))
-                    run = [word] if word and word not in fillers() else []
-        best = sorted(runs, key=lambda run: -runs[run])[:MOST]
-        found.append([run for run in runs if run in best])
-    return found
+    said = [sentences(stretch) for stretch in stretches]
+    return [key_sentences(one, [telling(part.text, weights) for part in one]).splitlines() for one in said]
 
 
 def gist(session: Session, turns: Stretch) -> str:
     """Key sentences of turns of one speaker, who is named once, on one line."""
     name = f"{one_line(turns[0].speaker)}: "
-    (lines,) = extractive("summ", session, [turns])
+    (lines,) = extractive(session, [turns])
     said = " ".join(line.removeprefix(name) for line in lines) or one_line(turn_text(turns[0])).removeprefix(name)
     return name + said
 
@@ -93,6 +81,38 @@ class Annotations:
         return [[text for text, ids in facts if not {t.id for t in one}.isdisjoint(ids)] for one in stretches]
 
 
+@dataclass(frozen=True)
+class Replaying(System):
+    """Base of systems that can take what LoCoMo's file holds in place of what an LLM would write.
+
+    Attributes:
+        source: "replay" where they do.
+        annotations: LoCoMo's file.
+    """
+
+    source: str = "llm"
+    annotations: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source == "replay" and self.annotations is None:
+            raise ConfigError("source replay needs LoCoMo's file as annotations")
+
+    @cached_property
+    def replayed(self) -> Mapping[str, Annotations]:
+        """What the annotations hold, by dialogue."""
+        return read_annotations(self.annotations) if self.annotations else {}
+
+    def about(self) -> dict[str, Any]:
+        held = None if self.annotations is None else sha256_file(Path(self.annotations))
+        return {**super().about(), "annotations": held}
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
+        if self.source == "replay" and dialogue_id not in self.replayed:
+            raise DataError("holds no facts of this dialogue; choose another source", self.annotations, dialogue_id)
+        return super().open(folder, dialogue_id, services)
+
+
 def read_annotations(path: str | Path) -> dict[str, Annotations]:
     """The `observation` and `session_summary` fields of LoCoMo's file by dialogue.
 
@@ -120,48 +140,27 @@ def read_annotations(path: str | Path) -> dict[str, Annotations]:
 
 def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     """What is asked of an LLM for one stretch (Appendix D, in our own words)."""
-    text = "\n".join(map(turn_text, stretch))
-    code = code_for([text])
-    stage = STAGES[kind]
-    schema = None if kind == "summ" else object_schema(**{stage: _TEXTS})
-    limits = {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
-    messages = fenced("messages", text, code)
-    return from_template(
-        stage, f"memory_{stage}", dialogue_id, schema, ROOM[kind], code=code, messages=messages, **limits
-    )
-
-
-def read(kind: Kind, reply: Reply) -> list[str]:
-    """The texts of a reply, each on one line and once; a bare JSON list will do. Raises Unusable."""
-    if kind == "summ":
-        if not (text := plain(reply.text)):
-            raise Unusable("the summary is empty")
-        return _sentences(text)
-    value = reply.value.get(STAGES[kind]) if isinstance(reply.value, Mapping) else reply.value
-    if not isinstance(value, list):
-        try:
-            value = read_value(reply.text, _TEXTS, reply.finished)
-        except NotValid as error:
-            raise Unusable(str(error)) from None
-    texts = [plain(item) for item in value if isinstance(item, str)]
-    return [text for text in dict.fromkeys(texts) if text]
+    stage, limits = STAGES[kind], {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
+    schema = None if kind == "summ" else object_schema(**{stage: TEXTS})
+    data = {"messages": "\n".join(map(turn_text, stretch))}
+    return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
 
 
 def asked(
-    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch]
-) -> tuple[list[list[str]], list[str]]:
-    """The texts that an LLM writes, and why key sentences or phrases stand for some of them, a line each."""
+    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch], lost: list[str]
+) -> list[list[str]]:
+    """The texts that an LLM writes; where it does not, key sentences or phrases, with a line in `lost`."""
     replies = chat.complete([request(kind, dialogue_id, stretch) for stretch in stretches])
-    found, reasons = [], []
+    found = []
     for stretch, reply in zip(stretches, replies, strict=True):
-        try:
-            if reply.failure not in (None, "invalid"):
-                raise Unusable(f"{reply.failure}: {reply.message}")
-            found.append(read(kind, reply))
-        except Unusable as error:
-            reasons.append(f"{STAGES[kind]} of {stretch[0].id}: {error}")
-            found += extractive(kind, session, [stretch])
-    return found, reasons
+        if reply.failure is not None:
+            lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
+            found += extractive(session, [stretch])
+        elif kind == "summ":
+            found.append(_sentences(words(reply)))
+        else:
+            found.append(texts(mapping(reply).get(STAGES[kind])))
+    return found
 
 
 def _sentences(text: str) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, Fault, Written, ask, dated, failed, mapping
+from remind.memory.asking import TEXT, Written, ask, dated, mapping
 from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
@@ -30,12 +30,6 @@ from sae.ranges import PositiveInt, PositiveShare, Share
 ROOM = {"extract": 2000, "update": 500}
 EXTRACT_SCHEMA = object_schema(data={"type": "array", "items": object_schema(source_id={"type": "integer"}, fact=TEXT)})
 UPDATE_SCHEMA = object_schema(action={"type": "string", "enum": ["update", "delete", "ignore"]}, new_memory=TEXT)
-#: Settings that are not certain to be the authors'.
-_CHOICES = (
-    "sensory, short, rate, queue and update_at are what we take for the authors' settings",
-    "turns of all speakers are extracted from",
-    "an updated entry has the sources of the entries that it was shown with, too",
-)
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,11 @@ class LightMemSystem(Written):
     `finish`, and no memory yet."""
 
     templates = ("lightmem_extract", "lightmem_update")
-    choices = _CHOICES
+    rules = "zjunlp/LightMem, prompts"
+    not_as_published = (
+        "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor",
+        "turns are compressed only where a compressor is named",
+    )
     name: str = "lightmem"
     compressor: str | None = None
     """Folder of an LLMLingua-2 model, which leaves words of each turn out; None: nothing is left out."""
@@ -58,13 +56,11 @@ class LightMemSystem(Written):
     """Later entries, at most, that an entry is brought up to date by."""
     update_at: Share = 0.8
     """Cosine from which a later entry is one of them."""
-    vectors: Fault = "fixed"
-    """What an updated entry is found by. upstream: the vector of its text before. fixed: that of its text."""
 
-    @property
-    def degraded(self) -> list[str]:
-        cut = "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor"
-        return [*self.not_as_published, cut, *(["turns are not compressed"] if self.compressor is None else [])]
+    @cached_property
+    def compressing(self) -> Compressor | None:
+        """The model of `compressor`, one for all banks."""
+        return None if self.compressor is None else Compressor(self.compressor, self.rate)
 
 
 class Item(NamedTuple):
@@ -83,51 +79,45 @@ class LightMemBank(Bank, of=LightMemSystem):
     system: LightMemSystem
 
     def remember(self, session: Session) -> Iterable[str]:
+        lost: list[str] = []
         sensory, short = self._buffers()
         for item in self._items(session):
             while sensory and _tokens(sensory) + item.tokens > self.system.sensory:
                 *topics, rest = self._topics(sensory)
                 # the last topic may go on
                 sensory = rest if topics else []
-                yield from self._collect(topics or [rest], short)
+                self._collect(topics or [rest], short, lost)
             sensory.append(item)
         self.store.log({"sensory": sensory, "short": short, "finished": False})
+        return lost
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Extract from what is in the buffers, and bring entries up to date; once for each state of the bank."""
         entries = self.store.journal()
         if not entries or entries[-1]["finished"]:
             return
+        lost: list[str] = []
         sensory, short = self._buffers()
         with self.store.transaction():
-            problems = list(self._collect(self._topics(sensory) if sensory else [], short))
-            problems += [*self._extract(short), *self._update()]
+            self._collect(self._topics(sensory) if sensory else [], short, lost)
+            self._extract(short, lost)
+            self._update(lost)
             self.store.log({"sensory": [], "short": [], "finished": True})
             last = list(self.store.sessions())[-1].id
-            if problems and (held := self.store.session(last)) is not None:
-                self.store.degrade(last, (*held.degraded, *problems))
+            self.store.degrade(last, (*self.store.degraded().get(last, ()), *lost))
         self._open.clear()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         return self.ranker.rank(query.text, "dense")
 
-    @cached_property
-    def _compressor(self) -> Compressor | None:
-        folder = self.system.compressor
-        return None if folder is None else Compressor(folder, self.system.rate)
-
     def _buffers(self) -> tuple[list[Item], list[list[Item]]]:
         """The sensory buffer, and the topics in short-term memory."""
-        entries = self.store.journal()
-        if not entries:
-            return [], []
-        return [Item(*item) for item in entries[-1]["sensory"]], [
-            [Item(*item) for item in topic] for topic in entries[-1]["short"]
-        ]
+        last = (self.store.journal() or [{"sensory": (), "short": ()}])[-1]
+        return [Item(*item) for item in last["sensory"]], [[Item(*item) for item in topic] for topic in last["short"]]
 
     def _items(self, session: Session) -> Iterator[Item]:
         turns = session.turns
-        if (compressor := self._compressor) is not None:
+        if (compressor := self.system.compressing) is not None:
             turns = tuple(replace(turn, text=compressor.compress(turn.text)) for turn in turns)
         lines = [one_line(turn_text(turn)) for turn in turns]
         for turn, line, tokens in zip(turns, lines, self.encoder.count_many(lines), strict=True):
@@ -145,15 +135,15 @@ class LightMemBank(Bank, of=LightMemSystem):
         parts = segment(Dialogue(self.dialogue_id, tuple(sessions)), vectors, config, [item.tokens for item in items])
         return [list(items[part.start : part.end + 1]) for part in parts]
 
-    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]]) -> Iterator[str]:
+    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]], lost: list[str]) -> None:
         """Put topics into short-term memory; before one that does not fit, all is extracted from."""
         for topic in topics:
             if sum(map(_tokens, short)) + _tokens(topic) > self.system.short:
-                yield from self._extract(short)
+                self._extract(short, lost)
             short.append(topic)
 
-    def _extract(self, short: list[list[Item]]) -> Iterator[str]:
-        """Facts of all topics, which are gone then. Yields why some are lost."""
+    def _extract(self, short: list[list[Item]], lost: list[str]) -> None:
+        """Facts of all topics, which are gone then."""
         items = [item for topic in short for item in topic]
         if not items:
             return
@@ -165,22 +155,16 @@ class LightMemBank(Bank, of=LightMemSystem):
                 lines.append(f"{number}. {date}{item.text}")
                 number += 1
         short.clear()
-        reply = ask(self, "extract", "lightmem_extract", {"remarks": "\n".join(lines)}, ROOM["extract"], EXTRACT_SCHEMA)
-        if reply.failure is not None:
-            yield failed("extract", reply)
+        data = {"remarks": "\n".join(lines)}
+        reply = ask(self, lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
         for one in mapping(reply).get("data", ()):
-            # to JSON, 1.0 is an integer
-            text, source = one_line(one["fact"]), int(one["source_id"])
-            if not 0 <= source < len(items):
-                yield f"extract: a fact names remark {source} of {len(items)}"
-            elif text:
-                item = items[source]
-                draft = Draft("fact", (item.turn,), text, time=item.time)
-                self.store.add(draft, self.encoder.count_tokens(text), self.encoder.encode_apart([text]))
+            text, source = one_line(one["fact"]), one["source_id"]
+            if text and 0 <= source < len(items):
+                self.put(Draft("fact", (items[source].turn,), text, time=items[source].time))
 
-    def _update(self) -> Iterator[str]:
-        """The updates of each entry by those after it (the paper's update queues). All are shown as they were before,
-        so that no decision depends on another. Yields why some are not made."""
+    def _update(self, lost: list[str]) -> None:
+        """The updates of each entry by those after it (the paper's update queues), in the order they came. All are
+        shown as they were before, so that no decision depends on another."""
         numbers = self.store.numbers()
         if not numbers:
             return
@@ -189,22 +173,17 @@ class LightMemBank(Bank, of=LightMemSystem):
         for place, (number, memory) in enumerate(zip(numbers, before, strict=True)):
             cosines = vectors[place + 1 :] @ vectors[place]
             nearest = torch.argsort(cosines, descending=True, stable=True)[: self.system.queue].tolist()
-            later = [before[place + 1 + at] for at in nearest if cosines[at] >= self.system.update_at]
+            later = [before[place + 1 + at] for at in sorted(nearest) if cosines[at] >= self.system.update_at]
             if not later:
                 continue
             data = {"entry": dated(memory), "later": "\n".join(map(dated, later))}
-            reply = ask(self, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA)
-            if reply.failure is not None:
-                yield failed("update", reply)
-            value = mapping(reply)
+            value = mapping(ask(self, lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
             text = one_line(value.get("new_memory", ""))
             if value.get("action") == "delete":
                 self.store.remove(number)
             elif value.get("action") == "update" and text:
                 sources = tuple(turn for one in (memory, *later) for turn in one.sources or ())
-                draft = Draft("fact", sources, text, time=memory.time)
-                vector = self.encoder.encode_apart([text]) if self.system.vectors == "fixed" else None
-                self.store.rewrite(number, draft, self.encoder.count_tokens(text), vector)
+                self.put(Draft("fact", sources, text, time=memory.time), number)
 
 
 def _tokens(items: Iterable[Item]) -> int:

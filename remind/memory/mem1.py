@@ -13,16 +13,10 @@ from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import Session
-from remind.memory.asking import Written, ask, asked, dated, failed
+from remind.memory.asking import Written, ask, asked, dated
 from remind.memory.base import Bank, Memory, Query
-from remind.memory.store import Draft
-from remind.states.pyramid import turn_text
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
-
-_PARTS = {tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL) for tag in ("search", "answer")}
-#: The model's next state.
-_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,8 @@ class Mem1System(Written):
     """The last internal state with the model's own answer; its sources are the turns that were found on the way."""
 
     templates = ("mem1_step",)
-    not_as_published = ("the prompts are in our own words", "the model is the run's, not one trained for this")
+    rules = "MIT-MI/MEM1, prompts"
+    not_as_published = ("the model is the run's, not one trained for this",)
     name: str = "mem1"
     rounds: PositiveInt = 6
     """Calls for a question, at most."""
@@ -44,33 +39,30 @@ class Mem1Bank(Bank, of=Mem1System):
     system: Mem1System
 
     def remember(self, session: Session) -> Iterable[str]:
-        texts = list(map(turn_text, session.turns))
-        vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
-        for turn, vector, count in zip(session.turns, vectors, tokens, strict=True):
-            self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+        self.put_turns(session.turns)
         return ()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         state = found = answer = ""
-        seen: set[int] = set()
+        seen, lost = set[int](), list[str]()
         trace["searches"] = []
         for left in reversed(range(self.system.rounds)):
             data = {"question": asked(query), "state": state, "found": found}
-            reply = ask(self, "read", "mem1_step", data, self.system.room, left=left)
+            reply = ask(self, lost, "read", "mem1_step", data, self.system.room, left=left)
             if reply.failure is not None:
-                trace["failed"] = [failed("read", reply)]
+                trace["failed"] = lost
                 break
-            thought, rest = _THOUGHT.search(reply.text), without_thoughts(reply.text)
-            said = {tag: match[1].strip() if (match := part.search(rest)) else "" for tag, part in _PARTS.items()}
-            state = (thought and thought[1].strip()) or state
+            state = _part("think", reply.text) or state
+            said = without_thoughts(reply.text)
+            search = _part("search", said)
             # a reply with both is taken for a search, as by the authors
-            if not said["search"]:
-                answer = said["answer"]
+            if not search:
+                answer = _part("answer", said)
                 break
-            trace["searches"].append(said["search"])
+            trace["searches"].append(search)
             if left:
-                ranked = self.ranker.rank(said["search"], "dense")
-                numbers = [number for number, _ in islice(ranked, self.system.top)]
+                # shown in the order of the dialogue
+                numbers = sorted(number for number, _ in islice(self.ranker.rank(search, "dense"), self.system.top))
                 seen.update(numbers)
                 found = "\n".join(dated(self.store.memory(number)) for number in numbers)
         trace["answer"] = answer
@@ -78,3 +70,9 @@ class Mem1Bank(Bank, of=Mem1System):
         if text:
             turns = dict.fromkeys(turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
             yield Memory("state", text, "state", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(text))
+
+
+def _part(tag: str, text: str) -> str:
+    """What stands between the tags; "": there are none."""
+    match = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return match[1].strip() if match else ""

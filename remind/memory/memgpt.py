@@ -7,56 +7,45 @@ Stages: update (tending the memory), read (answering by tools).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
-from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, Written, asked, dated, failed, send
+from remind.llm.request import Reply, Stage, code_for, fenced
+from remind.llm.structured import NotValid, object_schema, read_value
+from remind.memory.asking import TEXT, Written, asked, dated, failed, filled, send, words
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.readers import Answer, Usage
 from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
-from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
 #: The core memory is the first memory of a bank; it has no vector.
 _CORE = 1
-#: Settings that are not certain to be the authors'.
-_CHOICES = (
-    "limit, page and room are what we take for the authors' settings; batch and steps are ours",
-    "the core memory is one text on all speakers; the persona is part of the prompt",
-    "conversation_search ranks by BM25",
-)
-
-
-def _tool(name: str, description: str, needed: Sequence[str], **optional: Any) -> dict[str, Any]:
-    schema = {**object_schema(**dict.fromkeys(needed, TEXT), **optional), "required": list(needed)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
-_PAGE = {"type": "integer", "minimum": 0, "description": "0 for the first results, 1 for those after them, ..."}
-SEARCHES = (
-    _tool(
-        "archival_memory_search", "Find sentences of archival memory that are near in meaning.", ("query",), page=_PAGE
+_SAID = {"type": "string", "pattern": r"\S"}
+_PAGE = {"type": "integer", "minimum": 0, "description": "0, the default, for the first results, 1 for the next, ..."}
+_SEARCH = {**object_schema(query=_SAID, page=_PAGE), "required": ["query"]}
+#: What each tool is for, and its arguments; the first two only look things up.
+TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "archival_memory_search": ("Search archival memory by meaning.", _SEARCH),
+    "conversation_search": ("Search the remarks of the whole conversation by their words.", _SEARCH),
+    "core_memory_append": ("Add a line to core memory.", object_schema(content=_SAID)),
+    "core_memory_replace": (
+        "Put new words in place of words of core memory, which must stand there exactly so. Empty new words delete.",
+        object_schema(old_content=_SAID, new_content=TEXT),
     ),
-    _tool(
-        "conversation_search", "Find remarks of the conversation that have words of the query.", ("query",), page=_PAGE
+    "archival_memory_insert": (
+        "Add to archival memory; phrase it so that it can be found by a query later.",
+        object_schema(content=_SAID),
     ),
-)
-EDITS = (
-    _tool("core_memory_append", "Add a line to core memory.", ("content",)),
-    _tool(
-        "core_memory_replace",
-        "Put new words in place of words that stand in core memory exactly so; with empty new words they are removed.",
-        ("old_content", "new_content"),
-    ),
-    _tool("archival_memory_insert", "Write a sentence into archival memory; it must be clear alone.", ("content",)),
-)
+}
+#: Kind of the memories that a search looks through, and how.
+_SEARCHED: Mapping[str, tuple[str, Method]] = {
+    "archival_memory_search": ("passage", "dense"),
+    "conversation_search": ("turn", "bm25"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,10 +57,9 @@ class MemGPTSystem(Written):
     """
 
     templates = ("memgpt_manage", "memgpt_answer")
+    rules = "cpacker/MemGPT, memgpt_chat and its functions"
     provenance = "turn (recall), batch (archive, core)"
-    choices = _CHOICES
     not_as_published = (
-        "prompts and descriptions of tools are in our own words",
         "there is no queue of recent messages with a summary: a batch is read with the core memory alone",
         "while a question is answered, memory cannot be changed",
     )
@@ -87,11 +75,6 @@ class MemGPTSystem(Written):
     room: PositiveInt = 1024
     """Tokens of a reply."""
 
-    def about(self) -> dict[str, Any]:
-        about = super().about()
-        about["prompt_hashes"]["tools"] = sha256_json([SEARCHES, EDITS])[:12]
-        return about
-
 
 class ToolError(Exception):
     """A call of a tool that does nothing; the message tells the model why."""
@@ -103,7 +86,7 @@ class _Talk:
 
     Attributes:
         text: what the model said in the end, if it ended.
-        used: tools with their arguments.
+        used: tools with their arguments, and why they did nothing.
         found: numbers of the memories that searches brought, in order.
         replies: of all calls.
         problem: why it did not end, if it did not.
@@ -124,16 +107,14 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             self.store.add(Draft("core", (), "", ()), 0)
         for start in range(0, len(session.turns), self.system.batch):
             turns = session.turns[start : start + self.system.batch]
-            texts = list(map(turn_text, turns))
             head = [f"[{one_line(session.time)}]"] if session.time else []
-            data = {"core": self._core.text, "remarks": "\n".join([*head, *map(one_line, texts)])}
+            remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
+            data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
             if talk.problem is not None:
                 yield talk.problem
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
-            vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
-            for turn, vector, count in zip(turns, vectors, tokens, strict=True):
-                self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+            self.put_turns(turns)
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         if self.store.count():
@@ -177,71 +158,65 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             turns: the batch that is read; none while a question is answered, when nothing can be changed and the last
                 call allows no tool.
         """
-        code = code_for(data.values())
-        shown = {name: fenced(name, text, code) if text else "" for name, text in data.items()}
-        filled = from_template(stage, template, self.dialogue_id, None, self.system.room, **shown, **values)
-        tools = [*SEARCHES, *(EDITS if turns else ())]
-        messages: list[dict[str, Any]] = list(filled.chat)
+        request = filled(self.dialogue_id, stage, template, data, self.system.room, **values)
+        messages: list[dict[str, Any]] = [*request.chat]
+        tools = [
+            {"type": "function", "function": {"name": name, "description": told, "parameters": arguments}}
+            for name, (told, arguments) in TOOLS.items()
+            if turns or name in _SEARCHED
+        ]
         talk = _Talk()
         for left in reversed(range(self.system.steps)):
             choice = "auto" if left or turns else "none"
-            body = {"messages": messages, "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
-            request = Request((), stage, self.dialogue_id, filled.prompt_id, self.system.room, body=body)
-            reply = send(self, request)
+            body = {"messages": [*messages], "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
+            reply = send(self, replace(request, messages=(), body=body))
             talk.replies.append(reply)
             if reply.failure is not None:
                 talk.problem = failed(stage, reply)
                 break
-            message = json.loads(reply.text)["choices"][0]["message"]
-            calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-            said = message.get("content")
-            if not calls:
-                talk.text = without_thoughts(said).strip() if isinstance(said, str) else ""
+            try:
+                message = json.loads(reply.text)["choices"][0]["message"]
+                said, calls = message.get("content"), message.get("tool_calls") or ()
+                functions = [(call["function"]["name"], str(call["function"]["arguments"])) for call in calls]
+            except (LookupError, TypeError):
+                talk.problem = f"{stage}: the reply is no message as the protocol has it"
                 break
-            results = [
-                {"role": "tool", "tool_call_id": str(call.get("id")), "content": self._use(call, turns, talk)}
-                for call in calls
-            ]
-            messages = [*messages, {"role": "assistant", "content": said, "tool_calls": calls}, *results]
+            if not calls:
+                talk.text = words(Reply(said or ""))
+                break
+            messages.append({"role": "assistant", "content": said, "tool_calls": calls})
+            for call, (name, given) in zip(calls, functions, strict=True):
+                result = self._use(name, given, turns, talk)
+                messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": result})
         return talk
 
-    def _use(self, call: Mapping[str, Any], turns: Sequence[Turn], talk: _Talk) -> str:
+    def _use(self, name: str, given: str, turns: Sequence[Turn], talk: _Talk) -> str:
         """Do what a call asks for, and say what came of it."""
-        function = call.get("function")
-        function = function if isinstance(function, Mapping) else {}
-        name, given = function.get("name"), function.get("arguments")
-        edits: dict[Any, Callable[..., str]] = {
-            "core_memory_append": self._append,
-            "core_memory_replace": self._replace,
-            "archival_memory_insert": self._insert,
-        }
-        searches: dict[Any, tuple[str, Method]] = {
-            "archival_memory_search": ("passage", "dense"),
-            "conversation_search": ("turn", "bm25"),
-        }
+        sources = tuple(turn.id for turn in turns)
         try:
-            try:
-                arguments = json.loads(given) if isinstance(given, str) else given
-            except (ValueError, RecursionError):
-                raise ToolError("the arguments are not JSON") from None
-            if not isinstance(arguments, Mapping):
-                raise ToolError("the arguments are not a JSON object")
-            if name in searches:
-                result = self._search(*searches[name], _text(arguments, "query"), arguments.get("page"), talk)
-            elif turns and name in edits:
-                result = edits[name](arguments, tuple(turn.id for turn in turns))
-            else:
+            if name not in TOOLS or not (turns or name in _SEARCHED):
                 raise ToolError("there is no such tool")
-        except ToolError as error:
-            result = f"Error: {error}"
-        talk.used.append([name, given, result if result.startswith("Error: ") else ""])
-        return result
+            arguments = read_value(given, TOOLS[name][1])
+            if name in _SEARCHED:
+                result = self._search(name, arguments["query"], arguments.get("page", 0), talk)
+            elif name == "archival_memory_insert":
+                self.put(Draft("passage", sources, one_line(arguments["content"])))
+                result = "It is written down."
+            elif name == "core_memory_append":
+                result = self._write(f"{self._core.text}\n{one_line(arguments['content'])}", sources)
+            elif arguments["old_content"] not in self._core.text:
+                raise ToolError("old_content is not in core memory")
+            else:
+                text = self._core.text.replace(arguments["old_content"], arguments["new_content"])
+                result = self._write(text, sources)
+            talk.used.append([name, given, ""])
+            return result
+        except (ToolError, NotValid) as error:
+            talk.used.append([name, given, str(error)])
+            return f"Error: {error}"
 
-    def _search(self, kind: str, method: Method, query: str, page: Any, talk: _Talk) -> str:
-        if page is None:
-            page = 0
-        if type(page) is not int or not 0 <= page <= self.store.count():
-            raise ToolError("page must be a number from 0")
+    def _search(self, name: str, query: str, page: int, talk: _Talk) -> str:
+        kind, method = _SEARCHED[name]
         first = page * self.system.page
         ranked = (
             number
@@ -251,39 +226,15 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         )
         numbers = list(islice(ranked, first, first + self.system.page))
         if not numbers:
-            return "Nothing was found." if not page else "There are no further results."
+            return "There are no further results." if page else "Nothing was found."
         talk.found |= dict.fromkeys(numbers)
         lines = "\n".join(one_line(dated(self.store.memory(number))) for number in numbers)
         return fenced("found", lines, code_for([lines]))
 
-    def _append(self, arguments: Mapping[str, Any], turns: tuple[str, ...]) -> str:
-        core, content = self._core.text, one_line(_text(arguments, "content"))
-        return self._write(f"{core}\n{content}" if core else content, turns)
-
-    def _replace(self, arguments: Mapping[str, Any], turns: tuple[str, ...]) -> str:
-        core, old = self._core.text, _text(arguments, "old_content")
-        if old not in core:
-            raise ToolError("old_content is not in core memory")
-        lines = core.replace(old, _text(arguments, "new_content", empty=True)).splitlines()
-        return self._write("\n".join(line for line in map(one_line, lines) if line), turns)
-
-    def _write(self, text: str, turns: tuple[str, ...]) -> str:
+    def _write(self, text: str, sources: tuple[str, ...]) -> str:
+        """Put a text in place of the core memory."""
+        text = "\n".join(line for line in map(one_line, text.splitlines()) if line)
         if len(text) > self.system.limit:
             raise ToolError(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
-        draft = Draft("core", (*(self._core.sources or ()), *turns), text, ())
-        self.store.rewrite(_CORE, draft, self.encoder.count_tokens(text))
+        self.put(Draft("core", (*(self._core.sources or ()), *sources), text, ()), _CORE)
         return "Core memory is now:\n" + fenced("core", text, code_for([text])) if text else "Core memory is empty."
-
-    def _insert(self, arguments: Mapping[str, Any], turns: tuple[str, ...]) -> str:
-        text = one_line(_text(arguments, "content"))
-        self.store.add(
-            Draft("passage", turns, text), self.encoder.count_tokens(text), self.encoder.encode_apart([text])
-        )
-        return "It is written down."
-
-
-def _text(arguments: Mapping[str, Any], name: str, empty: bool = False) -> str:
-    value = arguments.get(name)
-    if not isinstance(value, str) or not (empty or value.strip()):
-        raise ToolError(f"{name} must be text")
-    return value

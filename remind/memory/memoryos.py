@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import date
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts, words
-from remind.memory.base import Bank, Memory, Query, Retrieval
+from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts, words
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
@@ -31,14 +31,6 @@ QUERY_SCHEMA = object_schema(keywords=TEXTS)
 #: Whom knowledge is about: the opener of the dialogue, and the others.
 SIDES = ("user", "assistant")
 _DAY = 86_400
-#: Settings that are not certain to be the authors'.
-_CHOICES = (
-    "capacities, thresholds and weights are what we take for the authors' settings; room is ours",
-    "the user is who opens the dialogue; whoever else speaks is the assistant",
-    "a page has one topic, and its segment keeps the summary that it was made with",
-    "what is shown is ordered by cosine with the question, the profile last",
-    "time is that of the dialogue, in days",
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,8 @@ class MemoryOSSystem(Written):
 
     templates = tuple(f"memoryos_{name}" for name in ("continue", "overview", "topic", "profile", "knowledge", "query"))
     provenance = "page; of knowledge and profile the pages they were learned from"
-    choices = _CHOICES
+    rules = "BAI-LAB/MemoryOS, prompts"
+    not_as_published = ("a question leaves memory as it is, so that heat is pages and recency",)
     name: str = "memoryos"
     short: PositiveInt = 7
     """Pages of the short-term queue."""
@@ -57,7 +50,7 @@ class MemoryOSSystem(Written):
     similar: FiniteFloat = 0.6
     """Score, cosine of the summaries and Jaccard of the keywords, from which a page joins a segment."""
     hot: PositiveFloat = 5.0
-    """Heat, visits + pages not yet learned from + recency, from which profile and knowledge are learned."""
+    """Heat, pages not yet learned from + recency, from which profile and knowledge are learned."""
     decay: PositiveFloat = 1e7
     """Seconds in which recency falls to 1/e."""
     knowledge: PositiveInt = 100
@@ -72,21 +65,6 @@ class MemoryOSSystem(Written):
     """Score below which a segment is not looked at, and cosine below which a page is not shown."""
     room: PositiveInt = 1000
     """Tokens of a reply."""
-    query: Literal["keywords", "question"] = "keywords"
-    """What segments are found by beside the question's vector: keywords that the model makes of it, or none."""
-    page_builder: Fault = "fixed"
-    """upstream: a page is closed by a response alone, so that what the user says last in a session, or before saying
-    more, is lost. fixed: it is a page of its own."""
-    questions: Fault = "fixed"
-    """upstream: a question becomes a page, and segments that it finds have been visited, so that answers depend on what
-    was asked before. fixed: a question changes nothing."""
-
-    @property
-    def degraded(self) -> list[str]:
-        said = "segments are not visited by questions, so that heat is pages and recency"
-        if self.questions == "upstream":
-            said = "a question is written into memory without its answer, and is lost when a turn is forgotten"
-        return [*self.not_as_published, said]
 
 
 @dataclass
@@ -98,76 +76,51 @@ class _State:
         short: pages of the queue.
         chain: the last pages that left it and go on with each other.
         segments: of mid-term memory.
-        user_knowledge, assistant_knowledge: facts.
+        known: facts of each side.
         profile: of the user.
-        asked: questions that were written into memory.
     """
 
     user: str
     short: list[int] = field(default_factory=list)
     chain: list[int] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
-    user_knowledge: list[int] = field(default_factory=list)
-    assistant_knowledge: list[int] = field(default_factory=list)
+    known: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in SIDES})
     profile: int | None = None
-    asked: list[list[str]] = field(default_factory=list)
-
-    def known(self, side: str) -> list[int]:
-        return self.user_knowledge if side == "user" else self.assistant_knowledge
 
 
 class MemoryOSBank(Bank, of=MemoryOSSystem):
     system: MemoryOSSystem
 
     def remember(self, session: Session) -> Iterable[str]:
+        lost: list[str] = []
         state = self._state or _State(session.turns[0].speaker)
-        for turns in pages(session.turns, state.user, self.system.page_builder):
-            said = "\n".join(map(turn_text, turns))
-            yield from self._take_in(state, said, [turn.id for turn in turns], turns[0].time or session.time)
+        for turns in pages(session.turns, state.user):
+            said, when = "\n".join(map(turn_text, turns)), turns[0].time or session.time
+            note = {"said": said, "overview": ""}
+            state.short.append(self.put(Draft("page", tuple(turn.id for turn in turns), said, (said,), when, note)))
+            while len(state.short) > self.system.short:
+                self._move(state, state.short.pop(0), day_of(when), lost)
         self.store.log(asdict(state))
+        return lost
 
-    def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        """As `Bank.retrieve`; with `questions: upstream` the question is then written into memory, once."""
-        retrieval = super().retrieve(query, k, budget)
-        state, mark = self._state, [query.id, query.text]
-        if self.system.questions == "upstream" and state is not None and mark not in state.asked:
-            with self.store.transaction():
-                for number in retrieval.trace["segments"]:
-                    note = self.store.note(number)
-                    self._write_segment(number, {**note, "visits": note["visits"] + 1})
-                problems = list(self._take_in(state, query.text, None, query.time))
-                state.asked.append(mark)
-                self.store.log(asdict(state))
-            if problems:
-                retrieval.trace.setdefault("failed", []).extend(problems)
-        return retrieval
-
-    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         if (state := self._state) is None:
             return
-        keywords: list[str] = []
-        if self.system.query == "keywords":
-            reply = ask(self, "read", "memoryos_query", {"question": query.text}, self.system.room, QUERY_SCHEMA)
-            if reply.failure is not None:
-                trace["failed"] = [failed("read", reply)]
-            keywords = trace["keywords"] = texts(mapping(reply).get("keywords"))
+        system, lost = self.system, list[str]()
+        reply = ask(self, lost, "read", "memoryos_query", {"question": query.text}, system.room, QUERY_SCHEMA)
+        if lost:
+            trace["failed"] = lost
+        keywords = trace["keywords"] = texts(mapping(reply).get("keywords"))
         vector = self.encoder.encode([query.text])[0]
-        scores = self._scores(state.segments, vector, keywords)
-        trace["segments"] = [
-            number for number, score in _best(scores, self.system.top_segments) if score >= self.system.least
-        ]
+        scores = _best(self._scores(state.segments, vector, keywords), system.top_segments)
+        trace["segments"] = [number for number, score in scores if score >= system.least]
         within = [page for number in trace["segments"] for page in self.store.note(number)["pages"]]
-        cosines = self._cosines(within, vector)
-        shown = {
-            number: cosine for number, cosine in _best(cosines, self.system.top_pages) if cosine >= self.system.least
-        }
+        best = _best(self._cosines(within, vector), system.top_pages)
+        shown = {number: cosine for number, cosine in best if cosine >= system.least}
         for side in SIDES:
-            shown |= dict(_best(self._cosines(state.known(side), vector), self.system.top_knowledge))
+            shown |= dict(_best(self._cosines(state.known[side], vector), system.top_knowledge))
         shown |= self._cosines(state.short, vector)
-        for number, cosine in _best(shown, len(shown)):
-            memory = self.store.memory(number, cosine)
-            # a question was said in no turn
-            yield memory if memory.sources is not None else replace(memory, sources=())
+        yield from _best(shown, len(shown))
         if state.profile is not None:
             yield state.profile, -1.0
 
@@ -177,50 +130,31 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         entries = self.store.journal()
         return _State(**entries[-1]) if entries else None
 
-    def _take_in(self, state: _State, said: str, sources: Sequence[str] | None, when: str | None) -> Iterator[str]:
-        """A new page of the queue, and what falls out of it. Yields why a stand-in had to be used."""
-        draft = Draft(
-            "page", None if sources is None else tuple(sources), said, (said,), when, {"said": said, "overview": ""}
-        )
-        number = self.store.add(draft, self.encoder.count_tokens(said), self.encoder.encode_apart([said]))
-        state.short.append(number)
-        while len(state.short) > self.system.short:
-            yield from self._move(state, state.short.pop(0), day_of(when))
-
-    def _move(self, state: _State, page: int, today: date | None) -> Iterator[str]:
+    def _move(self, state: _State, page: int, today: date | None, lost: list[str]) -> None:
         """A page goes from the queue to the segment of its topic."""
-        problems: list[str] = []
         said, room = self.store.note(page)["said"], self.system.room
         before = ""
         if state.chain:
             last = self.store.note(state.chain[-1])
-            reply = ask(
-                self, "update", "memoryos_continue", {"earlier": last["said"], "later": said}, room, CONTINUE_SCHEMA
-            )
-            if reply.failure is not None:
-                problems.append(failed("update", reply))
+            data = {"earlier": last["said"], "later": said}
+            reply = ask(self, lost, "update", "memoryos_continue", data, room, CONTINUE_SCHEMA)
             if mapping(reply).get("continues") is True:
                 before = last["overview"]
             else:
                 state.chain.clear()
         state.chain.append(page)
-        reply = ask(self, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
-        if reply.failure is not None:
-            problems.append(failed("overview", reply))
+        reply = ask(self, lost, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
         overview = one_line(words(reply)) if reply.failure is None else before
         for number in state.chain:
-            self._write_page(number, overview)
-        reply = ask(self, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA)
-        if reply.failure is not None:
-            problems.append(failed("topic", reply))
-        topic = mapping(reply)
+            part = self.store.note(number)["said"]
+            self._change(number, f"{part}\nOverview: {overview}" if overview else part, overview=overview)
+        topic = mapping(ask(self, lost, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
         summary = one_line(topic.get("summary", "")) or one_line(said)
         segment = self._file(state, page, summary, texts(topic.get("keywords")), today)
         note = self.store.note(segment)
         if note["fresh"] and self._heat(note, today) >= self.system.hot:
-            problems += self._learn(state, note["fresh"])
-            self._write_segment(segment, {**note, "visits": 0, "fresh": []})
-        yield from problems
+            self._learn(state, note["fresh"], lost)
+            self._change(segment, fresh=[])
 
     def _file(self, state: _State, page: int, summary: str, keywords: list[str], today: date | None) -> int:
         """Put a page into the segment whose topic is most like its own, or into a new one. Returns the segment."""
@@ -230,12 +164,11 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         if best and best[0][1] >= self.system.similar:
             number = best[0][0]
             note = self.store.note(number)
-            into = {**note, "pages": [*note["pages"], page], "fresh": [*note["fresh"], page], "last": day}
-            self._write_segment(number, into)
+            self._change(number, pages=[*note["pages"], page], fresh=[*note["fresh"], page], last=day)
             return number
         while len(state.segments) >= self.system.segments:
             self._drop(state, min(state.segments, key=lambda one: self._heat(self.store.note(one), today)))
-        note = {"keywords": keywords, "pages": [page], "fresh": [page], "visits": 0, "last": day}
+        note = {"keywords": keywords, "pages": [page], "fresh": [page], "last": day}
         draft = Draft("segment", self.store.memory(page).sources, summary, (summary,), note=note)
         number = self.store.add(draft, self.encoder.count_tokens(summary), vectors)
         state.segments.append(number)
@@ -252,49 +185,32 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
     def _heat(self, note: Mapping[str, Any], today: date | None) -> float:
         last = day_of(note["last"])
         away = 0 if today is None or last is None else max(0, (today - last).days) * _DAY
-        return float(note["visits"] + len(note["fresh"]) + math.exp(-away / self.system.decay))
+        return float(len(note["fresh"]) + math.exp(-away / self.system.decay))
 
-    def _learn(self, state: _State, learned_from: Sequence[int]) -> Iterator[str]:
+    def _learn(self, state: _State, learned_from: Sequence[int], lost: list[str]) -> None:
         """Profile and knowledge of pages that were not learned from yet."""
         told = "\n\n".join(self.store.note(page)["said"] for page in learned_from)
-        sources = self._sources(learned_from)
+        sources, room = self._sources(learned_from), self.system.room
         data = {"person": one_line(state.user), "exchanges": told}
         old = None if state.profile is None else self.store.memory(state.profile)
-        filled = {**data, "profile": "" if old is None else old.text}
-        reply = ask(self, "extract", "memoryos_profile", filled, self.system.room)
-        text = words(reply)
-        if reply.failure is not None:
-            yield failed("profile", reply)
-        elif text:
+        reply = ask(self, lost, "extract", "memoryos_profile", {**data, "profile": old.text if old else ""}, room)
+        if reply.failure is None and (text := words(reply)):
             draft = Draft("profile", (*((old and old.sources) or ()), *sources), text, ())
-            if state.profile is None:
-                state.profile = self.store.add(draft, self.encoder.count_tokens(text))
-            else:
-                self.store.rewrite(state.profile, draft, self.encoder.count_tokens(text))
-        reply = ask(self, "extract", "memoryos_knowledge", data, self.system.room, KNOWLEDGE_SCHEMA)
-        if reply.failure is not None:
-            yield failed("knowledge", reply)
+            state.profile = self.put(draft, state.profile)
+        facts = mapping(ask(self, lost, "extract", "memoryos_knowledge", data, room, KNOWLEDGE_SCHEMA))
         for side in SIDES:
-            known = state.known(side)
-            for fact in texts(mapping(reply).get(side)):
-                draft = Draft("knowledge", sources, fact)
-                known.append(self.store.add(draft, self.encoder.count_tokens(fact), self.encoder.encode_apart([fact])))
+            known = state.known[side]
+            for fact in texts(facts.get(side)):
+                known.append(self.put(Draft("knowledge", sources, fact)))
             while len(known) > self.system.knowledge:
                 self.store.remove(known.pop(0))
 
-    def _write_page(self, number: int, overview: str) -> None:
-        memory, said = self.store.memory(number), self.store.note(number)["said"]
-        text = f"{said}\nOverview: {overview}" if overview else said
-        note = {"said": said, "overview": overview}
-        # it is found by what was said, as before
-        self.store.rewrite(
-            number, Draft("page", memory.sources, text, time=memory.time, note=note), self.encoder.count_tokens(text)
-        )
-
-    def _write_segment(self, number: int, note: Mapping[str, Any]) -> None:
-        memory = self.store.memory(number)
-        draft = Draft("segment", self._sources(note["pages"]), memory.text, time=memory.time, note=note)
-        self.store.rewrite(number, draft, memory.tokens)
+    def _change(self, number: int, text: str | None = None, **note: Any) -> None:
+        """Give a page another text, or a page or segment another note; it is found by what it was."""
+        memory, note = self.store.memory(number), {**self.store.note(number), **note}
+        sources = self._sources(note["pages"]) if "pages" in note else memory.sources
+        draft = Draft(memory.kind, sources, text or memory.text, time=memory.time, note=note)
+        self.store.rewrite(number, draft, self.encoder.count_tokens(text or memory.text))
 
     def _sources(self, pages: Iterable[int]) -> tuple[str, ...]:
         return tuple(turn for page in pages for turn in self.store.memory(page).sources or ())
@@ -315,19 +231,18 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         return dict(zip(numbers, found, strict=True))
 
 
-def pages(turns: Iterable[Turn], user: str, builder: Fault) -> Iterator[list[Turn]]:
-    """The exchanges of a session: what the user says with the response. Either can be alone, but that upstream what
-    the user says without a response is lost: 88 of the 3,635 turns of six LoCoMo dialogues."""
+def pages(turns: Iterable[Turn], user: str) -> Iterator[list[Turn]]:
+    """The exchanges of a session: what the user says with the response; either can be alone."""
     waiting: list[Turn] = []
     for turn in turns:
         if turn.speaker == user:
-            if waiting and builder == "fixed":
+            if waiting:
                 yield waiting
             waiting = [turn]
         else:
             yield [*waiting, turn]
             waiting = []
-    if waiting and builder == "fixed":
+    if waiting:
         yield waiting
 
 

@@ -143,24 +143,15 @@ class RemindBank(Bank, of=RemindSystem):
             self.store.add(Draft("turn", (turn.id,), keys=()), tokens)
         return ()
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""
         if not self.store.count():
             return
         index = self._index()
         if "cues" in self.system.stages and self.settings.kind == "gold":
             index.cues(None)
-
-    def repair(self) -> bool:
-        """As `Bank.repair`; cues that the stand-in wrote are asked for again."""
-        rebuilt = super().repair()
-        if not isinstance(self.llm, ChatLLM) or all(one.stage != "cues" for one in self.llm.failures):
-            return rebuilt
-        # a set of cues with a failure among them is in no file
-        self.llm.failures.clear()
-        self._built = None
-        self.finish()
-        return True
+        if isinstance(self.llm, ChatLLM):
+            self.llm.check(self.services.max_failed)
 
     def report(self) -> dict[str, Any]:
         """As `Bank.report`, with the name of the LLM and what could not be had from it since the bank was opened."""

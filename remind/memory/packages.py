@@ -64,6 +64,7 @@ class PackageBank(Bank):
         for start in range(0, len(session.turns), batch):
             self._lost = _Lost(logging.ERROR)
             logger.addHandler(self._lost)
+            self.asked += 1
             try:
                 self.take_in(package, session, session.turns[start : start + batch])
             except (RemindError, sqlite3.Error, OSError):

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,13 +30,12 @@ from typing import Any, Literal
 import numpy as np
 
 from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import atomic_path, write_tensors
+from remind.core.files import write_tensors
 from sae.ranges import FiniteFloat, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, check_ranges
 
-NAME, PREVIOUS = "reranker.safetensors", "reranker.previous.safetensors"
+NAME = "reranker.safetensors"
 #: Learning rates that suit each kind of candidates; chosen on LoCoMo.
 _RATES = {"dense": 1e-2, "hybrid": 3e-3, "bank": 1e-2}
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,6 @@ class Reranker:
         self.config, self.dimension = config, dimension
         self.w_q = np.zeros((dimension, dimension), dtype)
         self.w_m = np.zeros((dimension, dimension), dtype)
-        self._step = np.empty((dimension, dimension), dtype)
         self.ema: float | None = None
         self.step = 0
 
@@ -272,16 +268,12 @@ class Reranker:
         if not all(np.isfinite(factor).all() for factor in factors):
             raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
         rate = self.w_q.dtype.type(lr)
-        # in place, by one buffer: new matrices for every step take longer than the arithmetic
-        self.w_q += np.matmul((rate * adapted).T, queries, out=self._step)
-        self.w_m += np.matmul((rate * probes).T, values, out=self._step)
+        self.w_q += (rate * adapted).T @ queries
+        self.w_m += (rate * probes).T @ values
 
     def save(self, folder: str | Path) -> Path:
-        """Write `reranker.safetensors`; the one that was there becomes `reranker.previous.safetensors`."""
+        """Write `reranker.safetensors`."""
         path = Path(folder) / NAME
-        if path.is_file():
-            with atomic_path(path.with_name(PREVIOUS)) as temporary:
-                shutil.copyfile(path, temporary)
         self.write(path)
         return path
 
@@ -295,21 +287,8 @@ class Reranker:
 
     @classmethod
     def load(cls, folder: str | Path) -> Reranker:
-        """What `save` wrote. A damaged file is passed over for the previous one, with a warning.
-
-        Raises:
-            DataError: no file that can be read; names the newest.
-        """
-        path = Path(folder) / NAME
-        try:
-            return cls.read(path)
-        except DataError as error:
-            try:
-                found = cls.read(path.with_name(PREVIOUS))
-            except DataError:
-                raise error from None
-            _log.warning("%s; continuing from %s, step %d", error, PREVIOUS, found.step)
-            return found
+        """What `save` wrote. Raises DataError where it cannot be read."""
+        return cls.read(Path(folder) / NAME)
 
     @classmethod
     def read(cls, path: Path) -> Reranker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -13,20 +12,18 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.numpy import load, save
 
-from remind.core.errors import ConfigError, DataError, shown
+from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, sha256_json
 from remind.core.processes import locked
 from remind.data.dialogue import Session
-from remind.llm.asking import Unusable
 from remind.memory.base import Bank, Query, Retrieval, Services
-from remind.memory.expansions import Annotations, read_annotations
+from remind.memory.expansions import Replaying
 from remind.memory.reranker import NAME, Choice, Episode, Reranker, RerankerConfig, rewards
 from remind.memory.store import Draft
-from remind.memory.topics import Merge, Topic, asked, by_segment, decided, joined, replayed
+from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed
 from remind.perception.perceive import standardise
 from remind.states import prompts
-from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, Share, check_ranges
+from sae.ranges import PositiveInt, Share
 
 _NOT_AS_PUBLISHED = {
     "llm": "the prompts are in our own words",
@@ -37,7 +34,7 @@ _NOT_AS_PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class RmmSystem:
+class RmmSystem(Replaying):
     """Topics with the turns they are from, reranked by what answers have cited.
 
     A memory is found by its summary; its text is the summary and the turns' own words. What retrievals learn from is
@@ -51,8 +48,6 @@ class RmmSystem:
     """Where summaries come from. llm: the endpoint of extract and update, and where there is none or it fails the
     rules, which marks the session. replay: `annotations`. extractive: key sentences by topical segment. turns: no
     summaries, single turns."""
-    annotations: str | None = None
-    """LoCoMo's file, for replay."""
     update_k: PositiveInt = 5
     """Memories of the same speaker that a new topic is compared with; the paper names no number."""
     merge_at: Share = 0.85
@@ -70,21 +65,12 @@ class RmmSystem:
     shared: where the common weights are kept."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-        if self.source == "replay" and self.annotations is None:
-            raise ConfigError("source replay needs LoCoMo's file as annotations")
+        super().__post_init__()
         if self.scope == "shared" and self.weights is None:
             raise ConfigError("scope shared needs weights, a folder to keep the common weights in")
 
-    @cached_property
-    def replayed(self) -> Mapping[str, Annotations]:
-        """What the annotations hold, by dialogue."""
-        return read_annotations(self.annotations) if self.annotations else {}
-
     def about(self) -> dict[str, Any]:
-        options = asdict(self)
-        if self.annotations is not None:
-            options["annotations"] = sha256_file(Path(self.annotations))
+        options = super().about()
         if self.scope == "shared":
             # what was learned is no part of the settings
             options["weights"] = None
@@ -97,13 +83,8 @@ class RmmSystem:
         hashes = {name: prompts.fingerprint(name) for name in names}
         return {"system": "rmm", **options, "prompts": hashes, "degraded": [_NOT_AS_PUBLISHED[self.source]]}
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> RmmBank:
-        if self.source == "replay" and dialogue_id not in self.replayed:
-            raise DataError("holds no facts of this dialogue; choose another source", self.annotations, dialogue_id)
-        return RmmBank(folder, dialogue_id, self, services)
 
-
-class RmmBank(Bank):
+class RmmBank(Bank, of=RmmSystem):
     """A bank whose journal holds merges, feedback, and where weights were stored.
 
     Forgetting and repairing keep the weights, as long as a turn is left.
@@ -134,74 +115,45 @@ class RmmBank(Bank):
             # the bank is made anew, of sessions alone
             self.weights.keep()
         if self.system.source == "turns":
-            texts = [turn_text(turn) for turn in session.turns]
-            vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
-            for turn, count, vector in zip(session.turns, tokens, vectors, strict=True):
-                self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+            self.put_turns(session.turns)
             return ()
-        reasons: list[str] = []
+        lost: list[str] = []
         if self.system.source == "replay":
             topics = replayed(self.system.replayed[self.dialogue_id], session)
-        elif self.system.source == "extractive":
+        elif self.system.source == "llm" and self.chat("extract") is not None:
+            topics = extracted(self, session, lost)
+        else:
             topics = by_segment(session, self.encoder)
-        else:
-            topics, reasons = asked(self, session)
+            if self.system.source == "llm":
+                lost.append("no endpoint for extract: key sentences stand for topics")
         for topic in topics:
-            self._update(topic, reasons)
-        return reasons
+            self._update(topic, lost)
+        return lost
 
-    def undo(self, memory_id: str) -> None:
-        """Take the last merge of a memory apart: it is as before, and what went into it is a memory of its own.
-
-        Raises:
-            DataError: nothing was merged into a memory of this id, or all of it was undone.
-        """
-        undone = 0
-        for entry in reversed(self.store.journal()):
-            if entry["event"] in ("merge", "undo") and f"m{entry['memory']}" == memory_id:
-                if entry["event"] == "merge" and not undone:
-                    break
-                undone += 1 if entry["event"] == "undo" else -1
-        else:
-            raise DataError(f"no merge of memory {shown(memory_id)} can be undone", self.folder)
-        with self.store.transaction():
-            number = entry["memory"]
-            self._write(Topic.of(entry["before"]), number, [Topic.of(one) for one in entry["parents"]])
-            self._write(Topic.of(entry["new"]))
-            self.store.log({"event": "undo", "memory": number})
-        self._open.clear()
-
-    def _update(self, topic: Topic, reasons: list[str]) -> None:
+    def _update(self, topic: Topic, lost: list[str]) -> None:
         """Add the topic, or merge it into the memories it is about."""
         near = self.store.nearest(self.encoder.encode_apart([topic.summary])[0])
         own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
         found = list(islice(own, self.system.update_k))
-        actions: list[Merge | None] = [None]
-        if found:
-            old = [self._topic(number).summary for number, _ in found]
-            if found[0][1] >= self.system.merge_at:
-                actions = [Merge(0, joined(topic.summary, old[0]))]
-            if self.system.source == "llm":
-                try:
-                    actions = decided(self, topic, old)
-                except Unusable as error:
-                    reasons.append(f"{error} ({topic.speaker})")
+        old = [self._topic(number).summary for number, _ in found]
+        actions: list[Merge | None] = []
+        if found and self.system.source == "llm" and self.chat("update") is not None:
+            actions = decided(self, topic, old, lost)
+        if not actions:
+            same = found and found[0][1] >= self.system.merge_at
+            actions = [Merge(0, joined(topic.summary, old[0])) if same else None]
         for action in actions:
             if action is None:
                 self._write(topic)
-            else:
-                self._merge(found[action.place][0], topic, action.text)
+                continue
+            number = found[action.place][0]
+            before = self._topic(number)
+            self.store.log({"event": "merge", "memory": number, "before": asdict(before), "new": asdict(topic)})
+            self._write(Topic(action.text, topic.speaker, (*before.turns, *topic.turns)), number)
 
-    def _merge(self, number: int, topic: Topic, summary: str) -> None:
-        before, parents = self._topic(number), self._parents(number)
-        entry = {"event": "merge", "memory": number, "before": asdict(before), "new": asdict(topic)}
-        self.store.log({**entry, "parents": [asdict(one) for one in parents]})
-        merged = Topic(summary, topic.speaker, (*before.turns, *topic.turns))
-        self._write(merged, number, [*(parents or [before]), topic])
-
-    def _write(self, topic: Topic, number: int | None = None, parents: Sequence[Topic] = ()) -> None:
+    def _write(self, topic: Topic, number: int | None = None) -> None:
         """Store a topic, under a number that there is or a new one."""
-        note = {"summary": topic.summary, "speaker": topic.speaker, "parents": [asdict(one) for one in parents]}
+        note = {"summary": topic.summary, "speaker": topic.speaker}
         draft = Draft("topic", topic.turns, keys=(topic.summary,), note=note)
         vectors = self.encoder.encode_apart([topic.summary])
         if number is None:
@@ -210,14 +162,11 @@ class RmmBank(Bank):
             self.store.rewrite(number, draft, 0, vectors)
         # the store knows the turns' own words
         text = f"{topic.summary}\n{self.store.memory(number).text}"
-        self.store.rewrite(number, replace(draft, text=text), self.encoder.count_many([text])[0])
+        self.store.rewrite(number, replace(draft, text=text), self.encoder.count_tokens(text))
 
     def _topic(self, number: int) -> Topic:
         note = self.store.note(number)
         return Topic(note["summary"], note["speaker"], self.store.memory(number).sources or ())
-
-    def _parents(self, number: int) -> list[Topic]:
-        return [Topic.of(one) for one in self.store.note(number)["parents"]]
 
     # retrospective reflection
 

@@ -4,28 +4,24 @@ a utilizer, three roles of one policy.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, asked, failed, filled, mapping, send
-from remind.memory.base import Memory, Query, Services
+from remind.memory.base import Memory, Query
 from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
 from remind.memory.operations import Operation
-from remind.memory.proposals import BANKS, Occasion, propose, schema, undated
+from remind.memory.proposals import BANKS, Occasion, propose, schema
+from remind.memory.systems import System
 from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, Share, check_ranges
+from sae.ranges import PositiveInt
 
 #: Tokens of a reply by role.
 ROOM = {"filter": 100, "booster": 2000, "utilizer": 2000}
@@ -47,35 +43,28 @@ _SOON = re.compile(
 
 
 @dataclass(frozen=True)
-class SaliMorySystem:
+class SaliMorySystem(System):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
     name: str = "salimory"
     """As the user calls it."""
     policy: Policy = "llm"
     """Who filters, writes and tells. llm: the endpoint of memory and profile, and where there is none or it fails the
-    rules, which marks the session. extractive: the rules; retrieved are then entries and no profile."""
+    rules, which marks the session. extractive: the rules, which keep what each turn tells; retrieved are then entries
+    and no profile."""
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""
     window_sessions: PositiveInt = 2
     """The same in sessions, where times are not known."""
     whole: PositiveInt = 200
     """Entries up to which booster and utilizer are shown all of them; of more the nearest."""
-    update_at: Share = 0.85
-    """Cosine from which the rules make an entry an UPDATE of the nearest one of its store."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
     def about(self) -> dict[str, Any]:
         names = ("salimory_filter", "salimory_booster", "salimory_utilizer")
-        return {"system": "salimory", **asdict(self), **about(self.policy, *names)}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> SaliMoryBank:
-        return SaliMoryBank(folder, dialogue_id, self, services)
+        return {"system": "salimory", **super().about(), **about(self.policy, *names)}
 
 
-class SaliMoryBank(LoggedBank):
+class SaliMoryBank(LoggedBank, of=SaliMorySystem):
     """With a model a question retrieves one memory, the profile that the utilizer writes for it."""
 
     system: SaliMorySystem
@@ -84,22 +73,12 @@ class SaliMoryBank(LoggedBank):
     # the offline stage: filter and booster
 
     def remember(self, session: Session) -> Iterable[str]:
+        lost: list[str] = []
         self._retire(session)
-        kept, reasons = self._filter(session)
-        model = self.system.policy == "llm" and self.chat("memory") is not None
-        vectors: dict[str, Tensor] = {}
-        if not model:
-            texts = [undated(taken(session, turn)) for turn in kept]
-            vectors = dict(zip(texts, self.encoder.encode_apart(texts), strict=True))
-        first = self.first()
-        for turn in kept:
+        for turn in self._filter(session, lost):
             occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), RULES)
-            operations = self._boost(occasion, session, turn, first, reasons) if model else None
-            if operations is None:
-                operations = self._extract(occasion, session, turn, vectors, first)
-            self.commit(operations, vectors)
-            first += len(operations)
-        return reasons
+            self.commit(self._boost(occasion, session, turn, lost))
+        return lost
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
@@ -109,9 +88,8 @@ class SaliMoryBank(LoggedBank):
             if now is not None and day_of(self.store.memory(number).time) is not None:
                 old = self._aged(self.store.memory(number), now)
             else:
-                old = (
-                    here is not None and here.number - self.store.note(number)["session"] >= self.system.window_sessions
-                )
+                passed = here.number - self.store.note(number)["session"] if here is not None else 0
+                old = passed >= self.system.window_sessions
             gone += [f"m{number}"] if old else []
         first, place = self.first(), (self.dialogue_id, session.id, "working", "DELETE")
         self.commit([Operation(first + count, *place, refs=(name,), by=RULES) for count, name in enumerate(gone)])
@@ -121,44 +99,33 @@ class SaliMoryBank(LoggedBank):
         said = day_of(memory.time)
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
-    def _filter(self, session: Session) -> tuple[list[Turn], list[str]]:
-        """The turns that are worth remembering, and why a rule stands for the filter, a line each."""
-        verdicts, reasons = dict[str, bool](), list[str]()
+    def _filter(self, session: Session, lost: list[str]) -> list[Turn]:
+        """The turns that are worth remembering; a rule stands for verdicts that do not come."""
+        verdicts = dict[str, bool]()
         if self.system.policy == "llm":
             requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
             if (answered := replies(self, "memory", requests)) is None:
-                reasons.append("memory: no endpoint is named")
+                lost.append("memory: no endpoint is named")
             for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
-                if isinstance(verdict := mapping(reply).get("salient"), bool):
-                    verdicts[turn.id] = verdict
+                if reply.failure is None:
+                    verdicts[turn.id] = mapping(reply)["salient"]
                 else:
-                    reasons.append(f"{failed('memory', reply)} (filter, {turn.id})")
-        return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))], reasons
+                    lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
+        return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))]
 
-    def _boost(
-        self, occasion: Occasion, session: Session, turn: Turn, first: int, reasons: list[str]
-    ) -> list[Operation] | None:
-        """What the booster makes of a turn; None: it did not reply."""
-        entries = self.entries(self._bank(turn_text(turn)))
-        data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
-        asks = [request("booster", self.dialogue_id, data)]
-        for reply, by in replies(self, "memory", asks) or ():
-            if reply.failure in (None, "invalid"):
-                return propose("booster", reply.text, replace(occasion, by=by), entries, first)
-            reasons.append(f"{failed('memory', reply)} (booster, {turn.id})")
-        return None
-
-    def _extract(
-        self, occasion: Occasion, session: Session, turn: Turn, vectors: dict[str, Tensor], first: int
-    ) -> list[Operation]:
-        """What the rules make of a turn: one entry."""
-        text = taken(session, turn)
-        if (key := undated(text)) not in vectors:
-            vectors[key] = self.encoder.encode_apart([key])[0]
+    def _boost(self, occasion: Occasion, session: Session, turn: Turn, lost: list[str]) -> list[Operation]:
+        """What the booster makes of a turn; where it does not reply, an entry by rule."""
+        first = self.first()
+        if self.system.policy == "llm" and self.chat("memory") is not None:
+            entries = self.entries(self._bank(turn_text(turn)))
+            data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
+            for reply, by in replies(self, "memory", [request("booster", self.dialogue_id, data)]) or ():
+                if reply.failure in (None, "invalid"):
+                    return propose("booster", reply.text, replace(occasion, by=by), entries, first)
+                lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
         store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        like = self.entries(self.like(vectors[key], self.system.update_at, store))
-        op = {"op": "UPDATE", "target": 1} if like else {"op": "ADD"}
-        return propose("booster", json.dumps({"ops": [{**op, "store": store, "text": text}]}), occasion, like, first)
+        place = (first, self.dialogue_id, session.id, store, "ADD", f"m{first}", (), taken(session, turn))
+        return [Operation(*place, time=occasion.time, sources=(turn.id,), by=RULES)]
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -171,11 +138,8 @@ class SaliMoryBank(LoggedBank):
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
         now = day_of(query.time)
-        stale = {
-            number
-            for number in (self.store.numbers("working") if now else ())
-            if now and self._aged(self.store.memory(number), now)
-        }
+        working = [self.store.memory(number) for number in self.store.numbers("working")]
+        stale = {int(one.id[1:]) for one in working if now and self._aged(one, now)}
         if self.system.policy == "llm" and self.chat("profile") is not None:
             memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
             if not memories:
@@ -196,13 +160,12 @@ class SaliMoryBank(LoggedBank):
             trace["failed"] = [failed("profile", reply)]
             return []
         value = mapping(reply)
-        used = [memories[n - 1] for n in sorted(set(value.get("used", []))) if 1 <= n <= len(memories)]
+        used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
-        text = str(value.get("profile", "")).strip()
+        text, when = value["profile"].strip(), used[0].time if used else None
         sources = tuple(dict.fromkeys(source for one in used for source in one.sources or ()))
-        when = used[0].time if used else None
-        made = Memory("profile", text, "profile", sources or None, when, 1.0, self.encoder.count_many([text])[0])
-        return [made] if text else []
+        tokens = self.encoder.count_tokens(text)
+        return [Memory("profile", text, "profile", sources or None, when, 1.0, tokens)] if text else []
 
 
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import ConfigError, shown
+from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -56,6 +57,9 @@ class System:
 
     banks: ClassVar[Any]
     name: str
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`."""
@@ -105,6 +109,11 @@ class Listed:
     def paper(self) -> dict[tuple[str, str], float | None]:
         """What the paper prints, by `COLUMNS`; empty where it has no such system."""
         return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
+
+
+def _written(kind: str, help: str, stages: tuple[Stage, ...], row: str | None = None) -> Listed:
+    """A system that a chat model writes for, and that cannot do without one."""
+    return Listed(kind, help, stages=stages, endpoint=True, row=row)
 
 
 SYSTEMS: Mapping[str, Listed] = {
@@ -157,74 +166,56 @@ SYSTEMS: Mapping[str, Listed] = {
         "turns by cosine; turns outside the time named in the question (found by rules) come last",
         {"value": "turn", "expansion": "none", "time": "rules"},
     ),
-    "mem0": Listed(
+    "mem0": _written(
         "mem0.Mem0System",
         "Mem0 as published: facts are extracted, then added, updated or deleted",
-        stages=("extract", "update"),
-        endpoint=True,
-        row="Mem0",
+        ("extract", "update"),
+        "Mem0",
     ),
-    "mem0_today": Listed(
+    "mem0_today": _written(
         "mem0_today.Mem0TodaySystem",
         "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
-        stages=("extract",),
-        endpoint=True,
+        ("extract",),
     ),
-    "langmem": Listed(
+    "langmem": _written(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
-        stages=("extract",),
-        endpoint=True,
-        row="LangMem",
+        ("extract",),
+        "LangMem",
     ),
-    "amem": Listed(
-        "amem.AMemSystem",
-        "A-Mem: linked notes that evolve",
-        stages=("summaries", "update", "read"),
-        endpoint=True,
-        row="A-Mem",
-    ),
-    "gam": Listed(
+    "amem": _written("amem.AMemSystem", "A-Mem: linked notes that evolve", ("summaries", "update", "read"), "A-Mem"),
+    "gam": _written(
         "gam.GAMSystem",
         "GAM: pages with abstracts, and a researcher who reads them for the question",
-        stages=("summaries", "read"),
-        endpoint=True,
-        row="GAM",
+        ("summaries", "read"),
+        "GAM",
     ),
-    "memagent": Listed(
+    "memagent": _written(
         "memagent.MemAgentSystem",
         "MemAgent: a memory written while the dialogue is read for the question",
-        stages=("read",),
-        endpoint=True,
-        row="MemAgent-7B",
+        ("read",),
+        "MemAgent-7B",
     ),
-    "mem1": Listed(
-        "mem1.Mem1System",
-        "MEM1: an internal state, searches, and an answer of its own",
-        stages=("read",),
-        endpoint=True,
-        row="MEM1-7B",
+    "mem1": _written(
+        "mem1.Mem1System", "MEM1: an internal state, searches, and an answer of its own", ("read",), "MEM1-7B"
     ),
-    "lightmem": Listed(
+    "lightmem": _written(
         "lightmem.LightMemSystem",
         "LightMem: facts from topics that fill a short-term memory, updated at the end",
-        stages=("extract", "update"),
-        endpoint=True,
-        row="LightMem",
+        ("extract", "update"),
+        "LightMem",
     ),
-    "memoryos": Listed(
+    "memoryos": _written(
         "memoryos.MemoryOSSystem",
         "MemoryOS: a queue of exchanges, segments with heat, and a long-term profile and knowledge",
-        stages=("update", "summaries", "extract", "read"),
-        endpoint=True,
-        row="MemoryOS",
+        ("update", "summaries", "extract", "read"),
+        "MemoryOS",
     ),
-    "memgpt": Listed(
+    "memgpt": _written(
         "memgpt.MemGPTSystem",
         "MemGPT: a model that maintains core, archival and recall memory with tools, and answers by searching them",
-        stages=("update", "read"),
-        endpoint=True,
-        row="MemGPT",
+        ("update", "read"),
+        "MemGPT",
     ),
     "rmm": Listed(
         "rmm.RmmSystem",

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 from calendar import day_name, month_name, monthrange
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from remind.data.dialogue import Session
-from remind.llm.request import ChatModel, Reply, code_for, fenced, from_template
+from remind.llm.request import ChatModel
 from remind.llm.structured import object_schema
+from remind.memory.asking import TEXT, failed, filled, mapping
 from remind.states.pyramid import one_line, turn_text
-from remind.text.thoughts import without_thoughts
 
 #: By how many days an event may lie outside a range, which is itself often a guess.
 TOLERANCE = 2
 
 #: Room for a reply in tokens (Appendix D).
 _ROOM = 2000
-_TEXT = {"type": "string"}
-_EVENT = object_schema(message={"type": "integer"}, date=_TEXT, event=_TEXT)
+_EVENT = object_schema(message={"type": "integer"}, date=TEXT, event=TEXT)
 _EVENTS = object_schema(events={"type": "array", "items": _EVENT})
-_RANGE = object_schema(start=_TEXT, end=_TEXT)
+_RANGE = object_schema(start=TEXT, end=TEXT)
 
 _MONTHS = {
     name[:length].lower(): number for number, name in enumerate(month_name) if number for length in (3, len(name))
@@ -121,27 +120,23 @@ def told_days(session: Session) -> dict[str, list[Span]]:
     return found
 
 
-def ask_events(chat: ChatModel, dialogue_id: str, session: Session) -> tuple[dict[str, list[Span]], list[str]]:
-    """As `told_days`, the days named from an LLM, and why rules stand for them, if they do. One request."""
+def ask_events(chat: ChatModel, dialogue_id: str, session: Session, lost: list[str]) -> dict[str, list[Span]]:
+    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, with a line in `lost`."""
     said = day_of(session.time)
-    text = "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))
-    code = code_for([text])
-    values = {"day": _written_day(said, session.time), "messages": fenced("messages", text, code)}
-    (reply,) = chat.complete(
-        [from_template("events", "memory_events", dialogue_id, _EVENTS, _ROOM, code=code, **values)]
-    )
-    events = reply.value.get("events") if isinstance(reply.value, Mapping) else None
-    if reply.failure is not None or not isinstance(events, list):
-        why = reply.message or reply.failure or "not the JSON asked for"
-        return told_days(session), [f"events of {session.id}: {why}: they are found by rules"]
+    data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+    written = _written_day(said, session.time)
+    (reply,) = chat.complete([filled(dialogue_id, "events", "memory_events", data, _ROOM, _EVENTS, day=written)])
+    if reply.failure is not None:
+        lost.append(f"{failed('memory_events', reply)} ({session.id}: they are found by rules)")
+        return told_days(session)
     names = [turn.id for turn in session.turns]
     found = {turn.id: [_one(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
-    for event in events:
+    for event in mapping(reply)["events"]:
         number, days = event["message"], list(spans(event["date"], None))
         # an event of no message may be told of in any
         for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
             found[name] += days
-    return found, []
+    return found
 
 
 def ask_range(
@@ -153,29 +148,16 @@ def ask_range(
         sample: what the costs are added to.
     """
     if chat is not None:
-        day = _written_day(asked or latest, None)
-        shown = f"Asked on: {day}\n{one_line(question)}"
-        code = code_for([shown])
-        fence = fenced("question", shown, code)
-        request = from_template("time_range", "memory_time_range", sample, _RANGE, _ROOM, code=code, question=fence)
-        (reply,) = chat.complete([request])
-        if reply.failure in (None, "invalid") and (found := _range_of(reply)) is not None:
-            return checked(found[0], asked), "llm"
+        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
+        (reply,) = chat.complete([filled(sample, "time_range", "memory_time_range", data, _ROOM, _RANGE)])
+        if reply.failure is None:
+            told = [mapping(reply)[name] for name in ("start", "end")]
+            found = [span for text in told for span in spans(text, None)]
+            if len(found) == 2:
+                return checked(Span(found[0].start, found[1].end), asked), "llm"
+            if "N/A" in told:
+                return None, "llm"
     return time_range(question, asked, latest), "rules"
-
-
-def _range_of(reply: Reply) -> tuple[Span | None] | None:
-    """The range in a reply, which may be none; or None for a reply that holds neither."""
-    value: Any = reply.value
-    texts = (
-        [str(value.get(name)) for name in ("start", "end")]
-        if isinstance(value, Mapping)
-        else [without_thoughts(reply.text)]
-    )
-    found = [span for text in texts for span in spans(text, None)]
-    if len(found) == 2:
-        return (Span(found[0].start, found[1].end),)
-    return (None,) if any("n/a" in text.lower() for text in texts) else None
 
 
 def _written_day(day: date | None, words: str | None) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 from remind.data.dialogue import Dialogue, Session
-from remind.llm.asking import Unusable
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, ask, failed, words
+from remind.memory.asking import TEXT, ask, failed, filled, mapping, send, words
 from remind.memory.base import Bank
 from remind.memory.expansions import Annotations, gist
 from remind.memory.plain import cut
@@ -48,11 +46,6 @@ class Topic:
     speaker: str
     turns: tuple[str, ...]
 
-    @classmethod
-    def of(cls, value: Mapping[str, Any]) -> Self:
-        """From the fields as JSON."""
-        return cls(value["summary"], value["speaker"], tuple(value["turns"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Merge:
@@ -62,40 +55,27 @@ class Merge:
     text: str
 
 
-def asked(bank: Bank, session: Session) -> tuple[list[Topic], list[str]]:
-    """The topics of each speaker by the chat model (Appendix D.1.1), and why key sentences stand for some, a line each.
+def extracted(bank: Bank, session: Session, lost: list[str]) -> list[Topic]:
+    """The topics of each speaker by the chat model (Appendix D.1.1); where it does not tell, by rule.
 
     A turn of the paper is an exchange: what is said until the opener of the session speaks again.
     """
-    exchanges = [[turn.id for turn in part] for part in cut(session, "round")]
-    shown = "\n".join(
-        "\n".join([f"Turn {number}:", *map(turn_text, part)]) for number, part in enumerate(cut(session, "round"))
-    )
+    parts = list(cut(session, "round"))
+    lines = [line for number, part in enumerate(parts) for line in (f"Turn {number}:", *map(turn_text, part))]
     topics: list[Topic] = []
-    reasons: list[str] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
-        try:
-            if bank.chat("extract") is None:
-                raise Unusable("extract: no endpoint is named")
-            data = {"speaker": one_line(speaker), "conversation": shown}
-            reply = ask(bank, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA)
-            if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
-                raise Unusable(failed("extract", reply))
-            found = (reply.value or {}).get("extracted_memories", [])
-        except Unusable as error:
-            reasons.append(f"{error} ({one_line(speaker)})")
+        data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
+        reply = send(bank, filled(bank.dialogue_id, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA))
+        if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
+            lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
             topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
-            continue
-        for number, one in enumerate(found):
-            numbers = [int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))]
-            if outside := [place for place in numbers if not 0 <= place < len(exchanges)]:
-                told = f"extract: memory {number} ({one_line(speaker)}) refers to turn {outside[0]} of {len(exchanges)}"
-                reasons.append(told)
-            there = sorted({*numbers} - {*outside})
-            summary = one_line(one["summary"])
-            if there and summary:
-                topics.append(Topic(summary, speaker, tuple(name for place in there for name in exchanges[place])))
-    return topics, reasons
+        for one in mapping(reply).get("extracted_memories", ()):
+            numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
+            # references to what is not there are passed over
+            turns = tuple(turn.id for place, part in enumerate(parts) if place in numbers for turn in part)
+            if turns and (summary := one_line(one["summary"])):
+                topics.append(Topic(summary, speaker, turns))
+    return topics
 
 
 def replayed(annotations: Annotations, session: Session) -> list[Topic]:
@@ -122,33 +102,26 @@ def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
     return topics
 
 
-def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | None]:
-    """What becomes of the topic by the chat model (Appendix D.1.2); None: it is added.
+def decided(bank: Bank, topic: Topic, entries: Sequence[str], lost: list[str]) -> list[Merge | None]:
+    """What becomes of the topic by the chat model (Appendix D.1.2); None: it is added. Empty: it does not tell.
 
     Args:
         entries: summaries of memories of the same speaker.
-
-    Raises:
-        Unusable: no reply, or none that says what to do.
     """
-    if bank.chat("update") is None:
-        raise Unusable("update: no endpoint is named")
     data = {
         "history": json.dumps({"history_summaries": list(entries)}, ensure_ascii=False, indent=0),
         "new": json.dumps({"new_summary": topic.summary}, ensure_ascii=False),
     }
-    reply = ask(bank, "update", "rmm_update", data, ROOM["update"])
-    if reply.failure is not None:
-        raise Unusable(failed("update", reply))
-    return read_actions(words(reply), len(entries))
+    reply = ask(bank, lost, "update", "rmm_update", data, ROOM["update"])
+    actions = [] if reply.failure is not None else read_actions(words(reply), len(entries))
+    if reply.failure is None and not actions:
+        lost.append("rmm_update: the reply is neither Add() nor Merge(i, text) of an entry")
+    return actions
 
 
 def read_actions(text: str, count: int) -> list[Merge | None]:
-    """The lines Add() and Merge(i, text) of a reply; of several Add() one.
-
-    Raises:
-        Unusable: there are none, or one names an entry that there is not.
-    """
+    """The lines Add() and Merge(i, text) of a reply; of several Add() one. Empty: there are none, or one names an entry
+    that there is not."""
     actions: list[Merge | None] = []
     for line in text.splitlines():
         if match := _MERGE.search(line):
@@ -156,12 +129,10 @@ def read_actions(text: str, count: int) -> list[Merge | None]:
             if len(merged) > 2 and merged[0] == merged[-1] and merged[0] in "\"'":
                 merged = merged[1:-1]
             if place >= count:
-                raise Unusable(f"update: Merge names entry {place} of {count}")
+                return []
             actions.append(Merge(place, merged))
         elif _ADD.search(line) and None not in actions:
             actions.append(None)
-    if not actions:
-        raise Unusable("update: the reply is neither Add() nor Merge(i, text)")
     return actions
 
 

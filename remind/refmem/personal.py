@@ -194,12 +194,10 @@ class Writer:
 
 
 def text_of(name: str, value: str) -> str:
-    """A text of a reply on one line. Raises NotValid where it is blank, too long, or holds half a character."""
+    """A text of a reply on one line. Raises NotValid where it is blank or too long."""
     line = one_line(value)
     if not line or len(line) > LONGEST:
         raise NotValid(f"{name} has {len(line)} characters; 1 to {LONGEST} are allowed")
-    if any("\ud800" <= letter <= "\udfff" for letter in line):
-        raise NotValid(f"{name} has half a character")
     return line
 
 

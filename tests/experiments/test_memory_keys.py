@@ -10,7 +10,7 @@ from words import WordEncoder, services
 from experiments.evidence.data import load
 from experiments.memory.keys import MemoryKeysConfig, measure, memory_keys, systems
 from experiments.memory.published import IndexedTurn, PublishedConfig, corpus, published
-from remind.memory.keys import Join
+from remind.memory.longmemeval import Join
 
 TEXTS = ["my boat leaks badly", "we bought bread", "the piano is out of tune", "I sail every summer", "bread is cheap"]
 QUESTIONS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -41,12 +42,11 @@ class ScriptedChat:
         said = self.part(request)
         if isinstance(said, Reply):
             return said
-        if request.schema is None:
-            return Reply(said)
+        reply = Reply(said)
         try:
-            return Reply(said, read_value(said, request.schema))
+            return reply if request.schema is None else replace(reply, value=read_value(reply.text, request.schema))
         except NotValid as error:
-            return Reply(said, failure="invalid", message=str(error))
+            return replace(reply, failure="invalid", message=str(error))
 
 
 @cache
@@ -55,8 +55,9 @@ def minilm() -> SentenceEncoder:
     return SentenceEncoder()
 
 
-def services(encoder: SentenceEncoder, chat: ScriptedChat | None) -> Services:
-    return Services(encoder, None if chat is None else lambda system, dialogue, stage: chat)  # type: ignore[arg-type, return-value]
+def services(encoder: SentenceEncoder, chat: ScriptedChat | None, max_failed: float = 1.0) -> Services:
+    source = None if chat is None else lambda system, dialogue, stage: chat
+    return Services(encoder, source, max_failed=max_failed)  # type: ignore[arg-type]
 
 
 def parts(request: Request) -> dict[str, str]:

@@ -228,26 +228,6 @@ def test_without_an_endpoint_the_sessions_are_marked(tmp_path: Path) -> None:
     ]
 
 
-def test_quirks_of_the_published_code(tmp_path: Path) -> None:
-    sessions = talk(8, 2)
-    path = annotated(tmp_path, sessions)
-    clean = LongMemEvalSystem(value="turn", join="split-separate", source="replay", annotations=path, time="none")
-    # k counts keys: three of them belong to fewer turns
-    query = Query(facts_of(path)["D1:1"][0] + " " + sessions[0].turns[0].text)
-    with bank_of(tmp_path / "a", clean, sessions) as bank:
-        assert len(bank.retrieve(query, k=3).memories) == 3
-    with bank_of(tmp_path / "b", replace(clean, official_quirks=True), sessions) as bank:
-        _, owners, texts = bank.store.keys()
-        scores = (WordEncoder().encode(texts) @ WordEncoder().encode([query.text])[0]).numpy()
-        expected = dict.fromkeys(f"m{owners[place]}" for place in np.argsort(-scores, kind="stable")[:3])
-        found = [memory.id for memory in bank.retrieve(query, k=3).memories]
-        assert found == list(expected)
-        assert len(found) < 3
-    # a turn without facts is not searched
-    with bank_of(tmp_path / "c", replace(clean, join="merge", official_quirks=True), sessions) as bank:
-        assert {x for (x,) in ids(bank.retrieve(query, budget=10**6))} == set(facts_of(path))  # type: ignore[misc]
-
-
 def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> None:
     for wrong in ({"value": "fact", "expansion": "none"}, {"value": "summary"}, {"join": "glue"}, {"source": "replay"}):
         with pytest.raises(ConfigError):
@@ -257,16 +237,3 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
         LongMemEvalSystem(source="replay", annotations=path, expansion="session-keyphrase")
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
-
-
-def test_about_tells_options_prompts_and_what_is_not_as_published(tmp_path: Path) -> None:
-    path = annotated(tmp_path, talk(9, 1))
-    replay = LongMemEvalSystem(source="replay", annotations=path, time="none")
-    about = replay.about()
-    Path(path).write_text(Path(path).read_text() + "\n")
-    assert about != replay.about()
-    assert path not in json.dumps(about)
-    assert about["prompts"] == {}
-    assert "LoCoMo" in about["degraded"][0]
-    assert set(LongMemEvalSystem().about()["prompts"]) == {"facts", "events", "time_range"}
-    assert LongMemEvalSystem().about()["degraded"] == []

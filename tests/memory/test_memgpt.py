@@ -162,17 +162,12 @@ def test_pages_of_results(encoder: SentenceEncoder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "error"),
     [
-        ("core_memory_append", "{", "the arguments are not JSON"),
-        ("core_memory_append", "[1]", "the arguments are not a JSON object"),
-        ("core_memory_append", {"content": 5}, "content must be text"),
+        ("core_memory_append", "{", "there is no JSON value"),
+        ("core_memory_append", {"content": 5}, "content: 5 is not of type 'string'"),
         ("core_memory_append", {"content": "x" * 30}, "core memory would have 30 characters; it holds 20"),
-        (
-            "core_memory_replace",
-            {"old_content": "dog", "new_content": "cat"},
-            "old_content is not in core memory",
-        ),
-        ("archival_memory_insert", {}, "content must be text"),
-        ("archival_memory_search", {"query": "cat", "page": -1}, "page must be a number from 0"),
+        ("core_memory_replace", {"old_content": "dog", "new_content": "cat"}, "old_content is not in core memory"),
+        ("archival_memory_insert", {}, "'content' is a required property"),
+        ("archival_memory_search", {"query": "cat", "page": -1}, "page: -1 is less than the minimum of 0"),
         ("send_message", {"message": "hello"}, "there is no such tool"),
         (None, {}, "there is no such tool"),
     ],
@@ -183,7 +178,9 @@ def test_tools_say_why_they_do_nothing(
     chat = ScriptedChat(lambda request: says(text="done") if told(request) else says((name, given)))
     with bank(tmp_path / "b", encoder, chat, limit=20) as memory:
         assert memory.ingest(TALK).degraded == ()
-        assert told(chat.asked[1]) == [f"Error: {error}"]
+        (said,) = told(chat.asked[1])
+        assert said.startswith("Error: ")
+        assert error in said
         assert [one.kind for one in map(memory.store.memory, memory.store.numbers())] == ["core"] + ["turn"] * 4
         assert not memory.store.memory(1).text
 
@@ -212,14 +209,15 @@ def test_core_memory_is_rewritten(encoder: SentenceEncoder, tmp_path: Path) -> N
         assert memory.forget(["s1:2"]) == 1
 
 
-@pytest.mark.parametrize(
-    "odd", [says(text=None), says(text=["part"]), '{"choices": [{"message": {"tool_calls": [7]}}]}']
-)
-def test_odd_replies(odd: str, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: odd)) as memory:
+def test_a_reply_without_words_and_one_that_is_no_message(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(lambda request: says(text=None))
+    with bank(tmp_path / "b", encoder, chat) as memory:
         assert memory.ingest(TALK).degraded == ()
-        found = memory.retrieve(QUESTION, k=3)
-        assert (found.memories, found.trace["failed"]) == ((), ["read: no answer in 1 calls"])
+        assert memory.retrieve(QUESTION, k=3).trace["failed"] == ["read: no answer in 1 calls"]
+        chat.part = lambda request: '{"choices": [{"message": {"tool_calls": [7]}}]}'
+        assert memory.retrieve(QUESTION, k=3).trace["failed"] == [
+            "read: the reply is no message as the protocol has it"
+        ]
 
 
 def test_without_a_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from scripted_chat import Scripted
 
 from remind import read
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
@@ -219,18 +219,20 @@ def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
         asked.append((system, name, stage))
         return Scripted(lambda request: Reply("", failure="server") if down[0] else "A dog at the lake.")
 
-    services, system = Services(encoder, chat=source), make_system("remind", name="mine")
-    with filled(system, tmp_path / "bank", dialogue, services) as bank:
+    services, system = Services(encoder, source), make_system("remind", name="mine")
+    with pytest.raises(ModelError, match=r"requests for cues to .* failed, more than max_failed 0.1"):
+        filled(system, tmp_path / "other", dialogue, services)
+    asked.clear()
+    with filled(system, tmp_path / "bank", dialogue, replace(services, max_failed=1)) as bank:
         report = bank.report()
         assert asked == [("mine", dialogue.id, "cues")]
         assert {one["stage"] for one in report["failures"]} == {"cues"}
         assert "scripted" in report["llm"]
-        down[0] = False
-        assert bank.repair()
+    down[0] = False
+    with filled(system, tmp_path / "bank", dialogue, services) as bank:
         assert not bank.report()["failures"]
         # all cues alike: segments in their own order
         assert ranked(bank)[0] in [turn.id for turn in dialogue.sessions[0].turns]
-        assert not bank.repair()
     down[0] = True
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
         ranked(bank)
@@ -249,16 +251,6 @@ def test_about_says_what_rules_write_and_decides_whose_bank_it_is(
         make_system("remind", HYBRID).open(tmp_path / "bank", "d", Services(encoder))
     with pytest.raises(ModelError, match="no folder of SAEs"):
         make_system("remind_x1", {"sae": str(tmp_path)}).open(tmp_path / "other", "d", Services(encoder))
-
-
-@pytest.mark.parametrize("name", ["remind", "remind_x1"])
-def test_an_empty_bank_has_nothing_to_say(tmp_path: Path, encoder: SentenceEncoder, saes: Path, name: str) -> None:
-    system = make_system(name, {"sae": str(saes)} if name == "remind_x1" else {})
-    with system.open(tmp_path / "bank", "d", Services(encoder)) as bank:
-        bank.finish()
-        assert bank.retrieve(Query(ASKED), k=5).memories == ()
-        with pytest.raises(ConfigError, match="k must be at least 1"):
-            bank.retrieve(Query(ASKED), k=0)
 
 
 def test_x0_is_bounded_for_a_backbone_that_reads_all_of_it_at_once(saes: Path) -> None:

@@ -130,14 +130,6 @@ def test_a_session_is_as_good_as_its_best_turn(tmp_path: Path, method: Method) -
         ]
 
 
-def test_whole_sessions_as_keys(tmp_path: Path) -> None:
-    texts = ["\n".join(f"{turn.speaker}: {turn.text}" for turn in told.turns) for told in TOLD]
-    with bank_of(tmp_path / "bank", unit="session", keys="whole") as bank:
-        found = bank.retrieve(Query("rain"), k=3).memories
-        assert [memory.id for memory in found] == ranked(cosines("rain", texts))
-        assert bank.store.counts()["keys"] == 3
-
-
 @pytest.mark.parametrize("unit", ["turn", "session"])
 def test_where_words_are_searched_nothing_is_encoded(
     tmp_path: Path, unit: Unit, monkeypatch: pytest.MonkeyPatch

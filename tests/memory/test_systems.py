@@ -65,15 +65,6 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
         assert name in ("memagent", "mem1", "lightmem", "memoryos") or bank.store.counts()["sessions"] == 0
 
 
-@pytest.mark.parametrize("name", ["no_context", "full"])
-def test_what_ranks_by_nothing_encodes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SentenceEncoder, "_forward", lambda *_: pytest.fail("something is encoded"))
-    with make_system(name).open(tmp_path / "bank", "talk", Services(SentenceEncoder())) as bank:
-        for session in TALK:
-            bank.ingest(session)
-        assert len(bank.retrieve(Query("Who?"), k=9).memories) == (0 if name == "no_context" else 4)
-
-
 @pytest.mark.parametrize(
     ("system", "options", "said"),
     [

@@ -76,10 +76,10 @@ def test_working_memory_ends_after_a_week() -> None:
     ("reply", "why"),
     [
         ("ADD FACT my pet is cat", "not JSON"),
-        ("ADD <end>", "no store"),
-        ("ADD FACT <end>", "empty text"),
+        ("ADD <end>", "does not match"),
+        ("ADD FACT <end>", "does not match"),
         ("UPDATE m9 FACT my pet <end>", "no entry"),
-        ("DELETE m1 FACT my pet <end>", "no field"),
+        ("DELETE m1 FACT my pet <end>", "was unexpected"),
         ("DELETE m1 WORKING <end>", "not of"),
         ("ADD FACT a ADD FACT b ADD FACT c ADD FACT d <end>", "more than 3"),
     ],

@@ -9,10 +9,8 @@ from scripted import ScriptedChat
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Session, Turn
-from remind.llm.asking import Unusable
-from remind.llm.request import Reply
-from remind.memory.expansions import asked, extractive, read, read_annotations, request
-from remind.memory.keys import Join, join_keys
+from remind.memory.expansions import asked, extractive, read_annotations, request
+from remind.memory.longmemeval import Join, join_keys
 
 
 @pytest.mark.parametrize(
@@ -93,38 +91,24 @@ def test_annotations_that_are_none(tmp_path: Path, changed: dict[str, Any], mess
 def test_what_stands_in_offline_is_taken_from_the_words() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "Hi! My sister Ruth rides a tandem bicycle."), Turn("2", "Bo", "Oh.")))
     stretches = [(turn,) for turn in talk.turns]
-    assert extractive("userfact", talk, stretches)[0] == ["Ana: My sister Ruth rides a tandem bicycle."]
-    assert extractive("keyphrase", talk, stretches) == [["sister ruth rides", "tandem bicycle"], []]
+    assert extractive(talk, stretches)[0] == ["Ana: My sister Ruth rides a tandem bicycle."]
     said = " ".join(turn.text for turn in talk.turns)
-    for text in extractive("summ", talk, [talk.turns])[0]:
+    for text in extractive(talk, [talk.turns])[0]:
         assert text.partition(": ")[2] in said
-
-
-def test_replies_are_read_tolerantly() -> None:
-    assert read("userfact", Reply("", {"facts": ["a", " b\nc ", "a", ""]})) == ["a", "b c"]
-    assert read("userfact", Reply('Here you are: ["a", "b"]', failure="invalid")) == ["a", "b"]
-    assert read("userfact", Reply("", {"facts": []})) == []
-    assert read("summ", Reply("<think>hm</think> One. Two.")) == ["One.", "Two."]
-    for reply in (Reply("No facts here."), Reply('["a", "b', finished=False)):
-        with pytest.raises(Unusable):
-            read("keyphrase", reply)
-    with pytest.raises(Unusable):
-        read("summ", Reply("<think>never ends"))
 
 
 def test_a_failed_reply_is_made_up_for_and_told() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "I like tea very much."), Turn("2", "Bo", "Milk is mine.")))
     stretches = [(turn,) for turn in talk.turns]
-    chat = ScriptedChat(
-        lambda one: Reply("", None, failure="server", message="down") if "Bo" in one.messages[1].text else FACT
-    )
-    found, reasons = asked(chat, "userfact", "d", talk, stretches)
-    assert found == [["Ana likes tea."], *extractive("userfact", talk, stretches[1:])]
-    assert reasons == ["facts of 2: server: down"]
+    said = '{"facts": ["Ana likes tea.", " b\\nc ", "Ana likes tea.", ""]}'
+    chat = ScriptedChat(lambda one: "No facts here." if "Bo" in one.messages[1].text else said)
+    lost: list[str] = []
+    found = asked(chat, "userfact", "d", talk, stretches, lost)
+    assert found == [["Ana likes tea.", "b c"], *extractive(talk, stretches[1:])]
+    assert lost == ["facts: invalid: there is no JSON value in the reply (2)"]
     assert [one.stage for one in chat.asked] == ["facts", "facts"]
-
-
-FACT = Reply("", {"facts": ["Ana likes tea."]})
+    summary = ScriptedChat(lambda one: "<think>hm</think> One. Two.")
+    assert asked(summary, "summ", "d", talk, [talk.turns], lost) == [["One.", "Two."]]
 
 
 def test_hostile_text_cannot_close_its_fence() -> None:
