@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -185,7 +184,7 @@ class Bank(ABC):
         #: Ranks the memories of the store.
         self.ranker = Ranker(self.store, self.encoder)
         self._open: dict[str, tuple[Query, Retrieval]] = {}
-        self._given = count(1)
+        self._given = 0
 
     def ingest(self, session: Session) -> Receipt:
         """Store a session, completely or not at all.
@@ -230,7 +229,8 @@ class Bank(ABC):
             raise ConfigError(f"the query {shown(query.id)} has no text")
         trace: dict[str, Any] = {}
         chosen = tuple(self._choose(self.rank(query, k, trace), k, budget))
-        retrieval = Retrieval(chosen, f"r{next(self._given)}", trace)
+        self._given += 1
+        retrieval = Retrieval(chosen, f"r{self._given}", trace)
         self._open[retrieval.token] = (query, retrieval)
         if len(self._open) > _WAITING:
             del self._open[next(iter(self._open))]
