@@ -2,6 +2,7 @@
 
     python -m benchmarks.count_files pra-step
     python -m benchmarks.count_files question --input locomo10.json --sae runs/sae_minilm
+    python -m benchmarks.count_files memory --system mem0
 
 Counted are functions of `remind` and `sae` that run on the thread of the caller. What only stands in the way of others
 (class bodies, modules on their first import, finders that Python's import asks, methods that dataclasses generate) is
@@ -14,7 +15,7 @@ import argparse
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -100,8 +101,35 @@ def question(entered: Entered, given: argparse.Namespace) -> None:
             build(cfg)
 
 
+def memory(entered: Entered, given: argparse.Namespace) -> None:
+    """A session that a memory system takes in, and a question that it finds memories for. A model is scripted."""
+    from remind import read
+    from remind.llm.request import Reply
+    from remind.memory.base import Query, Services
+    from remind.memory.systems import make_system
+    from remind.models.encoder import SentenceEncoder
+
+    class Scripted:
+        name = "scripted"
+
+        def complete(self, requests: Sequence[Any], on_reply: object = None) -> list[Reply]:
+            said = {"facts": ["Ana sold a lamp."], "memory": [{"id": "0", "event": "ADD", "text": "Ana sold a lamp."}]}
+            return [Reply(json.dumps(said), said) for _ in requests]
+
+    system, dialogue = make_system(given.system), read(sample_path()).dialogues[0]
+    services = Services(SentenceEncoder(), lambda *_: Scripted())
+    with TemporaryDirectory() as folder, system.open(f"{folder}/bank", dialogue.id, services) as bank, entered:
+        bank.ingest(dialogue.sessions[0])
+        bank.finish()
+        bank.retrieve(Query("Who sold a lamp?"), k=3)
+
+
 #: What can be counted: each prepares, and is inside `entered` for the part that counts.
-THINGS: dict[str, Callable[[Entered, argparse.Namespace], None]] = {"pra-step": pra_step, "question": question}
+THINGS: dict[str, Callable[[Entered, argparse.Namespace], None]] = {
+    "pra-step": pra_step,
+    "question": question,
+    "memory": memory,
+}
 
 
 def main() -> None:
@@ -113,6 +141,7 @@ def main() -> None:
         help="for question: a list of dialogues as JSON, of which the first is built, or one in another format",
     )
     parser.add_argument("--sae", help="trained SAEs, for question")
+    parser.add_argument("--system", default="dense", help="for memory: its name")
     given = parser.parse_args()
     for thing in given.things:
         entered = Entered()

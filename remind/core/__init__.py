@@ -18,6 +18,7 @@ EXTRAS = {
     "statsmodels": "refmem",
     "torchao": "torchao",
     "trl": "rl",
+    "uvicorn": "mem0",
     "vllm": "vllm",
 }
 

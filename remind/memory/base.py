@@ -9,18 +9,15 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from remind.core.errors import ConfigError, DataError, ModelError, shown
-from remind.core.files import atomic_folder, sha256_json, sweep
 from remind.core.processes import locked
 from remind.data.dialogue import Format, Question, Session, Turn
-from remind.memory.ranking import Ranker
-from remind.memory.store import Draft, Store
+from remind.memory.store import Draft, Ranker, Store
 from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ class Retrieval:
     """
 
     memories: tuple[Memory, ...]
-    token: str
+    token: str = field(compare=False)
     trace: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -183,29 +180,22 @@ class Bank(ABC):
     def __init__(self, folder: str | Path, dialogue_id: str, system: MemorySystem, services: Services) -> None:
         self.folder, self.dialogue_id, self.system, self.services = Path(folder), dialogue_id, system, services
         self.encoder = services.encoder
-        self._identity = {"dialogue": dialogue_id, "system": system.about(), "encoder": self.encoder.name}
         self._held = ExitStack()
-        self._ranker: Ranker | None = None
-        # beside the folder, which is exchanged as a whole when something is forgotten
         lock = self.folder.with_name(f".{self.folder.name}.lock")
         self._held.enter_context(locked(lock, wait=False, place=self.folder))
         try:
-            # a killed process may have left what was to be forgotten
-            sweep(self.folder.parent, escape(self.folder.name))
-            self.store = Store(self.folder, self._identity)
+            self.store = Store(
+                self.folder, {"dialogue": dialogue_id, "system": system.about(), "encoder": self.encoder.name}
+            )
         except BaseException:
             self._held.close()
             raise
+        #: Ranks the memories of the store.
+        self.ranker = Ranker(self.store, self.encoder)
         self._open: dict[str, tuple[Query, Retrieval]] = {}
+        self._given = 0
         #: Requests made to take sessions in, since the bank was opened or made anew.
         self.asked = 0
-
-    @property
-    def ranker(self) -> Ranker:
-        """Ranks the memories of the store."""
-        if self._ranker is None or self._ranker.store is not self.store:
-            self._ranker = Ranker(self.store, self.encoder)
-        return self._ranker
 
     def ingest(self, session: Session) -> Receipt:
         """Store a session, completely or not at all.
@@ -217,19 +207,14 @@ class Bank(ABC):
                 id with other content, or a time before the last session's.
             ModelError: as `finish`, where many requests were made.
         """
-        content = _content(session)
-        digest = sha256_json(content)
-        held = self.store.session(session.id)
-        if held is not None and held.hash != digest:
-            raise DataError("the bank holds a session of this id with other content", self.folder, session.id)
-        if held is not None:
+        if (held := self.store.session(session.id)) is not None:
+            if held.session != session:
+                raise DataError("the bank holds a session of this id with other content", self.folder, session.id)
             return Receipt(session.id, known=True, degraded=held.degraded)
         self._check(session)
         before = self.store.count()
         with self.store.transaction():
-            self.store.add_session(session, digest)
-            degraded = tuple(self.remember(session))
-            self.store.degrade(session.id, degraded)
+            degraded = self._store(session)
         self._open.clear()
         self._check_lost(done=False)
         return Receipt(session.id, added=self.store.count() - before, degraded=degraded)
@@ -265,10 +250,8 @@ class Bank(ABC):
             raise ConfigError(f"the query {shown(query.id)} has no text")
         trace: dict[str, Any] = {}
         chosen = tuple(self._choose(self.rank(query, k, trace), k, budget))
-        what = [self.store.version, query.text, query.id, k, budget, [memory.id for memory in chosen]]
-        retrieval = Retrieval(chosen, sha256_json(what)[:16], trace)
-        # made again, it is the newest
-        self._open.pop(retrieval.token, None)
+        self._given += 1
+        retrieval = Retrieval(chosen, f"r{self._given}", trace)
         self._open[retrieval.token] = (query, retrieval)
         if len(self._open) > _WAITING:
             del self._open[next(iter(self._open))]
@@ -397,8 +380,7 @@ class Bank(ABC):
             memory = item if isinstance(item, Memory) else self.store.memory(*item)
             if budget is not None and spent + memory.tokens > budget:
                 misses += 1
-                # looked up once, and again only after something did fit
-                if misses == _MISSES or (misses == 1 and budget - spent < self.store.shortest()):
+                if misses == _MISSES:
                     return
                 continue
             misses, spent, count = 0, spent + memory.tokens, count + 1
@@ -407,33 +389,34 @@ class Bank(ABC):
     def _check(self, session: Session) -> None:
         if not session.turns:
             raise DataError("the session has no turns", self.folder, session.id)
+        seen: set[str] = set()
         for turn in session.turns:
             if not turn.text.strip() and not turn.images:
                 raise DataError("the turn has neither text nor picture", self.folder, turn.id)
-            if self.store.holds_turn(turn.id):
-                raise DataError("a turn of this id is in another session", self.folder, turn.id)
-        if len({turn.id for turn in session.turns}) < len(session.turns):
-            raise DataError("a turn id occurs twice", self.folder, session.id)
+            if turn.id in seen or self.store.holds_turn(turn.id):
+                raise DataError("another turn has this id", self.folder, turn.id)
+            seen.add(turn.id)
         last, now = self.store.last_time(), session.time
         # as far as both are known: a day is not before an hour of it
         if last and now and _dated(now) and now[: len(last)] < last[: len(now)]:
             raise DataError(f"its time {now} is before the last session's, {last}", self.folder, session.id)
 
+    def _store(self, session: Session) -> tuple[str, ...]:
+        self.store.add_session(session)
+        degraded = tuple(self.remember(session))
+        self.store.degrade(session.id, degraded)
+        return degraded
+
     def _rebuild(self, without: Collection[str] = ()) -> None:
-        """A bank made anew of the stored sessions, less these turns, takes this one's place in one step."""
+        """Make the bank anew of the stored sessions, less these turns, in one transaction."""
         sessions, self.asked = list(self.store.sessions()), 0
-        self.store.close()
-        try:
-            with atomic_folder(self.folder) as folder, closing(Store(folder, self._identity)) as self.store:
-                for session in sessions:
-                    left = replace(session, turns=tuple(turn for turn in session.turns if turn.id not in without))
-                    if left.turns:
-                        with self.store.transaction():
-                            self.store.add_session(left, sha256_json(_content(left)))
-                            self.store.degrade(left.id, tuple(self.remember(left)))
-        finally:
-            self.store = Store(self.folder, self._identity)
-            self._open.clear()
+        with self.store.transaction():
+            self.store.clear()
+            for session in sessions:
+                left = tuple(turn for turn in session.turns if turn.id not in without)
+                if left:
+                    self._store(replace(session, turns=left))
+        self._open.clear()
 
 
 @dataclass(frozen=True)
@@ -457,11 +440,3 @@ class _Counted:
 def _dated(time: str) -> bool:
     """Whether it is an ISO time; these sort as text."""
     return time[:4].isdigit() and time[4:5] == "-"
-
-
-def _content(session: Session) -> Any:
-    turns = [
-        [t.id, t.speaker, t.text, t.time, [[i.index, i.path, i.caption, i.source] for i in t.images]]
-        for t in session.turns
-    ]
-    return [session.id, session.time, turns]

@@ -15,8 +15,7 @@ from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Written, ask, asked, mapping, texts, words
 from remind.memory.base import Bank, Memory, Query
-from remind.memory.ranking import Method
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

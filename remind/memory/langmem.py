@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from remind.core import optional
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
+from remind.memory.base import Query
 from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
 
-if TYPE_CHECKING:
-    from remind.llm.request import Stage
-
 #: A bank holds one dialogue, and in it the package one namespace.
 _SPACE = ("memories",)
 #: More than any namespace holds.
 _ALL = 10**9
-#: A request that a server which knows tools answers by calling one.
-_TRIAL: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "Call the tool ready."}],
-    "tools": [
-        {
-            "type": "function",
-            "function": {
-                "name": "ready",
-                "description": "Says that tools can be called.",
-                "parameters": {"type": "object", "properties": {}},
-            },
-        }
-    ],
-    "tool_choice": "required",
-}
-#: By which servers say that they do not do what was asked for; others are down, or busy.
-_REFUSALS = (400, 404, 422, 501)
 
 
 @dataclass(frozen=True)
@@ -62,9 +45,7 @@ class LangMemSystem(PackageSystem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.query_limit < 4:
-            raise ConfigError(
-                f"query_limit must be at least 4, not {self.query_limit}: below that nothing is looked up"
-            )
+            raise ConfigError(f"query_limit must be at least 4, not {self.query_limit}: else nothing is looked up")
 
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where a package is missing."""
@@ -78,35 +59,24 @@ class LangMemBank(PackageBank, of=LangMemSystem):
     keys it makes."""
 
     system: LangMemSystem
-    logger = "langmem"
-    _tried = False
+    # which langmem calls models by
+    logger = "trustcall"
 
-    def remember(self, session: Session) -> Iterable[str]:
-        if not self._tried:
-            self._check_tools()
-        return super().remember(session)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        #: Vectors by what the package had encoded.
+        self._encoded: dict[str, list[float]] = {}
 
-    def load(self, stage: Stage) -> Any:
-        package, client, numbers = _package(), self.client(stage), self.store.numbers()
-        vectors = self.store.vectors(self.store.rows(numbers)).tolist() if numbers else []
-        values = [self.store.note(number) for number in numbers]
-        known = dict(zip(map(_indexed, values), vectors, strict=True))
-
-        def embed(texts: Sequence[str]) -> list[list[float]]:
-            new = [text for text in texts if text not in known]
-            if new:
-                made = client.embeddings.create(model=MODEL, input=new, encoding_format="float").data
-                known.update(zip(new, (one.embedding for one in made), strict=True))
-            return [known[text] for text in texts]
-
-        index = {"dims": self.encoder.dimension, "embed": embed}
+    def load(self) -> Any:
+        package, url = _package(), self.url()
+        index = {"dims": self.encoder.dimension, "embed": self._embed}
         store = import_module("langgraph.store.memory").InMemoryStore(index=index)
-        for number, value in zip(numbers, values, strict=True):
-            store.put(_SPACE, str(number), value)
+        for number in self.store.numbers():
+            store.put(_SPACE, str(number), self.store.note(number))
         chat = import_module("langchain_openai").ChatOpenAI(
             model=MODEL,
             api_key=NO_KEY,
-            base_url=self.url(stage),
+            base_url=url,
             max_retries=0,
             temperature=0,
             http_client=self.direct(),
@@ -117,72 +87,49 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         limits = {"enable_deletes": self.system.deletes, "query_limit": self.system.query_limit}
         return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, **limits)
 
-    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> Iterable[str]:
-        messages, first, when = (
-            import_module("langchain_core.messages"),
-            self.said_first(),
-            turns[0].time or session.time,
-        )
+    def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
+        messages, when = import_module("langchain_core.messages"), turns[0].time or session.time
         said = [
-            (messages.HumanMessage if turn.speaker == first else messages.AIMessage)(turn_text(turn)) for turn in turns
+            (messages.HumanMessage if self.is_user(turn) else messages.AIMessage)(turn_text(turn)) for turn in turns
         ]
         if when:
             said.insert(0, messages.SystemMessage(f"This conversation took place on {when}."))
         # an environment that traces LangChain would send dialogues away
         with import_module("langsmith").tracing_context(enabled=False):
-            puts = package.invoke({"messages": said})
-        held = {item.key: item.value for item in package.store.search(_SPACE, limit=_ALL)}
-        # the package looks at no errors of its store
-        if lost := sum(held.get(put["key"]) != put["value"] for put in puts):
-            yield f"{lost} of {len(puts)} memories were not stored"
-        self._bring_up(package.store, held, [turn.id for turn in turns], when)
+            package.invoke({"messages": said})
+        self._bring_up(package.store, [turn.id for turn in turns], when)
 
-    def search(self, package: Any, text: str, top: int) -> Iterator[tuple[int, float]]:
-        for item in package.store.search(_SPACE, query=text, limit=top):
-            yield int(item.key), item.score
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
+        return self.ranker.rank(query.text, "dense")
 
-    def _bring_up(self, theirs: Any, held: dict[str, Any], turns: Sequence[str], when: str | None) -> None:
+    def _bring_up(self, theirs: Any, turns: Sequence[str], when: str | None) -> None:
         """Do to the bank's store what was done to the package's."""
+        held = {item.key: item.value for item in theirs.search(_SPACE, limit=_ALL)}
         for number in self.store.numbers():
             value = held.pop(str(number), None)
             if value is None:
                 self.store.remove(number)
             elif value != self.store.note(number):
                 sources = (*(self.store.memory(number).sources or ()), *turns)
-                draft = _draft(value, sources, when)
-                self.store.rewrite(number, draft, *self._tokens_and_vectors(draft))
+                self.store.rewrite(number, *self._drawn(value, sources, when))
         # the package gives them at random
         for key, value in sorted(held.items(), key=lambda item: _indexed(item[1])):
-            draft = _draft(value, turns, when)
-            number = self.store.add(draft, *self._tokens_and_vectors(draft))
+            number = self.store.add(*self._drawn(value, turns, when))
             theirs.delete(_SPACE, key)
             theirs.put(_SPACE, str(number), value)
 
-    def _tokens_and_vectors(self, draft: Draft) -> tuple[int, Any]:
-        return self.encoder.count_tokens(draft.text or ""), self.encoder.encode_apart([_indexed(draft.note)])
+    def _drawn(self, value: dict[str, Any], sources: Sequence[str], when: str | None) -> tuple[Draft, int, Tensor]:
+        """A memory, its tokens and its vector."""
+        content, key = value["content"], _indexed(value)
+        text = str(content.get("content", "") if isinstance(content, dict) else content)
+        draft = Draft("memory", tuple(sources), text, (key,), when, value)
+        return draft, self.encoder.count_tokens(text), self.encoder.encode_apart([key])
 
-    def _check_tools(self) -> None:
-        """Ask the server to call a tool; a reply that is cached costs nothing. Raises ModelError where it does not."""
-        import openai
-
-        what = f"{self.system.name} needs a chat server with tool calls"
-        try:
-            reply = self.client("extract").chat.completions.create(model=MODEL, **_TRIAL)
-        except openai.APIStatusError as error:
-            if error.status_code in _REFUSALS:
-                said = error.body.get("message") if isinstance(error.body, dict) else None
-                raise ModelError(f"{what}: {said or error}") from None
-            # a server that is down is reported by the batches that fail
-            return
-        if not reply.choices or not reply.choices[0].message.tool_calls:
-            raise ModelError(f"{what}; asked to call one, the model answered in text")
-        self._tried = True
-
-
-def _draft(value: dict[str, Any], sources: Sequence[str], when: str | None) -> Draft:
-    content = value["content"]
-    text = str(content.get("content", "") if isinstance(content, dict) else content)
-    return Draft("memory", tuple(sources), text, (_indexed(value),), when, value)
+    def _embed(self, texts: Sequence[str]) -> list[list[float]]:
+        for text in texts:
+            if text not in self._encoded:
+                self._encoded[text] = self.encoder.encode_apart([text])[0].tolist()
+        return [self._encoded[text] for text in texts]
 
 
 def _indexed(value: dict[str, Any]) -> str:

@@ -41,8 +41,8 @@ class LoggedBank(Bank):
     keeps_versions: ClassVar[bool]
 
     def operations(self) -> Iterator[Operation]:
-        """The log. Raises DataError where it is damaged."""
-        return (Operation.of(value, f"operation {number}") for number, value in enumerate(self.store.journal(), 1))
+        """The log."""
+        return map(Operation.of, self.store.journal())
 
     def state(self) -> State:
         """The fold of the log, read anew."""
@@ -79,7 +79,7 @@ class LoggedBank(Bank):
         for number, cosine in self.store.nearest(vector):
             if cosine < least:
                 break
-            if self.store.kind(number) == kind:
+            if self.store.memory(number).kind == kind:
                 return [number]
         return []
 

@@ -12,8 +12,7 @@ from remind.data.dialogue import Session
 from remind.memory.base import Bank, Query
 from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
 from remind.memory.plain import cut
-from remind.memory.ranking import Method
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
 from remind.states import prompts
 from remind.states.pyramid import turn_text

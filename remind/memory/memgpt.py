@@ -17,9 +17,8 @@ from remind.llm.request import Reply, Stage, code_for, fenced
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory.asking import TEXT, Written, asked, dated, failed, filled, send, words
 from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.memory.ranking import Method
 from remind.memory.readers import Answer, Usage
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

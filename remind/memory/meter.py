@@ -1,7 +1,7 @@
-"""One endpoint for every memory system: its requests go through one cache, one encoder and one set of books.
+"""What memory systems ask of chat models: counted by system, dialogue and stage, answered once, paid for once.
 
-Foreign packages are given an address on this machine (`Meter.url`) in place of OpenAI's, our own systems a chat model
-(`Meter.chat`). Both ways requests are answered and counted by the same code.
+Our own systems are given a chat model (`Meter.chat`), foreign packages an address on this machine in place of OpenAI's
+(`Meter.url`). Both ways requests go to the same endpoints, through the same cache of replies.
 """
 
 from __future__ import annotations
@@ -10,220 +10,183 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Any, get_args
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from remind.core.errors import ConfigError, ModelError, shown
+from remind.core import optional
+from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.files import write_text
 from remind.llm import bodies
 from remind.llm.client import Chats
-from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.request import ChatModel, Reply, Request, Stage
-from remind.memory.books import Books
-from remind.memory.gateway import Account, Gateway, Service, messages, room
+from remind.llm.endpoints import LLMConfig
+from remind.llm.ledger import Ledger, table
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from starlette.applications import Starlette
 
-    from remind.models.encoder import SentenceEncoder
-
-#: Tokens for a reply where a request names no limit: what a local model may write, and a dry run counts on.
+#: Tokens for a reply where a package names no limit.
 ROOM = 1024
+#: Ids that packages make up at random (UUID version 4).
+_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 class Meter:
-    """Answers chat requests by the endpoint and texts by the encoder, and counts them by system, dialogue and stage.
+    """The chat models of a run, and what they are asked.
 
-    `with Meter(...) as meter:` serves on a free loopback port until the block ends. Threads may share it.
-
-    The endpoint's model and temperature (0 where it has none) stand in place of those of each request; everything else
-    of a request is passed on unchanged. Replies are cached under endpoint, model and request; equal requests are asked
-    once, also those under way. Keys come from the environment: those that clients send are not read.
+    `with Meter(...) as meter:` ends what serves packages. Threads may share its models and addresses.
 
     Args:
-        endpoint: a chat server, or a local model, which takes requests without tools and ignores response_format.
-        encoder: of all embeddings.
-        cache: SQLite file of replies that were paid for; None: none is kept, and equal requests are asked again.
-        record: JSON lines of the costs of this run, so that a resumed run adds up; None: those of this process.
-        dry_run: file for the prompts that would be sent (JSONL); nothing is sent, and costs are upper bounds.
-        normalise: regular expressions. Requests, as JSON in ASCII, that differ in what they match alone are equal to
-            the cache; in a recorded reply such text is replaced by the request's own. For packages that write random
-            ids into their prompts.
+        llm: endpoints by stage, and the cache of replies.
+        costs: JSON lines, a record a call, which a run that is resumed goes on with; None: those of this process alone.
 
     Attributes:
-        model: what answers chat requests.
-        ledger: what was asked and what it cost.
-        dry: the dry run, if this is one.
+        ledger: what was asked and what it cost, by earlier processes, too.
 
     Raises:
-        ConfigError: the endpoint names no model or holds a value out of range, or a regular expression is none.
-        ModelError: no key in the environment, or a model that cannot be loaded.
-        DataError: cache, record or prompts cannot be written.
+        DataError: the file of costs cannot be used.
     """
 
-    def __init__(
-        self,
-        endpoint: EndpointConfig,
-        encoder: SentenceEncoder,
-        cache: str | Path | None = None,
-        record: str | Path | None = None,
-        dry_run: str | Path | None = None,
-        normalise: Sequence[str] = (),
-    ) -> None:
-        self.endpoint, self.encoder = endpoint, encoder
-        self._alike = _one_pattern(normalise)
-        files = [None if path is None else str(path) for path in (cache, dry_run)]
-        config = LLMConfig(memory=endpoint, cache=files[0], dry_run=files[1])
-        # what a dry run estimates is no cost
-        self.ledger = Books(None if dry_run is not None else record)
-        chats = Chats(config, self.ledger)
-        model = chats.stage("read")
-        assert model is not None
-        self.model, self.dry = model, chats.dry
-        # a model of this process, and the file of a dry run, are one thread's at a time
-        self._turn = threading.RLock() if endpoint.local or chats.dry is not None else nullcontext()
-        self._encoding = threading.Lock()
-        self._server: Gateway | None = None
+    def __init__(self, llm: LLMConfig, costs: str | Path | None = None) -> None:
+        self.llm, self.ledger, self._chats = llm, Ledger(), Chats(llm)
+        self._costs = None if costs is None else Path(costs)
+        #: Models, what they are asked for, and whether they run in this process, by the number in an address.
+        self._served: list[tuple[ChatModel, Stage, bool]] = []
+        self._server: Any = None
+        if self._costs is not None and self._costs.is_file():
+            try:
+                # the last line ends where a process was killed
+                lines = self._costs.read_text("utf-8").rpartition("\n")[0].splitlines()
+                self.ledger.merge({**json.loads(line), "cached": True} for line in lines)
+                write_text(self._costs, "".join(f"{line}\n" for line in lines))
+            except ValueError as error:
+                raise DataError(f"is not a record of costs: {error}", self._costs) from None
 
     def __enter__(self) -> Meter:
-        self._server = Gateway(Service((self.endpoint.model, self.encoder.name), self._reply, self._encode))
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gateway", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.shutdown()
-        self._server.server_close()
-        self._server = None
+        if self._server is not None:
+            self._server.should_exit = True
+            self._thread.join()
+            self._server = None
 
-    def url(self, system: str, dialogue: str, stage: Stage) -> str:
-        """The address that a client of OpenAI's protocol takes as base_url.
+    def chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
+        """The chat model of a stage, counted under system and dialogue; None: no endpoint is named for it.
 
         Raises:
-            ConfigError: a name that no address can hold, an unknown stage, or a meter that does not serve.
+            ConfigError, ModelError, DataError: as `Chats.stage`.
         """
+        model = self._chats.stage(_asked(stage))
+        place = {"system": system, "dialogue": dialogue, "stage": stage}
+        return None if model is None else _Counted(self, model, place)
+
+    def url(self, system: str, dialogue: str, stage: Stage) -> str:
+        """The address that a client of OpenAI's protocol takes as base_url. It serves chat/completions, whatever key
+        and model a client names.
+
+        Raises:
+            ConfigError: no endpoint is named for the stage.
+            ModelError: starlette or uvicorn is missing; or as `Chats.stage`.
+        """
+        model, endpoint = self.chat(system, dialogue, stage), self.llm.endpoint(_asked(stage))
+        if model is None or endpoint is None:
+            raise ConfigError(f"{system} needs a chat model ({stage}); no endpoint is named")
         if self._server is None:
-            raise ConfigError("the meter can be used only inside its with block")
-        account = _account(system, dialogue, stage)
-        path = "/".join(quote(part, safe="") for part in (account.system, account.dialogue, account.stage))
-        return f"http://127.0.0.1:{self._server.server_address[1]}/{path}/v1"
-
-    def chat(self, system: str, dialogue: str, stage: Stage) -> MeteredChat:
-        """A chat model of this process, counted and cached as the requests that come in by the address are."""
-        return MeteredChat(self, _account(system, dialogue, stage))
-
-    def report(self) -> dict[str, Any]:
-        """What was asked and what it cost, as JSON.
-
-        Returns:
-            `endpoint`, `encoder`, `dry_run`; `total`; lists `systems` by system, and `rows` by system, dialogue and
-            stage, as `Books.groups` has them. Costs are sums over the whole run, of which `now` was paid by this
-            process. A reply that several systems ask for is in the sums of each, and once in the total.
-        """
-        (total,) = self.ledger.groups()
-        return {
-            "endpoint": self.endpoint.title,
-            "encoder": self.encoder.name,
-            "dry_run": None if self.dry is None else str(self.dry.path),
-            "total": total,
-            "systems": self.ledger.groups("system"),
-            "rows": self.ledger.groups("system", "dialogue", "stage"),
-        }
+            uvicorn = optional("uvicorn", system)
+            config = uvicorn.Config(self._app(), port=0, log_config=None, log_level="critical", lifespan="off")
+            listening = config.bind_socket()
+            # clients may come before it is ready
+            listening.listen()
+            self._port, self._server = listening.getsockname()[1], uvicorn.Server(config)
+            self._thread = threading.Thread(target=self._server.run, args=([listening],), name="meter", daemon=True)
+            self._thread.start()
+        self._served.append((model, stage, endpoint.local))
+        return f"http://127.0.0.1:{self._port}/{len(self._served) - 1}/v1"
 
     def table(self) -> str:
-        """The report as lines of text, one for each system and stage, then the total."""
-        rows = self.ledger.groups("system", "stage")
-        total = [{"system": "total", "stage": "", **one} for one in self.ledger.groups()]
-        width = max(len(row["system"]) for row in (*rows, {"system": "system"}, *total))
-        heads = ("requests", "cached", "failed", "calls", "prompt", "reply", "USD", "texts", "seconds")
-        lines = [f"{'system':<{width}}  {'stage':<10}" + "".join(f"{head:>11}" for head in heads)]
-        for row in (*rows, *total):
-            failures, texts = sum(row["failures"].values()), row["embeddings"]
-            counts = (row["requests"], row["cached"], failures, row["calls"])
-            costs = (f"{row['cost_usd']:.4f}", texts["texts"])
-            seconds = f"{row['seconds_in_all'] + texts['seconds']:.1f}"
-            cells = (*counts, row["prompt_tokens"], row["completion_tokens"], *costs, seconds)
-            lines.append(f"{row['system']:<{width}}  {row['stage']:<10}" + "".join(f"{cell:>11}" for cell in cells))
-        if self.dry is not None:
-            lines.append(f"a dry run: replies and USD are upper bounds; nothing was asked; prompts: {self.dry.path}")
-        return "\n".join(lines)
+        """What was asked and what it cost as lines of text, one per stage."""
+        lines, dry = table(self.ledger.summary()), self._chats.dry
+        return lines if dry is None else f"{lines}\na dry run: nothing was asked; USD at most; prompts: {dry.path}"
 
-    def complete(
-        self, account: Account, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        """As `ChatModel.complete`, counted under the account."""
-        system, dialogue, stage = account.system, account.dialogue, account.stage
-        counted = [replace(request, system=system, dialogue=dialogue, stage=stage) for request in requests]
-        with self._turn:
-            return self.model.complete(counted, on_reply)
+    def count(self) -> None:
+        """Take what the chat models have counted into ledger and file."""
+        rows = self._chats.ledger.take()
+        self.ledger.merge(rows)
+        if self._costs is not None and rows:
+            with self._costs.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
-    def _reply(self, account: Account, body: Mapping[str, Any]) -> Reply:
-        """The reply to a chat request, whose text is a completion as JSON. Raises ValueError for a body of no use."""
-        local, space = self.endpoint.local, room(body, ROOM)
-        if local and (body.get("tools") or body.get("functions")):
-            raise ValueError("a local model takes no tools; name a chat server")
-        request = Request(messages(body) if local else (), account.stage, max_tokens=space)
-        try:
-            (reply,) = self.complete(account, [request if local else replace(request, body=body)])
-        except ModelError:
-            # it ends the work of a system of ours, but a foreign one is only told of it
-            under = replace(request, system=account.system, dialogue=account.dialogue)
-            self.ledger.add(under, Reply("", failure="server"), self.endpoint)
-            raise
-        if reply.failure is not None or not local:
-            return reply
-        message = {"role": "assistant", "content": reply.text}
-        counts = (reply.prompt_tokens, reply.completion_tokens)
-        whole = bodies.completion(self.endpoint.model, message, "stop" if reply.finished else "length", *counts)
-        return replace(reply, text=json.dumps(whole))
+    def _app(self) -> Starlette:
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request as Received
+        from starlette.responses import Response
+        from starlette.routing import Route
 
-    def _encode(self, account: Account, texts: list[str]) -> tuple[Tensor, int]:
-        started = monotonic()
-        with self._encoding:
-            vectors, tokens = self.encoder.encode_apart(texts), sum(self.encoder.count_many(texts))
-        place = (account.system, account.dialogue, account.stage, self.encoder.name)
-        self.ledger.add_embeddings(*place, len(texts), tokens, monotonic() - started)
-        return vectors, tokens
+        async def chat(received: Received) -> Response:
+            # a page in a browser can reach this port, but neither by this name nor with this type
+            heads = [received.headers.get(name) for name in ("host", "content-type")]
+            if heads != [f"127.0.0.1:{self._port}", "application/json"]:
+                return Response(status_code=403)
+            model, stage, local = self._served[received.path_params["place"]]
+            status, said = await run_in_threadpool(_answer, model, stage, local, await received.json())
+            return Response(said, status, media_type="application/json")
+
+        return Starlette(routes=[Route("/{place:int}/v1/chat/completions", chat, methods=["POST"])])
 
 
-class MeteredChat(ChatModel):
-    """A `ChatModel` whose requests a meter answers and counts."""
+def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]) -> tuple[int, str]:
+    """Status and JSON of the reply to a package's request.
 
-    def __init__(self, meter: Meter, account: Account) -> None:
-        self._meter, self.account = meter, account
+    Requests that differ in ids made up at random are the same to the cache: a model is shown ids by their order.
+    """
+    text = json.dumps(body)
+    found = enumerate(dict.fromkeys(_RANDOM.findall(text)))
+    ids = {one: f"{number:08x}-0000-4000-8000-000000000000" for number, one in found}
+    body = json.loads(_RANDOM.sub(lambda match: ids[match[0]], text))
+    room = body.get("max_completion_tokens") or body.get("max_tokens") or ROOM
+    request = Request((), stage, max_tokens=room, body=body)
+    if local := local and not body.get("tools"):
+        said = tuple(Message(one["role"], one["content"]) for one in body["messages"])
+        request = replace(request, messages=said, body=None)
+    try:
+        (reply,) = model.complete([request])
+    except RemindError as error:
+        return 502, json.dumps(bodies.error(str(error), "server_error"))
+    if reply.failure is not None:
+        return 502 if reply.failure == "server" else 400, json.dumps(bodies.error(reply.message))
+    whole = reply.text
+    if local:
+        told, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
+        whole = json.dumps(bodies.completion(model.name, told, "stop" if reply.finished else "length", *counts))
+    for own, shown in ids.items():
+        whole = whole.replace(shown, own)
+    return 200, whole
+
+
+def _asked(stage: Stage) -> Stage:
+    """A stage that has an endpoint of its own: reading is done by that of answers."""
+    return "answer" if stage in ("read", "note") else stage
+
+
+class _Counted(ChatModel):
+    """A chat model whose requests are counted by a meter."""
+
+    def __init__(self, meter: Meter, model: ChatModel, place: Mapping[str, Any]) -> None:
+        self._meter, self._model, self._place = meter, model, place
 
     @property
     def name(self) -> str:
         """Identifies endpoint and model, without any key."""
-        return self._meter.model.name
+        return self._model.name
 
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
     ) -> list[Reply]:
         """As `ChatModel`; what stage a request names is of no matter."""
-        return self._meter.complete(self.account, requests, on_reply)
-
-
-def _account(system: str, dialogue: str, stage: Stage) -> Account:
-    if stage not in get_args(Stage):
-        raise ConfigError(f"unknown stage {shown(stage)}; it is one of {', '.join(get_args(Stage))}")
-    for kind, name in (("system", system), ("dialogue", dialogue)):
-        # these two are steps in an address, which clients take
-        if name in ("", ".", ".."):
-            raise ConfigError(f"a {kind} cannot be named {name!r}")
-    return Account(system, dialogue, stage)
-
-
-def _one_pattern(patterns: Sequence[str]) -> str:
-    """One regular expression for all. Raises ConfigError where one is none, or matches the empty text."""
-    for pattern in patterns:
         try:
-            empty = re.fullmatch(pattern, "") is not None
-        except re.error as error:
-            raise ConfigError(f"normalise: {shown(pattern)} is not a regular expression: {error}") from None
-        if empty:
-            raise ConfigError(f"normalise: {shown(pattern)} matches the empty text")
-    return "|".join(f"(?:{pattern})" for pattern in patterns)
+            return self._model.complete([replace(one, **self._place) for one in requests], on_reply)
+        finally:
+            self._meter.count()

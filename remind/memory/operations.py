@@ -7,13 +7,9 @@ nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
-
-from remind.core.errors import DataError, shown
-from remind.core.files import unique_keys
 
 Status = Literal["applied", "rejected"]
 _BANK = ("ADD", "UPDATE", "DELETE", "NOOP")
@@ -27,8 +23,8 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "preference": _BANK,
     "working": _BANK,
 }
-#: Actions that change nothing, and those that name what they change.
-NOTHING, REFERRING = ("SKIP", "NOOP"), ("UPDATE", "MERGE", "DELETE")
+#: Actions that change nothing.
+NOTHING = ("SKIP", "NOOP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +67,10 @@ class Operation:
         """As JSON."""
         return asdict(self)
 
-    def line(self) -> str:
-        """As a line of JSON without its end, in ASCII."""
-        return json.dumps(self.value())
-
     @classmethod
-    def read(cls, line: str, record: str | int | None = None) -> Operation:
-        """From a line of JSON.
-
-        Args:
-            record: what errors call the line.
-
-        Raises:
-            DataError: it is not JSON, has a key twice, or is no operation.
-        """
-        try:
-            value = json.loads(line, object_pairs_hook=unique_keys)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"not JSON: {error}", record=record) from None
-        return cls.of(value, record)
-
-    @classmethod
-    def of(cls, value: Any, record: str | int | None = None) -> Operation:
-        """From JSON as `value` gives it. Raises DataError where it is no operation."""
-        names = [one.name for one in fields(cls)]
-        if not isinstance(value, Mapping) or set(value) != set(names):
-            raise DataError(f"an operation must be an object of {', '.join(names)}", record=record)
-        for name in names:
-            if not _CHECKS.get(name, _is_text)(value[name]):
-                raise DataError(f"{name} cannot be {shown(value[name])}", record=record)
-        made = cls(**{**value, **{name: tuple(value[name]) for name in ("refs", "sources")}})
-        if made.status == "applied" and (problem := _unsound(made)):
-            raise DataError(problem, record=record)
-        return made
+    def of(cls, value: Mapping[str, Any]) -> Operation:
+        """From JSON as `value` gives it."""
+        return cls(**{**value, "refs": tuple(value["refs"]), "sources": tuple(value["sources"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +129,6 @@ def made(operation: Operation, refs: Iterable[Entry]) -> Entry | None:
 
     Args:
         refs: the entries that it names.
-
-    Raises:
-        DataError: REPLACE whose old text is not in the block exactly once.
     """
     if not operation.entry:
         return None
@@ -173,8 +137,6 @@ def made(operation: Operation, refs: Iterable[Entry]) -> Entry | None:
     if operation.op == "APPEND" and block:
         text = f"{block}\n{text}"
     elif operation.op == "REPLACE":
-        if (count := occurrences(block, operation.old)) != 1:
-            raise DataError(f"what it replaces is in the block {count} times", record=f"operation {operation.seq}")
         text = block.replace(operation.old, text)
     sources = dict.fromkeys([source for one in before for source in one.sources] + [*operation.sources])
     coarse = operation.coarse or any(one.coarse for one in before)
@@ -191,64 +153,19 @@ def fold(operations: Iterable[Operation], state: State | None = None) -> State:
     """The memory after these operations.
 
     Args:
+        operations: in the order of the log, as `remind.memory.proposals` makes them.
         state: before the first; None: empty.
-
-    Raises:
-        DataError: an operation out of order, of an entry that there is already, or with references to none of its
-            store; one of core that does not follow the block.
     """
     state = State() if state is None else state
     entries, superseded, deleted = dict(state.entries), dict(state.superseded), dict(state.deleted)
-    block = None if state.block is None else state.block.id
     seq = state.seq
     for one in operations:
-        record = f"operation {one.seq}"
-        if one.seq <= seq:
-            raise DataError(f"comes after operation {seq}", record=record)
         seq = one.seq
         if one.status == "rejected":
             continue
-        if one.entry in entries:
-            raise DataError(f"there is an entry {shown(one.entry)} already", record=record)
-        for name in one.refs:
-            if name not in entries or entries[name].store != one.store:
-                raise DataError(f"there is no entry {shown(name)} of {one.store}", record=record)
-        if one.store == "core" and one.entry and one.refs != (() if block is None else (block,)):
-            raise DataError(f"does not follow the block, which is {shown(block)}", record=record)
         if (entry := made(one, (entries[name] for name in one.refs))) is not None:
             entries[entry.id] = entry
             superseded |= {name: (*superseded.get(name, ()), entry.id) for name in entry.supersedes}
-            block = entry.id if entry.store == "core" else block
         elif one.op == "DELETE":
             deleted |= dict.fromkeys(one.refs, one.seq)
     return State(entries, superseded, deleted, seq)
-
-
-def _unsound(one: Operation) -> str | None:
-    """Why an operation can never have been applied."""
-    if one.op not in ACTIONS.get(one.store, ()) and (one.store, one.op) != ("", "NOOP"):
-        return f"{shown(one.store)} has no operation {shown(one.op)}"
-    if bool(one.entry) == (one.op in (*NOTHING, "DELETE")) and (one.op, one.text) != ("APPEND", ""):
-        return f"{one.op} with the entry {shown(one.entry)}"
-    if one.store != "core" and bool(one.refs) != (one.op in REFERRING):
-        return f"{one.op} with {len(one.refs)} references"
-    return None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value)) and len(set(value)) == len(value)
-
-
-_CHECKS = {
-    "seq": lambda value: type(value) is int and value > 0,
-    "refs": _is_texts,
-    "sources": _is_texts,
-    "time": lambda value: value is None or _is_text(value),
-    "coarse": lambda value: isinstance(value, bool),
-    "by": lambda value: isinstance(value, Mapping) and all(map(_is_text, value.values())),
-    "status": lambda value: value in ("applied", "rejected"),
-}

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Bank, Query
-from remind.memory.ranking import Method, recent
-from remind.memory.store import Draft
+from remind.memory.store import Draft, Method
 from remind.memory.systems import System
 from remind.states.pyramid import turn_text
 
@@ -60,7 +59,7 @@ class PlainBank(Bank, of=PlainSystem):
         if method == "none":
             return ()
         if method == "recent":
-            return recent(self.store)
+            return ((number, float(number)) for number in reversed(self.store.numbers()))
         return self.ranker.rank(query.text, method)
 
 

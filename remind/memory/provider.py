@@ -23,8 +23,7 @@ from remind.data.dialogue import Dialogue, Question, Turn
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
 from remind.evaluation.personalisation import TEMPLATE
-from remind.llm.endpoints import EndpointConfig
-from remind.llm.request import ChatModel, Stage
+from remind.llm.request import Stage
 from remind.memory.asking import dated
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
 from remind.memory.citers import CiterName, tell, warning
@@ -39,8 +38,6 @@ from remind.states import prompts
 from remind.states.pyramid import turn_text
 
 _FORMAT = 3
-#: Stages of a reader, which the endpoint of answers does.
-READING = ("read", "note")
 #: One of each endpoint that has a part in a unit.
 _STAGES: tuple[Stage, ...] = ("extract", "answer")
 #: Settings that have no part in what a unit holds.
@@ -77,7 +74,7 @@ class Memories:
     Args:
         cfg: systems and settings; the input is not read here.
         out: folder that what they remember and find is kept in.
-        held: closes the meters.
+        held: closes the meter.
         reads: whether the reader answers; otherwise contexts are for the model of an evaluation.
         own: systems that stand in `cfg.systems` and not in `SYSTEMS`.
 
@@ -98,7 +95,7 @@ class Memories:
         reads: bool = True,
         own: Mapping[str, MemorySystem] | None = None,
     ) -> None:
-        self.cfg, self.out, self._held = cfg, out, held
+        self.cfg, self.out = cfg, out
         self.systems = dict(own or {})
         self.systems |= {
             name: make_system(name, _options(cfg, name)) for name in cfg.systems if name not in self.systems
@@ -107,14 +104,15 @@ class Memories:
         for place in [*out.glob("**/")]:
             sweep(place)
         self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self._meters: list[tuple[EndpointConfig, Meter]] = []
-        self.writing = self._meter("extract")
-        url = None if self.writing is None else self.writing.url
-        self.services = Services(self.encoder, self.chat, url, cfg.max_failed)
+        self.meter = held.enter_context(Meter(cfg.llm, out / "costs.jsonl"))
+        self.writing = cfg.llm.endpoint("extract")
+        url = None if self.writing is None else self.meter.url
+        self.services = Services(self.encoder, self.meter.chat, url, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
-        self.reads = reads and self._meter("answer") is not None
-        if cfg.judge == "p13n" and self._meter("judge") is None:
+        _, answers = (self.meter.chat("", "", stage) is not None for stage in _STAGES)
+        self.reads = reads and answers
+        if cfg.judge == "p13n" and self.meter.chat("", "", "judge") is None:
             raise ConfigError("judge p13n needs an endpoint; name one: --llm.judge.base_url or --llm.default.base_url")
         cites = cfg.reader == "cite" and self.reads
         # nothing can be learned from stand-ins
@@ -129,34 +127,13 @@ class Memories:
         """By name; the controls first."""
         return {name: SystemContexts(name, self) for name in (*controls, *self.systems)}
 
-    def chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
-        """The chat model of a stage, which books its costs to system and dialogue; None: no endpoint is named."""
-        meter = self._meter(stage)
-        return None if meter is None else meter.chat(system, dialogue, stage)
-
     def costs(self) -> list[dict[str, Any]]:
         """What was asked and what it cost, by system, dialogue and stage."""
-        return [row for _, meter in self._meters for row in meter.report()["rows"]]
+        return self.meter.ledger.groups("system", "dialogue", "stage")
 
     def told(self) -> Iterator[str]:
         """Notes and costs, for a person."""
-        yield from (*self.notes, *(meter.table() for _, meter in self._meters))
-
-    def _meter(self, stage: Stage) -> Meter | None:
-        endpoint, llm = self.cfg.llm.endpoint("answer" if stage in READING else stage), self.cfg.llm
-        if endpoint is None:
-            return None
-        for opened, meter in self._meters:
-            if opened == endpoint:
-                return meter
-        dry = llm.dry_run
-        if dry is not None and self._meters:
-            dry = str(Path(dry).with_name(f"{len(self._meters)}-{Path(dry).name}"))
-        costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
-        alike = [pattern for name in self.systems if name in SYSTEMS and (pattern := SYSTEMS[name].alike)]
-        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, dry, alike))
-        self._meters.append((endpoint, meter))
-        return meter
+        yield from (*self.notes, *([self.meter.table()] if self.costs() else []))
 
     def _who(self) -> Iterator[str]:
         """Who answers and who assesses, with the hashes of the prompts, a line each."""
@@ -222,7 +199,7 @@ class SystemContexts:
         run, cfg, name = self._run, self._run.cfg, _bank_name(dialogue)
         # memories that a model writes are that model's
         writes = run.writing is not None and (self.name not in SYSTEMS or SYSTEMS[self.name].stages)
-        made_by = sha256_json([run.about[self.name], run.writing.endpoint.identity if run.writing and writes else None])
+        made_by = sha256_json([run.about[self.name], run.writing.identity if run.writing and writes else None])
         folder = run.out / "banks" / f"{self.name}-{made_by[:8]}" / sha256_json(dialogue.id)[:16]
         stage, report, failed = "ingest", {}, None
         rows, shown, readings = list[dict[str, Any]](), list[tuple[Memory, ...]](), list[Reading]()
@@ -325,7 +302,7 @@ class SystemContexts:
         run, queries = self._run, list(map(Query.of, questions))
         if run.reads and not readings:
             tasks = list(zip(queries, shown, strict=True))
-            readings = run.reader.read_all(tasks, partial(run.chat, self.name, _bank_name(dialogue)))
+            readings = run.reader.read_all(tasks, partial(run.meter.chat, self.name, _bank_name(dialogue)))
         for number, (row, query, memories) in enumerate(zip(rows, queries, shown, strict=True)):
             ordered = [memories[place] for place in in_order(memories)]
             known = [memory.sources for memory in ordered]

@@ -129,7 +129,7 @@ def personalisation(run: Memories, units: Sequence[Mapping[str, Any]], seed: int
                 wrong, (profile, held) = one["accuracy"] == 0.0, row["remembered"]
                 cases.append(Used(row["text"], tuple(row["answers"]), one["answer"], profile, held, wrong))
                 ids.append(row["question"])
-        model = run.chat(unit["system"], unit["bank"], "judge")
+        model = run.meter.chat(unit["system"], unit["bank"], "judge")
         assert model is not None
         for used, said in zip(cases, assess(model, cases, ids), strict=True):
             label = {"p13n": said.label, "bucket": said.bucket, "verdict": not used.wrong}

@@ -1,6 +1,6 @@
-"""A bank on disk: one SQLite file.
+"""A bank on disk: one SQLite file, in which a session is one transaction; and the ranking of its memories for a text.
 
-A session is one transaction. Nothing is pickled.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -11,47 +11,46 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from remind.core.errors import DataError, shown
-from remind.core.files import sweep
 from remind.data.dialogue import Image, Session, Turn
-from remind.memory.vectors import TABLE, Vectors
+from remind.models.encoder import SentenceEncoder
+from remind.perception.perceive import BM25, standardise
 from remind.states.pyramid import turn_text
+from remind.text.words import stems
 
 if TYPE_CHECKING:
     from remind.memory.base import Memory
 
-_APPLICATION = 0x524D4D42
-#: Memories that stay in memory until the bank changes.
-_HELD = 10_000
-_FORMAT = 2
+#: How memories are ranked. dense: by cosine. bm25: by stemmed words. hybrid: by the sum of both as z-scores over all
+#: keys. A memory has the score of its best key.
+Method = Literal["dense", "bm25", "hybrid"]
+_APPLICATION, _FORMAT = 0x524D4D42, 3
 _SOURCES = "FROM turns JOIN sources ON turn = number WHERE memory = ? ORDER BY number"
-_DATED = "time GLOB '[0-9][0-9][0-9][0-9]-*'"
-_TABLES = f"""{TABLE}
+_TABLES = """
 CREATE TABLE about (value TEXT NOT NULL);
-CREATE TABLE sessions (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL, time TEXT, degraded TEXT NOT NULL
-);
+CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, time TEXT, degraded TEXT NOT NULL);
 CREATE TABLE turns (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, session INTEGER NOT NULL, speaker TEXT NOT NULL,
-    text TEXT NOT NULL, time TEXT, images TEXT
+    text TEXT NOT NULL, time TEXT, images TEXT NOT NULL
 );
 CREATE TABLE memories (
     number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, text TEXT, time TEXT, tokens INTEGER NOT NULL,
     note TEXT
 );
 CREATE TABLE sources (memory INTEGER, turn INTEGER, PRIMARY KEY (memory, turn)) WITHOUT ROWID;
-CREATE TABLE keys (row INTEGER PRIMARY KEY, memory INTEGER NOT NULL, text TEXT);
+CREATE TABLE keys (row INTEGER PRIMARY KEY, memory INTEGER NOT NULL, text TEXT, vector BLOB);
 CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
+CREATE TABLE learned (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
-CREATE INDEX shortest ON memories (tokens);
-CREATE INDEX kinds ON memories (kind);
-CREATE INDEX dated ON sessions (number) WHERE {_DATED};
 """
+#: What a bank is rebuilt of and holds then; what was learned stays.
+_CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,47 +76,37 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A session that is stored: number from 1, hash of its content, and why a stand-in had a part in it."""
+    """A session that is stored: number from 1, its turns less those forgotten, and why a stand-in had a part in it."""
 
     number: int
-    hash: str
+    session: Session
     degraded: tuple[str, ...]
 
 
 class Store:
-    """The files of a bank. One process and thread at a time.
+    """The file of a bank. One process and thread at a time.
 
     Args:
         folder: made if absent.
         identity: what the bank depends on; an existing one must have the same.
 
     Raises:
-        DataError: the folder holds something else, or a bank that is damaged or has another identity, and what differs.
+        DataError: the file is something else or damaged, or a bank of another format or identity, and what differs.
 
     Attributes:
         version: another number after every change of memories.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        self.folder, self._path = folder, folder / "bank.sqlite"
+        self.folder, self._path, self.version = folder, folder / "bank.sqlite", 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # a bank's folder is exchanged as a whole: nothing else may be in it
-            if not self._path.exists() and (other := next(folder.iterdir(), None)) is not None:
-                raise DataError(f"holds {shown(other.name)} but no memory bank; choose another folder", folder)
             self._db = sqlite3.connect(self._path, isolation_level=None)
-        except OSError as error:
-            raise DataError(f"cannot be used as a memory bank: {error.strerror}", folder) from None
-        except sqlite3.Error as error:
-            raise DataError(f"cannot be used as a memory bank: {error}", self._path) from None
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"cannot be used as a memory bank: {error}", folder) from None
         try:
-            self._prepare(identity)
-            self._vectors = Vectors(self._db, folder)
-            sweep(folder)
-            self.version, self._count = 0, self._one("SELECT count(*) FROM memories")
-            self._read: tuple[int, dict[int, Memory]] = (-1, {})
-            #: Memories by the rows of their keys.
-            self._owners: tuple[int, dict[int, int]] = (-1, {})
+            self._prepare({"format": _FORMAT, **identity})
+            self._load()
         except BaseException as error:
             self._db.close()
             if isinstance(error, sqlite3.Error):
@@ -125,25 +114,36 @@ class Store:
             raise
 
     def _prepare(self, identity: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps({"format": _FORMAT, **identity}))
         new = not self._one("SELECT count(*) FROM sqlite_master")
         if not new and self._one("PRAGMA application_id") != _APPLICATION:
             raise DataError("is not a memory bank; choose another folder", self._path)
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
             raise DataError(f"is damaged ({damage}); delete the bank's folder to rebuild it", self._path)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
+        # what is forgotten is overwritten
+        self._db.execute("PRAGMA secure_delete = ON")
         if new:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION}; COMMIT;")
-        row = self._db.execute("SELECT value FROM about").fetchone()
-        if row is None:
+        wanted = json.loads(json.dumps(identity))
+        held = self._db.execute("SELECT value FROM about").fetchone()
+        if held is None:
             self._db.execute("INSERT INTO about VALUES (?)", (json.dumps(wanted),))
             return
-        held = json.loads(row[0])
         for name, value in wanted.items():
-            if held.get(name) != value:
-                message = f"the bank's {name} is {shown(held.get(name))}, not {shown(value)}; choose another folder"
+            if (other := json.loads(held[0]).get(name)) != value:
+                message = f"the bank's {name} is {shown(other)}, not {shown(value)}; choose another folder"
                 raise DataError(message, self.folder)
+
+    def _load(self) -> None:
+        """Take what the database has for what is held in memory: when it is opened, and after a rollback."""
+        found = self._db.execute("SELECT row, memory, vector FROM keys WHERE vector IS NOT NULL ORDER BY row")
+        #: Memory and vector of every key that has one.
+        self._keys = {row: (memory, _vector(blob)) for row, memory, blob in found}
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._memories: dict[int, Memory] = {}
+        self._matrix: Tensor | None = None
 
     def close(self) -> None:
         """Close the database."""
@@ -165,19 +165,23 @@ class Store:
         except BaseException as error:
             with suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
-            self._vectors.load()
-            self.version, self._count = self.version + 1, self._one("SELECT count(*) FROM memories")
+            self._load()
             if isinstance(error, sqlite3.Error):
                 raise DataError(f"cannot be written: {error}", self._path) from None
             raise
 
-    def add_session(self, session: Session, digest: str) -> None:
+    def clear(self) -> None:
+        """Remove everything but what was learned."""
+        for table in (*_CONTENT, "sqlite_sequence"):
+            self._db.execute(f"DELETE FROM {table}")
+        self._load()
+
+    def add_session(self, session: Session) -> None:
         """The session and its turns."""
-        number = self._insert("sessions", None, session.id, digest, session.time, "[]")
+        number = self._insert("sessions", None, session.id, session.time, "[]")
         for turn in session.turns:
-            images = [[image.index, image.path, image.caption, image.source] for image in turn.images]
-            pictures = json.dumps(images) if images else None
-            self._insert("turns", None, turn.id, number, turn.speaker, turn.text, turn.time, pictures)
+            images = json.dumps([[image.index, image.path, image.caption, image.source] for image in turn.images])
+            self._insert("turns", None, turn.id, number, turn.speaker, turn.text, turn.time, images)
 
     def degrade(self, session_id: str, reasons: Sequence[str]) -> None:
         """Note why a stand-in had a part in a session; no reasons: none had."""
@@ -193,7 +197,7 @@ class Store:
             number: one that was given before and is free; None: a new one.
 
         Raises:
-            DataError: a source that is no stored turn, or a vector that is not finite or of another dimension.
+            DataError: a source that is no stored turn.
         """
         turns = sorted(self._turn_numbers(draft.sources or ()))
         when = draft.time
@@ -207,18 +211,18 @@ class Store:
         number = self._insert("memories", number, draft.kind, draft.text, when, tokens, note)
         self._db.executemany("INSERT INTO sources VALUES (?, ?)", [(number, turn) for turn in turns])
         if vectors is not None:
-            if len(draft.keys) != len(vectors):
-                raise DataError(f"{len(draft.keys)} keys and {len(vectors)} vectors", self.folder, f"m{number}")
-            rows = self._vectors.append(vectors, f"m{number}")
-            keys = [(row, number, key) for row, key in zip(rows, draft.keys, strict=True)]
-            self._db.executemany("INSERT INTO keys VALUES (?, ?, ?)", keys)
+            for key, vector in zip(draft.keys, vectors.float(), strict=True):
+                row = self._insert("keys", None, number, key, blob := vector.numpy().tobytes())
+                self._keys[row] = (number, _vector(blob))
         elif new:
-            self._db.executemany("INSERT INTO keys VALUES (NULL, ?, ?)", [(number, key) for key in draft.keys])
-        self.version, self._count = self.version + 1, self._count + 1
+            self._db.executemany("INSERT INTO keys VALUES (NULL, ?, ?, NULL)", [(number, key) for key in draft.keys])
+        self._changed()
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a memory with its keys. Vectors in a shard stay in its file until the bank is rebuilt."""
+        """Remove a memory with its keys."""
+        for (row,) in self._db.execute("SELECT row FROM keys WHERE memory = ?", (number,)):
+            self._keys.pop(row, None)
         self._db.execute("DELETE FROM keys WHERE memory = ?", (number,))
         self._drop(number)
 
@@ -238,20 +242,29 @@ class Store:
         """Append a JSON value to the journal."""
         self._insert("journal", None, json.dumps(entry))
 
+    def learn(self, name: str, value: bytes) -> None:
+        """Keep what was learned under a name, in place of what was there."""
+        self._db.execute("REPLACE INTO learned VALUES (?, ?)", (name, value))
+
     # reading
+
+    def learned(self, name: str) -> bytes | None:
+        """What `learn` kept last; None: nothing."""
+        row = self._db.execute("SELECT value FROM learned WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
 
     def session(self, session_id: str) -> Held | None:
         """What is known of a session; None: it is not stored."""
-        row = self._db.execute("SELECT number, hash, degraded FROM sessions WHERE id = ?", (session_id,)).fetchone()
-        return None if row is None else Held(row[0], row[1], tuple(json.loads(row[2])))
+        row = self._db.execute("SELECT number, time, degraded FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        if row is None:
+            return None
+        number, when, degraded = row
+        return Held(number, Session(session_id, when, self._turns_of(number)), tuple(json.loads(degraded)))
 
     def sessions(self) -> Iterator[Session]:
         """Every session as it was ingested, less what was forgotten."""
         for number, name, when in self._db.execute("SELECT number, id, time FROM sessions ORDER BY number").fetchall():
-            turns = self._db.execute(
-                "SELECT id, speaker, text, time, images FROM turns WHERE session = ? ORDER BY number", (number,)
-            )
-            yield Session(name, when, tuple(map(_turn, turns)))
+            yield Session(name, when, self._turns_of(number))
 
     def degraded(self) -> dict[str, list[str]]:
         """Sessions that a stand-in had a part in, with the reasons."""
@@ -263,12 +276,13 @@ class Store:
 
     def last_time(self) -> str | None:
         """Time of the last session with an ISO time."""
-        row = self._db.execute(f"SELECT time FROM sessions WHERE {_DATED} ORDER BY number DESC LIMIT 1").fetchone()
+        query = "SELECT time FROM sessions WHERE time GLOB '[0-9][0-9][0-9][0-9]-*' ORDER BY number DESC LIMIT 1"
+        row = self._db.execute(query).fetchone()
         return None if row is None else row[0]
 
     def count(self) -> int:
         """Number of memories."""
-        return self._count
+        return int(self._one("SELECT count(*) FROM memories"))
 
     def logged(self) -> int:
         """Entries of the journal."""
@@ -276,12 +290,7 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Rows of sessions, turns, memories, keys and journal."""
-        names = ("sessions", "turns", "memories", "keys", "journal")
-        return {name: self._one(f"SELECT count(*) FROM {name}") for name in names}
-
-    def shortest(self) -> int:
-        """Tokens of the shortest memory; 0 for none."""
-        return self._one("SELECT min(tokens) FROM memories") or 0
+        return {name: self._one(f"SELECT count(*) FROM {name}") for name in _CONTENT if name != "sources"}
 
     def numbers(self, *kinds: str) -> list[int]:
         """Of all memories, or of all of these kinds, ascending."""
@@ -293,22 +302,16 @@ class Store:
         """A memory by its number."""
         from remind.memory.base import Memory
 
-        if self._read[0] != self.version or len(self._read[1]) == _HELD:
-            self._read = (self.version, {})
-        if (held := self._read[1].get(number)) is not None:
-            return replace(held, score=score)
-        row = self._db.execute("SELECT text, kind, time, tokens FROM memories WHERE number = ?", (number,)).fetchone()
-        text, kind, when, tokens = row
-        if text is None:
-            text = self._words(number)
-        found = self._db.execute(f"SELECT id, number {_SOURCES}", (number,)).fetchall()
-        sources = tuple(name for name, _ in found)
-        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens, found[0][1] if found else None)
-        return self._read[1].setdefault(number, made)
-
-    def kind(self, number: int) -> str:
-        """Of a memory."""
-        return str(self._db.execute("SELECT kind FROM memories WHERE number = ?", (number,)).fetchone()[0])
+        if number not in self._memories:
+            query = "SELECT text, kind, time, tokens FROM memories WHERE number = ?"
+            text, kind, when, tokens = self._db.execute(query, (number,)).fetchone()
+            if text is None:
+                rows = self._db.execute(f"SELECT id, speaker, text, time, images {_SOURCES}", (number,))
+                text = "\n".join(turn_text(_turn(row)) for row in rows)
+            found = self._db.execute(f"SELECT id, number {_SOURCES}", (number,)).fetchall()
+            sources, position = tuple(name for name, _ in found) or None, found[0][1] if found else None
+            self._memories[number] = Memory(f"m{number}", text, kind, sources, when, 0.0, tokens, position)
+        return replace(self._memories[number], score=score)
 
     def note(self, number: int) -> Any:
         """The system's own JSON value of a memory, or None."""
@@ -319,45 +322,39 @@ class Store:
         """Its entries, oldest first."""
         return [json.loads(entry) for (entry,) in self._db.execute("SELECT entry FROM journal ORDER BY number")]
 
+    def keys(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Of every key: its row [n], number of its memory [n], its text."""
+        found = self._db.execute("SELECT row, memory, text FROM keys ORDER BY row").fetchall()
+        texts = [self.memory(memory).text if text is None else text for _, memory, text in found]
+        return np.array([row for row, *_ in found], int), np.array([owner for _, owner, _ in found], int), texts
+
     def rows(self, memories: Sequence[int]) -> list[int]:
-        """Row of the first key of each of these memories, all of which have keys."""
-        query = "SELECT memory, min(row) FROM keys WHERE memory IN (SELECT value FROM json_each(?)) GROUP BY memory"
-        first = dict(self._db.execute(query, (json.dumps(list(memories)),)))
+        """Row of the first key of each of these memories, all of which have keys with vectors."""
+        first: dict[int, int] = {}
+        for row, (owner, _) in self._keys.items():
+            first.setdefault(owner, row)
         return [first[number] for number in memories]
 
-    def keys(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Of every key: row of its vector [n], number of its memory [n], its text."""
-        rows = self._db.execute(
-            "SELECT row, memory, coalesce(keys.text, memories.text) FROM keys "
-            "JOIN memories ON memories.number = memory ORDER BY row"
-        ).fetchall()
-        texts = [self.memory(memory).text if text is None else text for _, memory, text in rows]
-        return np.array([row for row, *_ in rows], int), np.array([owner for _, owner, _ in rows], int), texts
+    def vectors(self, rows: Iterable[int]) -> Tensor:
+        """Vectors of keys [n, d]."""
+        return torch.stack([self._keys[int(row)][1] for row in rows])
 
-    def vectors(self, rows: Sequence[int] | np.ndarray) -> Tensor:
-        """Vectors of these rows [n, d]."""
-        return self._vectors.take(rows)
+    def cosines(self, vector: Tensor) -> np.ndarray:
+        """Cosine of every key's vector with this one [d], in the order of `keys` [n]."""
+        if self._matrix is None:
+            self._matrix = self.vectors(self._keys) if self._keys else torch.zeros(0, len(vector))
+        cosines: np.ndarray = (self._matrix @ vector).numpy()
+        return cosines
 
     def nearest(self, vector: Tensor) -> Iterator[tuple[int, float]]:
         """Memories by falling cosine of their best key with the vector [d] (ties: earlier key first), each once."""
-        if self._owners[0] != self.version:
-            self._owners = self.version, dict(self._db.execute("SELECT row, memory FROM keys"))
-        seen: set[int] = set()
-        for row, cosine in self._vectors.nearest(vector):
-            # keys of removed memories are gone, their vectors are not
-            if (owner := self._owners[1].get(row)) is not None and owner not in seen:
-                seen.add(owner)
-                yield owner, cosine
+        return best(self.cosines(vector), [owner for owner, _ in self._keys.values()])
 
     def dump(self) -> Iterator[str]:
         """All that the bank holds, a line per row, the same for banks with the same content however they came about."""
-        orders = {"sessions": "number", "turns": "number", "memories": "number", "sources": "memory, turn"}
-        for table, order in {**orders, "keys": "row", "journal": "number"}.items():
-            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {order}"):
-                yield f"{table} {json.dumps(row)}"
-        with_vectors = "SELECT row FROM keys WHERE row < ? ORDER BY row"
-        for (row,) in self._db.execute(with_vectors, (len(self._vectors),)).fetchall():
-            yield f"vector {row} {self.vectors([row]).numpy().tobytes().hex()}"
+        for table in _CONTENT:
+            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY 1, 2"):
+                yield f"{table} {json.dumps(row, default=bytes.hex)}"
 
     # inside
 
@@ -372,8 +369,8 @@ class Store:
     def _drop(self, memory: int) -> None:
         """Remove a memory without its keys."""
         self._db.execute("DELETE FROM sources WHERE memory = ?", (memory,))
-        removed = self._db.execute("DELETE FROM memories WHERE number = ?", (memory,)).rowcount
-        self.version, self._count = self.version + 1, self._count - removed
+        self._db.execute("DELETE FROM memories WHERE number = ?", (memory,))
+        self._changed()
 
     def _turn_numbers(self, turn_ids: Iterable[str]) -> Iterator[int]:
         for name in dict.fromkeys(turn_ids):
@@ -382,12 +379,73 @@ class Store:
                 raise DataError("a memory's source is not a turn of the bank", self.folder, name)
             yield row[0]
 
-    def _words(self, memory: int) -> str:
-        """The turns of a memory as a reader sees them."""
-        query = f"SELECT id, speaker, text, time, images {_SOURCES}"
-        return "\n".join(turn_text(_turn(row)) for row in self._db.execute(query, (memory,)))
+    def _turns_of(self, session: int) -> tuple[Turn, ...]:
+        query = "SELECT id, speaker, text, time, images FROM turns WHERE session = ? ORDER BY number"
+        return tuple(map(_turn, self._db.execute(query, (session,))))
+
+
+class Ranker:
+    """Ranks the memories of one bank; what it needs of all keys is read once for each state of the bank.
+
+    Args:
+        store: the bank's.
+        encoder: of the keys.
+    """
+
+    def __init__(self, store: Store, encoder: SentenceEncoder) -> None:
+        self.store, self.encoder, self._version = store, encoder, -1
+
+    def rank(self, text: str, method: Method) -> Iterator[tuple[int, float]]:
+        """All memories with keys as (number, score), best first; of equal ones the one with the earlier key."""
+        if method == "dense":
+            # one at a time: vectors differ in the last bits with the batch they were encoded in
+            return self.store.nearest(self.encoder.encode([text])[0])
+        return self.best(self.scores(text, method))
+
+    def scores(self, text: str, method: Method) -> np.ndarray:
+        """Score of every key, in the order of `Store.keys` [n]."""
+        self._read()
+        lexical = self._bm25.scores(stems(text))
+        if method == "bm25":
+            return lexical
+        cosines = self.cosines(text)
+        return cosines if method == "dense" else standardise(lexical) + standardise(cosines)
+
+    def cosines(self, text: str) -> np.ndarray:
+        """Cosine of every key's vector with the text's [n]."""
+        return self.store.cosines(self.encoder.encode([text])[0]).astype(np.float64)
+
+    def best(self, scores: np.ndarray) -> Iterator[tuple[int, float]]:
+        """Memories by falling score of their best key, given the scores of all keys [n]."""
+        return best(scores, self.owners)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """Number of every key's memory [n]."""
+        self._read()
+        return self._owners
+
+    def _read(self) -> None:
+        if self._version != self.store.version:
+            _, self._owners, texts = self.store.keys()
+            self._bm25 = BM25([stems(text) for text in texts])
+            self._version = self.store.version
+
+
+def best(scores: np.ndarray, owners: Sequence[int] | np.ndarray) -> Iterator[tuple[int, float]]:
+    """Memories by falling score of their best key (ties: earlier key first), each once, given the scores of all keys
+    and the memories that these are of [n]."""
+    seen: set[int] = set()
+    for place in np.argsort(-scores, kind="stable").tolist():
+        if (owner := int(owners[place])) not in seen:
+            seen.add(owner)
+            yield owner, float(scores[place])
+
+
+def _vector(blob: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(blob, np.float32).copy())
 
 
 def _turn(row: Sequence[Any]) -> Turn:
     name, speaker, text, when, images = row
-    return Turn(name, speaker, text, when, tuple(Image(*image) for image in json.loads(images or "[]")))
+    return Turn(name, speaker, text, when, tuple(Image(*image) for image in json.loads(images)))

@@ -81,8 +81,6 @@ class Listed:
         stages: what chat models are asked for.
         endpoint: whether it cannot do without an endpoint for them; otherwise a stand-in works by rule.
         row: of `TABLE_1`; None: the paper has no such system.
-        alike: a regular expression for what a package writes into requests at random or by the clock; the cache of
-            replies takes no notice of it.
         replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
     """
 
@@ -93,7 +91,6 @@ class Listed:
     endpoint: bool = False
     row: str | None = None
     replays: bool = False
-    alike: str = ""
 
     @property
     def type(self) -> Any:
@@ -113,9 +110,9 @@ class Listed:
         return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
 
 
-def _written(kind: str, help: str, stages: tuple[Stage, ...], row: str | None = None, alike: str = "") -> Listed:
+def _written(kind: str, help: str, stages: tuple[Stage, ...], row: str | None = None) -> Listed:
     """A system that a chat model writes for, and that cannot do without one."""
-    return Listed(kind, help, stages=stages, endpoint=True, row=row, alike=alike)
+    return Listed(kind, help, stages=stages, endpoint=True, row=row)
 
 
 SYSTEMS: Mapping[str, Listed] = {
@@ -178,14 +175,12 @@ SYSTEMS: Mapping[str, Listed] = {
         "mem0_today.Mem0TodaySystem",
         "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
         ("extract",),
-        alike=r"## Observation Date\\n[0-9-]{10}\\n\\n## Current Date\\n[0-9-]{10}",
     ),
     "langmem": _written(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
         ("extract",),
         "LangMem",
-        "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
     ),
     "amem": _written("amem.AMemSystem", "A-Mem: linked notes that evolve", ("summaries", "update", "read"), "A-Mem"),
     "gam": _written(

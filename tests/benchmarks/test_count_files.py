@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.count_files import Entered, pra_step
+from benchmarks.count_files import Entered, memory, pra_step
 from remind.alignment.config import Edge, edge_of
 
 
@@ -26,3 +27,10 @@ def test_a_step_of_alignment_takes_eight_files_at_most() -> None:
     pra_step(entered)
     assert "PRATrainer.training_step" in entered.functions["remind/alignment/trainer.py"]
     assert len(entered.functions) <= 8, entered
+
+
+def test_a_memory_system_takes_six_files_at_most() -> None:
+    entered = Entered()
+    memory(entered, Namespace(system="dense"))
+    assert "PlainBank.remember" in entered.functions["remind/memory/plain.py"]
+    assert len(entered.functions) <= 6, entered

@@ -1,6 +1,6 @@
 """A process that runs memory systems before a scripted server: `python on_loopback.py NAMES FOLDER`.
 
-Writes what the systems asked the gateway for, and what Python connected to, unpickled and started meanwhile, into
+Writes what packages asked the meter for, and what Python connected to, unpickled and started meanwhile, into
 `seen.json` of the folder.
 """
 
@@ -41,20 +41,30 @@ def main(names: list[str], folder: Path) -> None:
 
     from remind.llm.endpoints import EndpointConfig, LLMConfig
     from remind.memory.config import RunMemoryConfig
-    from remind.memory.gateway import _Handler
+    from remind.memory.meter import Meter
     from remind.memory.run import run_memory
 
     use_words()
     heads: list[dict[str, str]] = []
     bodies: list[Any] = []
-    read = _Handler._body
+    app = Meter._app
 
-    def kept(self: _Handler) -> dict[str, Any]:
-        heads.append(dict(self.headers))
-        bodies.append(body := read(self))
-        return body
+    def watched(self: Meter) -> Any:
+        made = app(self)
 
-    _Handler._body = kept  # type: ignore[method-assign]
+        async def kept(scope: Any, receive: Any, send: Any) -> None:
+            heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
+
+            async def received() -> Any:
+                message = await receive()
+                bodies.append(message.get("body", b"").decode())
+                return message
+
+            await made(scope, received, send)
+
+        return kept
+
+    Meter._app = watched  # type: ignore[method-assign]
     (folder / "talk.json").write_text(json.dumps(locomo()))
     with Proxy(answer=answer) as proxy:
         llm = LLMConfig(EndpointConfig("m", proxy.url), cache=str(folder / "cache.sqlite"))

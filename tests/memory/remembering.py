@@ -78,8 +78,6 @@ def shown(body: dict[str, Any]) -> dict[str, str]:
 
 def answer(body: dict[str, Any]) -> Reply:
     """A pure function of the request."""
-    if tools(body) == ["ready"]:
-        return calls(("ready", {}))
     text = said(body)
     # Mem0's second call as published shows facts in place of lines
     decide = any(f'"{fact}"' in text for fact, _ in FACTS.values())

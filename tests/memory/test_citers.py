@@ -23,10 +23,9 @@ from remind.memory.citers import cited, warning
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.provider import CachedEncoder
 from remind.memory.reranker import NAME, Reranker
-from remind.memory.rmm import RmmSystem
+from remind.memory.rmm import RmmSystem, Weights
 from remind.memory.run import run_memory
 from remind.memory.score import read_units, score_memory
-from remind.memory.weights import Weights
 
 ASKED = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
 

@@ -11,7 +11,7 @@ from fault_proxy import Proxy
 from scripted import ScriptedChat, held, services, session
 
 from remind.llm.bodies import completion
-from remind.llm.endpoints import EndpointConfig
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query, Services
 from remind.memory.memgpt import MemGPTBank, MemGPTSystem
@@ -118,7 +118,10 @@ def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, qu
         stage = "update" if any("insert" in tool["function"]["name"] for tool in body["tools"]) else "read"
         return 200, {}, scribe(Request((), stage, body=body)).encode()  # type: ignore[arg-type]
 
-    with Proxy(answer=reply) as server, Meter(EndpointConfig("m", server.url, temperature=0.5), encoder) as meter:
+    with (
+        Proxy(answer=reply) as server,
+        Meter(LLMConfig(EndpointConfig("m", server.url, temperature=0.5), cache=None)) as meter,
+    ):
         with MemGPTSystem().open(tmp_path / "b", "d", Services(encoder, meter.chat)) as memory:
             memory.ingest(TALK)
             given = answer(memory, QUESTION, ChatReader())
@@ -126,7 +129,7 @@ def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, qu
         assert server.hits == 4
         assert [len(body["messages"]) for body in server.bodies] == [2, 7, 2, 5]
         assert all((body["model"], body["temperature"]) == ("m", 0.5) for body in server.bodies)
-        stages = {row["stage"]: row["calls"] for row in meter.report()["rows"]}
+        stages = {row["stage"]: row["calls"] for row in meter.ledger.groups("stage")}
         assert stages == {"update": 2, "read": 2}
 
 

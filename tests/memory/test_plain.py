@@ -14,7 +14,7 @@ from words import WordEncoder
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Bank, Query
 from remind.memory.plain import PlainSystem, Unit, cut
-from remind.memory.ranking import Method
+from remind.memory.store import Method
 from remind.text.words import stems
 
 TOLD = [

@@ -20,7 +20,7 @@ TESTS = {
     "States folders": "viewing/test_run alignment/test_pixels states/test_dataset",
     "Trackers": "security/test_offline",
     "Keys": "security/test_keys llm/test_client llm/test_endpoints",
-    "The meter": "memory/test_gateway",
+    "The meter": "memory/test_meter",
     "Dialogues are data": "models/test_chat states/test_prompts",
     "Pages": "security/test_pages viewing/test_pages sae/test_dashboard refmem/test_annotation_page "
     "evaluation/test_report",

@@ -162,4 +162,4 @@ def test_every_loader_reads_safetensors_and_runs_no_code() -> None:
 def test_the_chat_client_alone_speaks_to_a_server() -> None:
     """The package openai is the one way out: by our client, and by the meter that foreign packages are given."""
     users = {file for file, tree in trees() if any(name.split(".")[0] == "openai" for name in imported(tree))}
-    assert users == {"remind/llm/client.py", "remind/memory/langmem.py", "remind/memory/packages.py"}
+    assert users == {"remind/llm/client.py", "remind/memory/packages.py"}

@@ -143,13 +143,6 @@ PREDICTION = {"question_id": "q1", "text": "<answer>A</answer>", "prompt_tokens"
 PREDICTION |= {"failure": None, "message": "", "prompt": "0123456789abcdef", "evidence_shown": ["t1"]}
 PREDICTION |= {"images_shown": [0], "cut_turns": 0, "left_out": None}
 MANIFEST = {"format": "remind-states", "format_version": 4, "inputs": {}, "questions": 1}
-_OPERATION = {"dialogue": "d", "session": "s", "store": "core", "coarse": False, "status": "applied", "why": ""}
-_OPERATION |= {"time": "2024-05", "sources": ["t1"], "by": {"model": "m", "prompt": "p", "key": "k"}}
-LOG: list[Any] = [
-    {**_OPERATION, "seq": 1, "op": "APPEND", "entry": "m1", "refs": [], "text": "a cook", "old": ""},
-    {**_OPERATION, "seq": 2, "op": "REPLACE", "entry": "m2", "refs": ["m1"], "text": "baker", "old": "cook"},
-    {**_OPERATION, "seq": 3, "op": "DELETE", "entry": "", "refs": [], "text": "", "old": "", "status": "rejected"},
-]
 REPLIES: tuple[Any, ...] = (
     {"ops": [{"op": "APPEND", "content": "a cook", "sources": [1]}]},
     {"ops": [{"op": "REWRITE", "content": "a baker"}]},

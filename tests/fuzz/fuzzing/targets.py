@@ -195,14 +195,6 @@ def _image_seeds() -> tuple[bytes, ...]:
     return tuple(images)
 
 
-def _operations(data: bytes, folder: Path) -> None:
-    from remind.memory.operations import Operation, fold
-
-    lines = data.decode("utf-8", "surrogateescape").splitlines()
-    state = fold(Operation.read(line, number) for number, line in enumerate(lines, 1))
-    assert set(state.superseded) | set(state.deleted) <= set(state.entries), "an entry that there never was"
-
-
 def _proposals(data: bytes, folder: Path) -> None:
     """Whatever a policy says, what it proposes is a sound log."""
     from remind.memory.operations import Operation, State, fold
@@ -217,7 +209,7 @@ def _proposals(data: bytes, folder: Path) -> None:
             entries = state.current(*stores)
             try:
                 made = propose(role, text, occasion, entries, state.seq + 1)
-                state = fold([Operation.read(one.line()) for one in made], state)
+                state = fold([Operation.of(json.loads(json.dumps(one.value()))) for one in made], state)
             except RemindError as error:
                 raise AssertionError(f"{role}: an error and no rejected operation: {error}") from None
             assert all((one.status == "rejected") == bool(one.why) for one in made), "rejected without a reason"
@@ -240,7 +232,6 @@ def make_targets() -> dict[str, Target]:
         "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
         "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
         "states": Target(_state_seeds(), _states),
-        "operations": Target((seeds.as_lines(seeds.LOG),), _operations),
         "proposals": Target(tuple(map(seeds.as_list, seeds.REPLIES)), _proposals),
         "image": Target(_image_seeds(), _image, (changed_bytes,)),
     }
