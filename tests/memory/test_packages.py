@@ -261,7 +261,7 @@ def test_nothing_but_loopback_is_asked_and_no_key_or_gold_is_seen(tmp_path: Path
     process = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=500)
     assert process.returncode == 0, process.stderr[-3000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
-    units = [json.loads(path.read_text()) for path in (tmp_path / "run" / "units").rglob("*.json")]
+    units = [json.loads(path.read_text()) for path in (tmp_path / "run" / "memory" / "units").rglob("*.json")]
     assert {unit["system"] for unit in units} >= set(names)
     for unit in units:
         # the server knows no topics, so that all requests for these are lost
@@ -282,7 +282,7 @@ def test_nothing_but_loopback_is_asked_and_no_key_or_gold_is_seen(tmp_path: Path
     assert SECRET not in told
     assert "GOLD" not in told
     assert "GOLD" in json.dumps(locomo())
-    banks = [file.read_bytes() for file in (tmp_path / "run" / "banks").rglob("*") if file.is_file()]
+    banks = [file.read_bytes() for file in (tmp_path / "run" / "memory" / "banks").rglob("*") if file.is_file()]
     assert banks
     assert not any(word in content for content in banks for word in (SECRET.encode(), b"GOLD"))
     assert find_spec("mem0") is None or not (tmp_path / ".mem0").exists()
