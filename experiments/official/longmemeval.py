@@ -12,8 +12,8 @@ from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
-from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.statistics import wilson
 from remind.llm.asking import ROOM, VERDICT_SCHEMA, verdict_in
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template

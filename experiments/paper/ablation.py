@@ -19,7 +19,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.evaluation.compare import Rows, difference
 from remind.evaluation.identity import states_hash
-from remind.evaluation.intervals import Difference
+from remind.evaluation.statistics import Difference
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render

@@ -7,8 +7,8 @@ from typing import Any
 
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.evaluation.compare import Rows
-from remind.evaluation.intervals import bootstrap, several, share
 from remind.evaluation.scores import MEASURES, SHARES
+from remind.evaluation.statistics import bootstrap, several, share
 from remind.evaluation.tables import HEADS, markdown_table, percent
 from sae.figures import COLOURS, Picture, new_figure
 

@@ -21,7 +21,7 @@ from remind.core.progress import track
 from remind.evaluation.compare import Rows
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
-from remind.evaluation.intervals import bootstrap, several
+from remind.evaluation.statistics import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.resonance import select_blocks

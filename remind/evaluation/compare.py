@@ -12,8 +12,8 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_json, write_json
 from remind.data.dialogue import FORMATS
 from remind.evaluation.config import CompareConfig
-from remind.evaluation.intervals import Difference, paired_bootstrap, several
 from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, parse_lines
+from remind.evaluation.statistics import Difference, paired_bootstrap, several
 from remind.evaluation.tables import plain
 
 REPORT = "report.json"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remind.evaluation import metrics
-from remind.evaluation.intervals import Estimate, bootstrap, several, share
 from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.evaluation.predictions import NO_VERDICT
+from remind.evaluation.statistics import Estimate, bootstrap, several, share
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
 

@@ -14,8 +14,8 @@ from experiments.official.export import ExportOfficialConfig, export_official
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.compare import compare, load_run, table
 from remind.evaluation.config import CompareConfig, EvaluateConfig
-from remind.evaluation.intervals import paired_bootstrap
 from remind.evaluation.run import run_evaluation
+from remind.evaluation.statistics import paired_bootstrap
 from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
