@@ -11,10 +11,10 @@ from experiments.official.files import ResultFile
 from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.judge import Case, judge_answers, load_judge
+from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.statistics import cohen_kappa, wilson
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import ChatLLM
+from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.endpoints import LLMConfig
 from remind.states.auxiliary import AuxiliaryLLM
 
@@ -177,7 +177,7 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
         if judge is None and cfg.judge == "llm":
             model, chats = open_judge(cfg.llm)
             judge = ChatLLM({"judge": model})
-        judge = judge or load_judge(cfg.judge)
+        judge = judge or OfflineLLM()
         verdicts, name = ask(judge, labelled, cfg.labels), judge.name
         if chats is not None and chats.dry is not None:
             print(chats.dry.report())

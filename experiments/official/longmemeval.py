@@ -144,7 +144,7 @@ def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[V
 
     def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
         cases = [Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), said) for r, said in pairs]
-        return [Verdict(ruling.value, ruling.why or None) for ruling in judge_answers(judge, cases)]
+        return judge_answers(judge, cases)
 
     return verdicts
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
+from remind.core.errors import DataError
+from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question, spread
 from remind.evaluation.config import CONDITIONS
 from remind.evaluation.contexts import Context, provide
-from remind.models.chat import Content
 from remind.models.generate import Generation
-from remind.models.images import Place, content_of, places_of
+from remind.models.images import Place, places_of
 from remind.perception.perceive import told
 from remind.reflect import summarise
 from remind.states.dataset import States, check_split, iterate_states
@@ -65,12 +64,6 @@ class Asked(NamedTuple):
     dialogue: Dialogue | None = None
     questions: Sequence[Question] = ()
 
-    def known(self) -> tuple[Dialogue, Sequence[Question]]:
-        """Dialogue and questions. Raises ConfigError where they are not known."""
-        if self.dialogue is None:
-            raise ConfigError("contexts made from the dialogues need these: set corpus to the files of the states")
-        return self.dialogue, self.questions
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -92,11 +85,6 @@ class Prompt:
     output: Generation | None = None
     left_out: str | None = None
     pictures: tuple[Place, ...] = ()
-
-    @property
-    def content(self) -> Content:
-        """The user message, with its images."""
-        return content_of(self.text, self.pictures)
 
     @property
     def asks(self) -> bool:
@@ -134,11 +122,10 @@ class Prompter:
 
         Raises:
             DataError: the dialogue files are not those of the states, or a provider that gives no context.
-            ConfigError: no dialogue files where the condition needs them.
         """
-        records = asked.records
+        records, dialogue, questions = asked
         if name in self.providers:
-            dialogue, questions = asked.known()
+            assert dialogue is not None
             found = provide(self.providers[name], questions, dialogue)
             return [self._provided(record, dialogue, one) for record, one in zip(records, found, strict=True)]
         if not CONDITIONS[name].asks:
@@ -149,9 +136,9 @@ class Prompter:
             return [self._prompt(r, r.level("x0"), _with_dialogue(r, _dialogue(r.x0)), name) for r in records]
         if name == "no_context":
             return [Prompt(_with_dialogue(record, "")) for record in records]
+        assert dialogue is not None
         if name == "altered":
-            return self._altered(asked)
-        dialogue, questions = asked.known()
+            return self._altered(records, dialogue, questions)
         return [self._chosen(name, *pair, dialogue) for pair in zip(records, questions, strict=True)]
 
     def _prompt(self, record: StateRecord, rendered: Rendered, text: str, name: str) -> Prompt:
@@ -184,12 +171,12 @@ class Prompter:
             positions = _gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
-        elif source == "rag":
-            assert self.contexts is not None
-            positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
             assert self.contexts is not None
-            positions = self.contexts.full(dialogue)
+            if source == "rag":
+                positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
+            else:
+                positions = self.contexts.full(dialogue)
         segments, abstention = segments_of(dialogue, positions), abstention_of(record.x0)
         state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
@@ -205,10 +192,11 @@ class Prompter:
             pictures=self._places(record, rendered, pictures_of(state.turns), name),
         )
 
-    def _altered(self, asked: Asked) -> list[Prompt]:
+    def _altered(
+        self, records: Sequence[StateRecord], dialogue: Dialogue, questions: Sequence[Question]
+    ) -> list[Prompt]:
         assert self.llm is not None
-        dialogue, questions = asked.known()
-        marked = [attentional_of(r, dialogue, one) for r, one in zip(asked.records, questions, strict=True)]
+        marked = [attentional_of(r, dialogue, one) for r, one in zip(records, questions, strict=True)]
         # every turn marked is no turn singled out: the summary is one of x0
         known = told(self.llm, [state.factual.question for state in marked], self.kind)
         unguided = [
@@ -217,10 +205,7 @@ class Prompter:
         ]
         summaries = [state.summary for state in summarise(self.llm, unguided)]
         altered = [render(ReflectiveState(state, summary)) for state, summary in zip(marked, summaries, strict=True)]
-        return [
-            self._prompt(record, rendered, rendered.text, "altered")
-            for record, rendered in zip(asked.records, altered, strict=True)
-        ]
+        return [self._prompt(r, one, one.text, "altered") for r, one in zip(records, altered, strict=True)]
 
 
 def _gold(dialogue: Dialogue, question: Question) -> list[int]:
@@ -318,7 +303,7 @@ def questions_of(
     if not total:
         where = data if isinstance(data, str | Path) else None
         raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    chosen, number = spread(total, limit), 0
+    chosen, number = {*spread(range(total), limit)}, 0
     if isinstance(data, Corpus):
         for dialogue, every in data.by_dialogue():
             own = [question for question in every if question.id in found]
@@ -338,11 +323,6 @@ def questions_of(
             if record.question_id not in known or known[record.question_id].dialogue_id != name:
                 raise DataError("the question is not in the dialogue files", record=record.question_id)
         yield Asked(records, corpus.dialogue(name), [known[record.question_id] for record in records])
-
-
-def spread(total: int, limit: int | None) -> Container[int]:
-    """Numbers of `limit` questions of `total`, evenly apart; all where there is no limit, or there are no more."""
-    return range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}
 
 
 def asked_of(dialogue: Dialogue, questions: Sequence[Question], split: str = "test") -> Asked:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Seed, check_ranges
+from sae.ranges import PositiveInt, PositiveShare, Seed, check_ranges
 
 
 class Condition(NamedTuple):
@@ -161,8 +161,6 @@ class EvaluateConfig:
     """Where the model runs, e.g. cpu or cuda:0. cuda: on the GPU of each process, where there are several."""
     dtype: str = "float32"
     """Precision of the model: float32, bfloat16, float16 or auto."""
-    examples: NonNegativeInt = 12
-    """Wrong answers shown in the report, with the evidence found and missed; and as many failures."""
     overwrite: bool = False
     """Drop what an earlier run left in out and start again."""
 

@@ -7,29 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from remind.data.dialogue import FORMATS
 from remind.evaluation import metrics
-from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.evaluation.predictions import NO_VERDICT
 from remind.evaluation.statistics import Estimate, bootstrap, several, share
+from remind.evaluation.tables import HEADS
 from remind.models.generate import Generation
+from remind.states.auxiliary import Verdict
 from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The averaged scores, in the order of the tables; those of `SHARES` are shares of ones, the others are means.
-MEASURES = (
-    "accuracy",
-    "parse_rate",
-    "memory_recall",
-    "memory_recall_text",
-    "memory_recall_visual",
-    "bleu1",
-    "f1",
-    "locomo_f1",
-    "evidence_recall",
-)
+#: The averaged scores; those of `SHARES` are shares of ones, the others are means.
+MEASURES = tuple(HEADS)
 SHARES = ("accuracy", "parse_rate")
 
 
@@ -97,13 +89,13 @@ def score(
     records: Sequence[StateRecord],
     generations: Sequence[Generation],
     parsed: Sequence[ParsedAnswer],
-    rulings: Sequence[Ruling | None],
+    verdicts: Sequence[Verdict | None],
     encode: Callable[[list[str]], Tensor],
 ) -> list[Score]:
     """Score outputs that have been parsed and judged.
 
     Args:
-        rulings: None where there was nothing to judge.
+        verdicts: None where there was nothing to judge.
         encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
     """
     lines = (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p))
@@ -114,7 +106,7 @@ def score(
         assert rows is not None
         return rows[[place[line] for line in wanted]]
 
-    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, rulings, strict=True)]
+    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, verdicts, strict=True)]
 
 
 def _compared(record: StateRecord, parsed: ParsedAnswer) -> tuple[str, ...]:
@@ -127,7 +119,7 @@ def _score(
     record: StateRecord,
     generation: Generation,
     parsed: ParsedAnswer,
-    ruling: Ruling | None,
+    verdict: Verdict | None,
     encode: Callable[[list[str]], Tensor],
 ) -> Score:
     share = evidence_share(record)
@@ -138,9 +130,9 @@ def _score(
     correct = None
     if failure is not None:
         correct = 0.0 if record.answers else None
-    elif direct and ruling is not None:
-        failure = "judge" if ruling.value is None else None
-        correct = None if ruling.value is None else float(ruling.value)
+    elif direct and verdict is not None:
+        failure = "judge" if verdict.value is None else None
+        correct = None if verdict.value is None else float(verdict.value)
     elif not direct and record.answers:
         correct = metrics.accuracy(set(parsed.letters), set(record.answers))
     text = visual = bleu1 = f1 = locomo = None
@@ -152,7 +144,7 @@ def _score(
         bleu1, f1 = (metric(parsed.answer, record.answers) for metric in (metrics.bleu1, metrics.token_f1))
         if record.dimension is None and record.category in {"1", "2", "3", "4", "5"}:
             locomo = max(metrics.locomo_f1(parsed.answer, gold, int(record.category)) for gold in record.answers)
-    why = "" if ruling is None else ruling.why
+    why = "" if verdict is None else verdict.failure or ""
     return Score(record, generation, parsed, failure, why, correct, text, visual, bleu1, f1, locomo, share)
 
 
@@ -179,14 +171,24 @@ def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> 
     return row
 
 
-def group(scores: Sequence[Score], key: Callable[[StateRecord], str | None]) -> dict[str, list[Score]]:
-    """Scores by a property of the question, groups in sorted order; questions without that property are left out."""
-    groups: dict[str, list[Score]] = defaultdict(list)
-    for item in scores:
-        name = key(item.record)
-        if name is not None:
-            groups[name].append(item)
-    return dict(sorted(groups.items()))
+def summaries(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Rows of `summarise`: over all, by format, by dimension, by dimension and format (Tables 4 to 7), by category."""
+
+    def rows(members: Sequence[Score], by: str) -> dict[str, Any]:
+        groups: dict[str, list[Score]] = defaultdict(list)
+        for item in members:
+            groups[getattr(item.record, by)].append(item)
+        names = FORMATS if by == "format" else sorted(filter(None, groups))
+        return {name: summarise(groups[name], resamples, seed) for name in names if name in groups}
+
+    dimensions = sorted({s.record.dimension for s in scores if s.record.dimension})
+    return {
+        "overall": summarise(scores, resamples, seed),
+        **{f"by_{name}": rows(scores, name) for name in ("format", "dimension", "category")},
+        "by_dimension_and_format": {
+            name: rows([s for s in scores if s.record.dimension == name], "format") for name in dimensions
+        },
+    }
 
 
 def counts(scores: Sequence[Score]) -> dict[str, Any]:
@@ -202,7 +204,6 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
         "without_gold_answer": sum(not s.record.answers for s in scores),
         "without_gold_evidence": sum(s.evidence_recall is None for s in scores),
         "cut_off": sum(not s.generation.finished for s in answered),
-        "dropped_letters": sum(s.parsed.dropped for s in scores),
         "problems": dict(Counter(p for s in answered for p in s.parsed.problems).most_common()),
         "prompt_tokens": sum(s.generation.prompt_tokens for s in scores),
         "new_tokens": sum(s.generation.new_tokens for s in scores),

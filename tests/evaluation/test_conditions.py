@@ -247,8 +247,6 @@ def test_other_dialogues_or_prompts_are_refused() -> None:
     moved = replace(RECORD, x0=replace(RECORD.x0, text=text, dialogue=(RECORD.x0.dialogue[0] + 11, 0)))
     with pytest.raises(DataError, match="other prompt templates"):
         prompt_of("full_context", moved)
-    with pytest.raises(ConfigError, match="set corpus to the files"):
-        Prompter().prompts("full_context", Asked([RECORD]))
 
 
 def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(

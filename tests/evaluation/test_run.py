@@ -176,7 +176,6 @@ def test_bad_replies_are_defined_and_counted(cfg: EvaluateConfig) -> None:
         "letters that name no option": 1,
         "no option letter": 1,
     }
-    assert report["counts"]["dropped_letters"] == 1
 
 
 def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cfg: EvaluateConfig) -> None:

@@ -9,7 +9,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from remind.evaluation.judge import Case, Ruling, judge_answers
+from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
 from remind.models.generate import Generation
 from remind.states.auxiliary import Verdict
@@ -34,7 +34,7 @@ def encode(lines: list[str]) -> torch.Tensor:
 def scored(records: list[StateRecord], outputs: list[Generation], *verdicts: bool | None) -> list[Score]:
     """Scores with a ruling for each direct question, by turns."""
     given = iter(verdicts or repeat(None))
-    rulings = [Ruling(next(given)) if r.format == "direct" and r.answers else None for r in records]
+    rulings = [Verdict(next(given)) if r.format == "direct" and r.answers else None for r in records]
     return score(records, outputs, parse_all(records, outputs), rulings, encode)
 
 
@@ -107,7 +107,7 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
     records, outputs, verdicts, hits, read = zip(*cases, strict=True)
     # as `case_of`: nothing is judged without gold answer or output
     judged = [r.format == "direct" and r.answers and o.failure is None for r, o in zip(records, outputs, strict=True)]
-    rulings = [Ruling(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
+    rulings = [Verdict(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
     scores = score(records, outputs, parse_all(records, outputs), rulings, encode)
     assert [item.accuracy for item in scores] == list(hits)
     assert [item.parse_rate for item in scores] == list(read)

@@ -73,7 +73,7 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
 
     asked = watched(monkeypatch, nano.model, "generate")
     [prompt] = Prompter(pixels=True).prompts("x0", [record])
-    generate(nano, [prompt.content], 2, pictures=Pictures(nano, MOST))
+    generate(nano, [content_of(prompt.text, prompt.pictures)], 2, pictures=Pictures(nano, MOST))
     [call] = asked
     assert call["input_ids"][0].tolist() == ids.tolist()
     assert all(torch.equal(call[name], pixels[name]) for name in ("pixel_values", "image_grid_thw"))
