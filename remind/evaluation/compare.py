@@ -25,7 +25,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 def differences(
     first: Rows, second: Rows, measures: Iterable[str] = tuple(HEADS), resamples: int = 2000, seed: int = 0
 ) -> dict[str, dict[str, Difference]]:
-    """By format and "all", by measure: second less first over the questions that both have a score for, if there are any.
+    """By format and "all", by measure: second less first over the questions that both have a score for, if any.
 
     Dialogues are resampled where there are several, else questions.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -51,14 +50,6 @@ SETS = {
     "controls": CONTROLS,
     "all": tuple(CONDITIONS),
 }
-
-
-def expand(names: Iterable[str]) -> tuple[str, ...]:
-    """Conditions by name, sets spelled out, each once, in the order given. Raises ConfigError where there is none."""
-    expanded = {one: None for name in names for one in SETS.get(name, (name,))}
-    if not expanded:
-        raise ConfigError("no condition is named")
-    return tuple(expanded)
 
 
 @dataclass
@@ -166,12 +157,11 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        _ = self.names
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The conditions to evaluate, sets spelled out, each once."""
-        return expand(self.conditions or [self.level])
+        """The conditions to evaluate, sets spelled out, each once, in the order given."""
+        return tuple(dict.fromkeys(one for name in self.conditions or [self.level] for one in SETS.get(name, (name,))))
 
 
 @dataclass

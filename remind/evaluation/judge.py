@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
 from remind.states.auxiliary import Verdict
 
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
     from remind.models.generate import Generation
     from remind.states.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
-
-#: Cases put to a judge at once.
-_AT_ONCE = 64
 
 
 class Case(NamedTuple):
@@ -37,16 +33,13 @@ def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[
     Raises:
         ModelError: a judge that cannot be used at all.
     """
-    names = dict(zip(reversed(cases), reversed(samples or [""] * len(cases)), strict=True))
-    asked = [case for case in dict.fromkeys(cases) if case.prediction.strip()]
-    found = dict.fromkeys(cases, Verdict(False))
-    if asked:
-        with ProgressBar("judge", len(asked)) as bar:
-            for start in range(0, len(asked), _AT_ONCE):
-                group = asked[start : start + _AT_ONCE]
-                found |= zip(group, judge.verdicts(group, [names[case] for case in group]), strict=True)
-                bar.step(len(group))
-    return [found[case] for case in cases]
+    asked: dict[Case, str] = {}
+    for case, sample in zip(cases, samples or [""] * len(cases), strict=True):
+        if case.prediction.strip():
+            asked.setdefault(case, sample)
+    verdicts = judge.verdicts(list(asked), list(asked.values())) if asked else []
+    found = dict(zip(asked, verdicts, strict=True))
+    return [found.get(case, Verdict(False)) for case in cases]
 
 
 def judge_run(

@@ -1,18 +1,16 @@
-"""The report of an evaluation: report.json and one self-contained HTML page."""
+"""The report of an evaluation as one self-contained HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from remind.core.files import write_json, write_text
-from remind.core.run_folder import REPORT, flatten
+from remind.core.run_folder import flatten
 from remind.data.dialogue import FORMATS
 from remind.evaluation import tables
 from remind.llm.ledger import table as requests
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
 _LONGEST_QUOTE = 1200
 #: Wrong answers shown, with the evidence found and missed; and as many failures.
 _EXAMPLES = 12
-
-
-def write_report(
-    folder: str | Path, report: dict[str, Any], scored: Mapping[str, Sequence[Score]], more: str = ""
-) -> None:
-    """Write report.html and, last, report.json.
-
-    Args:
-        scored: by condition; wrong answers of the reference condition and failures of all are shown.
-        more: HTML that the page shows behind its tables.
-    """
-    folder = Path(folder)
-    write_text(folder / "report.html", html(report, scored, more))
-    write_json(folder / REPORT, report)
 
 
 def wrong_answers(scores: Sequence[Score]) -> list[dict[str, Any]]:
@@ -105,7 +89,8 @@ def html(report: Mapping[str, Any], scored: Mapping[str, Sequence[Score]], more:
     """The page. Everything from data or model is escaped, and isolated so that no text turns the page's direction.
 
     Args:
-        scored: by condition. more: HTML, escaped.
+        scored: by condition; wrong answers of the reference condition and failures of all are shown.
+        more: HTML behind the tables, escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = tables.percent

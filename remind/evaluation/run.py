@@ -6,18 +6,17 @@ import os
 import platform
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.build.plan import versions
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import input_hashes, sha256_file, sha256_json, write_json
+from remind.core.files import input_hashes, sha256_file, sha256_json, write_json, write_text
 from remind.core.processes import device_of
 from remind.core.progress import ProgressBar, warn
 from remind.core.run_folder import REPORT, RunFolder
@@ -29,7 +28,7 @@ from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_fre
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.predictions import claimed
-from remind.evaluation.report import write_report
+from remind.evaluation.report import html
 from remind.evaluation.stages import Outputs, answer_part, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
@@ -76,7 +75,7 @@ class Models:
 
     Args:
         team: the processes that answer.
-        judge, llm, chat, answerer: as in `run_evaluation`.
+        judge, llm, answerer: as in `run_evaluation`.
     """
 
     def __init__(
@@ -85,10 +84,9 @@ class Models:
         team: Team,
         judge: AuxiliaryLLM | None = None,
         llm: AuxiliaryLLM | None = None,
-        chat: ChatModel | None = None,
         answerer: Answerer | None = None,
     ) -> None:
-        self.cfg, self.llm, self._judge, self._chat, self._answerer = cfg, llm, judge, chat, answerer
+        self.cfg, self.llm, self._judge, self._answerer = cfg, llm, judge, answerer
         self.chats = Chats(cfg.llm)
         # in a dry run no model answers
         self.team = team if self.chats.dry is None else Team()
@@ -106,7 +104,7 @@ class Models:
         if self._answerer is not None:
             return self._answerer
         if cfg.answers == "server":
-            return ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
+            return ChatAnswers(self._server("answer"), cfg.max_new_tokens)
         if self.chats.dry is not None:
             return FixedAnswers("dry run", _DRY)
         if cfg.answers == "none":
@@ -170,7 +168,6 @@ def run_evaluation(
     cfg: EvaluateConfig,
     judge: AuxiliaryLLM | None = None,
     llm: AuxiliaryLLM | None = None,
-    chat: ChatModel | None = None,
     answerer: Answerer | None = None,
     data: States | Corpus | Stream | None = None,
     providers: Mapping[str, Any] | None = None,
@@ -185,8 +182,7 @@ def run_evaluation(
     Args:
         judge: any backend, in place of the one `cfg.judge` names.
         llm: writes the summaries of the altered order, in place of what `cfg.llm.summary` names.
-        chat: answers, in place of `cfg.llm.answer`, where `cfg.answers` is server.
-        answerer: answers, in place of both.
+        answerer: answers, in place of the model.
         data: a states dataset, filtered or mapped as one likes, or dialogues with questions, in place of the folder.
         providers: context providers (see `provide`) by name, for names in `cfg.conditions` that are none of ours.
         corpus: the dialogues of the states, in place of those that `cfg.corpus` names.
@@ -206,7 +202,7 @@ def run_evaluation(
     """
     team = join()
     cfg = with_images(cfg)
-    models = Models(cfg, team, judge, llm, chat, answerer)
+    models = Models(cfg, team, judge, llm, answerer)
     dry = models.chats.dry
     if not team.leads:
         # a dry run is the first process's alone: its file has one writer
@@ -235,21 +231,26 @@ def _follow(models: Models) -> None:
         team.gather(lambda task=task: answer_part(task, models.answerer, team))
 
 
+@dataclass
 class _Job:
-    """One evaluation on the first process."""
+    """One evaluation on the first process.
 
-    def __init__(
-        self,
-        cfg: EvaluateConfig,
-        models: Models,
-        manifest: Mapping[str, Any],
-        data: States | Corpus | Stream,
-        providers: Mapping[str, Any],
-        corpus: Corpus | None,
-    ) -> None:
-        self.cfg, self.models, self.manifest, self.data = cfg, models, manifest, data
-        self.providers, self.corpus = providers, corpus
-        self.known: dict[str, Any] = {}
+    Attributes:
+        known: of model, images, dialogues and summariser, what identifies them.
+    """
+
+    cfg: EvaluateConfig
+    models: Models
+    manifest: Mapping[str, Any]
+    data: States | Corpus | Stream
+    providers: Mapping[str, Any]
+    corpus: Corpus | None
+    known: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What the states were tailored to; states that do not say so, to the gold dimension."""
+        return str(self.manifest.get("kind", "gold"))
 
     def run(self, more: Callable[[dict[str, Any]], str] | None) -> dict[str, Any]:
         cfg, models = self.cfg, self.models
@@ -312,9 +313,8 @@ class _Job:
         for file, digest in hashes.items():
             # files of one name in several folders are told apart by what they hold
             if digest not in built_from.values():
-                what = (
-                    "has changed since the states were built" if file in built_from else "is not an input of the states"
-                )
+                known = file in built_from
+                what = "has changed since the states were built" if known else "is not an input of the states"
                 raise DataError(f"{file} {what}; name the files that the states were built from", cfg.states)
         self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
 
@@ -328,8 +328,7 @@ class _Job:
             self.known["llm"] = llm.name
         if "most_frequent" in cfg.names and not isinstance(self.data, Corpus | Stream):
             frequent = most_frequent(iterate_states(self.data, "train"))
-        kind = self.manifest.get("kind", "gold")
-        return Prompter(contexts, llm, kind, cfg.images == "pixels", self.providers, frequent)
+        return Prompter(contexts, llm, self.kind, cfg.images == "pixels", self.providers, frequent)
 
     @contextmanager
     def _claimed(self) -> Iterator[dict[str, Outputs]]:
@@ -379,10 +378,21 @@ class _Job:
         """Judge, score and report, in folders that are held."""
         cfg, models = self.cfg, self.models
         scored = {name: score_stage(records, own, models.judge, models.encoder, cfg) for name, own in outputs.items()}
-        started = time.perf_counter()
         # what the others are compared with: x0, which is what inference sees, else the first
         base = "x0" if "x0" in cfg.names else cfg.names[0]
-        about, judge = _about(cfg, models, self.manifest), models.judge.name
+        judge, costs = models.judge.name, models.chats.ledger.summary()
+        kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
+        about = {
+            "format": "remind-evaluation-report",
+            "model": models.answerer.about,
+            "states": {"kind": self.kind, **{key: self.manifest.get(key) for key in kept}},
+            "prompts": prompts.fingerprints(*prompts.RENDERED, "ask_summary", "ask_judge"),
+            "machine": machine(cfg.device),
+            "versions": versions(),
+            "costs": costs if costs["total"]["requests"] else None,
+            # by stage how many items the offline stand-in wrote because an endpoint failed
+            "stood_in": dict(Counter(one.stage for one in (() if models.llm is None else models.llm.failures))),
+        }
         # other judges have no prompt of ours; what they are is in their names
         prompt = prompts.fingerprint("ask_judge") if judge.startswith("chat-") else None
         scoring = {"judge": judge, "judge_prompt": prompt, "encoder": cfg.encoder}
@@ -408,9 +418,9 @@ class _Job:
                 if name != base
             },
         }
-        report["seconds"] = {**report["seconds"], "comparing": time.perf_counter() - started}
-        html = "" if more is None else more(report)
-        write_report(cfg.out, report, {name: item.scores for name, item in scored.items()}, html)
+        added, out = "" if more is None else more(report), Path(cfg.out)
+        write_text(out / "report.html", html(report, {name: item.scores for name, item in scored.items()}, added))
+        write_json(out / REPORT, report)
         if empty := report["counts"]["empty"]:
             warn(f"{empty} of {report['counts']['answered']} answers are empty: the model may not know this language")
         return report
@@ -426,26 +436,6 @@ def _portions(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
             part = []
     if part:
         yield part
-
-
-def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """For the report: models, states, machine, versions, and what endpoints cost."""
-    costs = models.chats.ledger.summary()
-    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
-    # by stage how many items the offline stand-in wrote because an endpoint failed
-    stood_in = Counter(failure.stage for failure in (() if models.llm is None else models.llm.failures))
-    return {
-        "format": "remind-evaluation-report",
-        "config": asdict(cfg),
-        "model": models.answerer.about,
-        # earlier builds knew no other kind
-        "states": {"kind": manifest.get("kind", "gold"), **{key: manifest.get(key) for key in kept}},
-        "prompts": prompts.fingerprints(*prompts.RENDERED, "ask_summary", "ask_judge"),
-        "machine": machine(cfg.device),
-        "versions": versions(),
-        "costs": costs if costs["total"]["requests"] else None,
-        "stood_in": dict(stood_in),
-    }
 
 
 def states_hash(states: States) -> str:

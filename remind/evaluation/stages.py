@@ -19,7 +19,7 @@ from remind.core.progress import ProgressBar
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
 from remind.evaluation.predictions import PASSING, PREDICTIONS, appending, part_name, read_rows
-from remind.evaluation.scores import Score, counts, parse_all, score, summaries
+from remind.evaluation.scores import Score, about, counts, parse_all, score, summaries
 from remind.evaluation.team import Team
 from remind.models.chat import Content
 from remind.models.generate import Generation
@@ -27,8 +27,6 @@ from remind.models.images import content_of
 from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
     from remind.models.encoder import SentenceEncoder
@@ -235,7 +233,7 @@ def score_stage(
     """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
 
     The section holds counts, tables, and seconds of this sitting: answering and the part of it spent in the model,
-    scoring and the part of it spent in the sentence encoder.
+    and scoring.
 
     Raises:
         ModelError: a judge that cannot be used at all.
@@ -250,26 +248,13 @@ def score_stage(
     ]
     included, generations = [record for record, _ in pairs], [one for _, one in pairs]
     parsed = parse_all(included, generations)
-    rulings = judge_run(judge, included, generations, parsed)
+    verdicts = judge_run(judge, included, generations, parsed)
 
-    started, encoding = time.perf_counter(), 0.0
-
-    def encode(lines: list[str]) -> Tensor:
-        nonlocal encoding
-        before = time.perf_counter()
-        vectors = encoder.encode(lines)
-        encoding += time.perf_counter() - before
-        return vectors
-
-    scores = score(included, generations, parsed, rulings, encode)
-    by_id = {item.record.question_id: item.row() for item in scores}
+    started = time.perf_counter()
+    scores = score(included, generations, parsed, verdicts, encoder.encode)
+    scored = {item.record.question_id: item.row() for item in scores}
     rows = {
-        record.question_id: {
-            **one.row(),
-            **{name: getattr(record, name) for name in ("dialogue_id", "format", "dimension", "category")},
-            "gold": list(record.answers),
-            **by_id.get(record.question_id, {}),
-        }
+        record.question_id: {**one.row(), **scored.get(record.question_id, about(record))}
         for record, one in zip(records, made, strict=True)
     }
     write_rows(outputs.folder / PREDICTIONS, rows.values())
@@ -281,12 +266,11 @@ def score_stage(
             "cut_prompts": sum(one.cut_turns > 0 for one in made),
             "cut_turns": sum(one.cut_turns for one in made),
         },
-        **summaries(scores, cfg.bootstrap, cfg.seed),
+        **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
         "seconds": {
             "answering": outputs.seconds,
             "model": outputs.model_seconds,
             "scoring": time.perf_counter() - started,
-            "encoding": encoding,
         },
         "resumed": outputs.resumed,
     }

@@ -27,7 +27,7 @@ _OF_A_CELL = ("accuracy", "parse_rate", "memory_recall", "bleu1", "f1")
 
 
 class Row(NamedTuple):
-    """A row: its name, its cells under the table's other heads, what the name means, and an accuracy to draw as a bar."""
+    """A row: its name, its cells under the table's other heads, what the name means, an accuracy to draw as a bar."""
 
     name: str
     cells: list[str]
@@ -167,14 +167,12 @@ def costs(report: Mapping[str, Any]) -> Table:
     rows: list[Row] = []
     for name, part in report["conditions"].items():
         counts, seconds = part["counts"], part["seconds"]
-        tokens = [counts[key] for key in ("prompt_tokens", "new_tokens")]
-        cells = [f"{number:,}" for number in tokens]
-        cells += [f"{number / max(1, counts['questions']):,.1f}" for number in tokens]
+        cells = [f"{counts[key]:,}" for key in ("prompt_tokens", "new_tokens")]
         cells += [f"{seconds[key]:.1f}" for key in ("model", "answering", "scoring")]
         cells += [str(part["resumed"]), f"{counts['cut_prompts']} ({counts['cut_turns']})"]
         rows.append(_condition(name, cells))
-    heads = ["condition", "tokens read", "written", "read each", "written each"]
-    heads += ["s in the model", "s answering", "s scoring", "from earlier sittings", "prompts cut (turns)"]
+    heads = ["condition", "tokens read", "written", "s in the model", "s answering", "s scoring"]
+    heads += ["from earlier sittings", "prompts cut (turns)"]
     return Table("Costs", heads, rows)
 
 

@@ -28,7 +28,7 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
         "states": {"inputs": {HOSTILE: "7"}, "kind": "infer"},
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
-        **summaries(scores, 20),
+        **summaries([one.row() for one in scores], 20),
         "seconds": {"model": 1.0, "answering": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
@@ -198,7 +198,7 @@ def test_the_table_of_dimensions_and_formats_sums_to_its_margins(make_record: Ca
         hits.setdefault((name, format), []).append(right)
     outputs = [Generation(text, 1, 1, True) for text in texts]
     scored = score(records, outputs, parse_all(records, outputs), rulings, lambda lines: torch.eye(len(lines)))
-    product = summaries(scored, 5)["by_dimension_and_format"]
+    product = summaries([one.row() for one in scored], 5)["by_dimension_and_format"]
     found = {(name, format): row for name, cells in product.items() for format, row in cells.items()}
     assert found.keys() == {key for key in hits if key[0] is not None}
     for key, row in found.items():

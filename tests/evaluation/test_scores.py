@@ -57,7 +57,7 @@ def test_scores_by_hand_and_failures_of_the_model_are_wrong(six: list[StateRecor
     (lines,) = ENCODED
     assert len(set(lines)) == len(lines)
 
-    row = summarise(scores, resamples=50)
+    row = summarise((one.row() for one in scores), resamples=50)
     assert (row["n"], row["failed"], row["no_verdict"]) == (6, 1, 0)
     assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
         "accuracy": (pytest.approx(3 / 6), 6),
@@ -76,7 +76,7 @@ def test_without_gold_answer_there_is_no_verdict(make_record: Callable[..., Stat
     records = [make_record("a", answers=()), make_record("b", format="single", options=("x", "y"), answers=())]
     done = scored(records, [Generation("<answer>A</answer>", 1, 1, True)] * 2)
     assert [(item.accuracy, item.f1, item.failure) for item in done] == [(None, None, None)] * 2
-    row = summarise(done)
+    row = summarise(one.row() for one in done)
     assert (row["accuracy"], row["f1"], row["parse_rate"]["value"]) == (None, None, 1.0)
 
 
@@ -111,7 +111,7 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
     scores = score(records, outputs, parse_all(records, outputs), rulings, encode)
     assert [item.accuracy for item in scores] == list(hits)
     assert [item.parse_rate for item in scores] == list(read)
-    row = summarise(scores, 20)
+    row = summarise((one.row() for one in scores), 20)
     assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
         "accuracy": (pytest.approx(3 / 11), 11),
         "parse_rate": (pytest.approx(6 / 14), 14),
