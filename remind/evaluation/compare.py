@@ -112,12 +112,10 @@ def _common(first: Run, second: Run, only_common: bool) -> list[str]:
             missing.append(f"{len(names)} only in the {side}: {', '.join(names[:_SHOWN])}{more}")
     if missing and not only_common:
         problems.append(f"questions ({', '.join(missing)}; --only_common true compares the other {len(common)})")
-    gold = {
-        name: [[run.rows[name].get(key) for key in ("format", "gold")] for run in (first, second)] for name in common
-    }
-    if changed := [(name, one, two) for name, (one, two) in gold.items() if one != two]:
-        name, one, two = changed[0]
-        problems.append(f"gold answers of {len(changed)} questions ({name}: {shown(one)} and {shown(two)})")
+    gold = [{name: [row.get("format"), row.get("gold")] for name, row in run.rows.items()} for run in (first, second)]
+    if changed := [name for name in common if gold[0][name] != gold[1][name]]:
+        one, two = (shown(side[changed[0]]) for side in gold)
+        problems.append(f"gold answers of {len(changed)} questions ({changed[0]}: {one} and {two})")
     if problems:
         both = f"{first.folder} and {second.folder}"
         raise ConfigError(f"{both} cannot be compared, they differ in: {'; '.join(problems)}")
@@ -164,11 +162,11 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> str:
     """The comparison in plain lines; shares in percent."""
     lines = [f"first: {result['first']}", f"second: {result['second']}", f"questions compared: {result['n']}"]
-    said = {"dropped": "only_common: left out, as the other run lacks them"}
+    # dropped: only_common leaves out what the other run lacks
     for key in ("dropped", "left_out", "failed", "no_verdict"):
         if any(result[key]):
             one, two = result[key]
-            lines.append(f"{said.get(key, key.replace('_', ' '))}: {one} in the first, {two} in the second")
+            lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")
     lines += [f"differs: {key}: {shown(one)} and {shown(two)}" for key, (one, two) in result["differing"].items()]
     rows = []
     for name, measures in result["differences"].items():

@@ -8,13 +8,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, write_json
 from remind.core.run_folder import CONFIG, REPORT, RunFolder
 
-T = TypeVar("T")
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
 #: Folder in which memory systems keep banks and what they found.

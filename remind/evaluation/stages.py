@@ -113,13 +113,13 @@ class Outputs:
         folder: of the condition.
         identity: what decides the outputs.
         resumed: how many of them were there before.
-        model_seconds, seconds: spent in the model, and in all, in this sitting.
+        seconds: spent in the model in this sitting.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         adopt_parts(folder)
         self.folder, self.identity = folder, identity
-        self.resumed, self.model_seconds, self.seconds = 0, 0.0, 0.0
+        self.resumed, self.seconds = 0, 0.0
         #: Of outputs that stand: their prompts' hashes.
         self._known = {one.question_id: one.prompt for one in self.read().values() if one.failure not in PASSING}
         self._any = bool(self._known)
@@ -142,7 +142,7 @@ class Outputs:
                 all; or another process has failed.
             ImagePathError: an image that cannot be used. ConfigError: images for a model that takes text alone.
         """
-        started, begun = time.perf_counter(), bar.n
+        begun = bar.n
         shown = [(name, [place.path for place in one.pictures]) for name, one in zip(ids, prompts, strict=True)]
         files: Sequence[Sequence[str]] = [()] * len(ids)
         if any(paths for _, paths in shown):
@@ -159,7 +159,8 @@ class Outputs:
                 if not prompt.asks and not done[n]:
                     put(every.row(n, prompt.output or Generation("", 0, finished=True)))
         asks = [n for n, prompt in enumerate(prompts) if prompt.asks]
-        task = Task(self.folder, *([part[n] for n in asks] for part in every[1:]))
+        left = [blank[n] for n in asks], [every.prompts[n] for n in asks], [done[n] for n in asks]
+        task = Task(self.folder, *left)
 
         def told() -> None:
             # the other processes are about as far as this one
@@ -175,9 +176,8 @@ class Outputs:
                 name = answerer.about["name"]
                 raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
             self._any |= bool(tried)
-        self.model_seconds += time.perf_counter() - before
+        self.seconds += time.perf_counter() - before
         bar.advance_to(begun + len(ids))
-        self.seconds += time.perf_counter() - started
 
 
 def _blank(question_id: str, prompt: Prompt, files: Sequence[str]) -> Prediction:
@@ -232,8 +232,7 @@ def score_stage(
 ) -> Scored:
     """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
 
-    The section holds counts, tables, and seconds of this sitting: answering and the part of it spent in the model,
-    and scoring.
+    The section holds counts, tables, and seconds of this sitting: in the model, and scoring.
 
     Raises:
         ModelError: a judge that cannot be used at all.
@@ -267,11 +266,7 @@ def score_stage(
             "cut_turns": sum(one.cut_turns for one in made),
         },
         **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
-        "seconds": {
-            "answering": outputs.seconds,
-            "model": outputs.model_seconds,
-            "scoring": time.perf_counter() - started,
-        },
+        "seconds": {"model": outputs.seconds, "scoring": time.perf_counter() - started},
         "resumed": outputs.resumed,
     }
     return Scored(section, scores, rows)

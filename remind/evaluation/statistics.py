@@ -67,13 +67,11 @@ def share(
     all values agree, which resampling takes for certainty; its n is then the number of clusters.
     """
     units = len(set(clusters))
-    if not 1 < units < len(values):
-        return wilson(values)
-    if min(values) < max(values):
+    clustered = 1 < units < len(values)
+    if clustered and min(values) < max(values):
         return bootstrap(values, resamples, seed, clusters)
-    estimate = wilson([values[0]] * units)
-    assert estimate is not None
-    return {**estimate, "n": len(values)}
+    estimate = wilson([values[0]] * units if clustered else values)
+    return None if estimate is None else {**estimate, "n": len(values)}
 
 
 def cluster_bootstrap(
@@ -97,18 +95,19 @@ def cluster_bootstrap(
     names = range(len(values)) if clusters is None else list(clusters)
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     places = [number[name] for name in names]
-    parts = [np.bincount(places, one) for one in (values, np.ones(len(values)) if weights is None else weights)]
+    shares = np.ones(len(values)) if weights is None else np.asarray(weights)
+    sums, sizes = np.bincount(places, np.asarray(values)), np.bincount(places, shares)
 
     def mean(tops: np.ndarray, bottoms: np.ndarray, axis: int) -> np.ndarray:
         quotient: np.ndarray = tops.sum(axis) / bottoms.sum(axis)
         return quotient
 
     if len(number) == 1:
-        return np.full(resamples, mean(*parts, axis=0))
+        return np.full(resamples, sums[0] / sizes[0])
     batch = max(1, _DRAWN_AT_ONCE // len(number))
     draws = {"n_resamples": resamples, "batch": batch, "rng": np.random.default_rng(seed)}
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no weight
-        found = stats.bootstrap(parts, mean, paired=True, vectorized=True, method="percentile", **draws)
+        found = stats.bootstrap((sums, sizes), mean, paired=True, vectorized=True, method="percentile", **draws)
     means: np.ndarray = found.bootstrap_distribution
     return means
 

@@ -168,10 +168,10 @@ def costs(report: Mapping[str, Any]) -> Table:
     for name, part in report["conditions"].items():
         counts, seconds = part["counts"], part["seconds"]
         cells = [f"{counts[key]:,}" for key in ("prompt_tokens", "new_tokens")]
-        cells += [f"{seconds[key]:.1f}" for key in ("model", "answering", "scoring")]
+        cells += [f"{seconds[key]:.1f}" for key in ("model", "scoring")]
         cells += [str(part["resumed"]), f"{counts['cut_prompts']} ({counts['cut_turns']})"]
         rows.append(_condition(name, cells))
-    heads = ["condition", "tokens read", "written", "s in the model", "s answering", "s scoring"]
+    heads = ["condition", "tokens read", "written", "s in the model", "s scoring"]
     heads += ["from earlier sittings", "prompts cut (turns)"]
     return Table("Costs", heads, rows)
 

@@ -109,7 +109,7 @@ def test_refuses_other_questions_unless_told_and_then_says_so(tmp_path: Path) ->
         compare(CompareConfig(str(one), str(two)))
     result = compare(CompareConfig(str(one), str(two), only_common=True, resamples=50))
     assert (result["n"], result["dropped"], result["only_common"]) == (5, [3, 1], True)
-    assert "only_common: left out, as the other run lacks them: 3 in the first, 1 in the second" in table(result)
+    assert "dropped: 3 in the first, 1 in the second" in table(result)
     three = run(tmp_path / "three", [question("alone", 1.0)])
     with pytest.raises(ConfigError, match="no question in common"):
         compare(CompareConfig(str(one), str(three), only_common=True))

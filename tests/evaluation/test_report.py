@@ -29,7 +29,7 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
         **summaries([one.row() for one in scores], 20),
-        "seconds": {"model": 1.0, "answering": 1.0, "scoring": 1.0},
+        "seconds": {"model": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
         "versions": {"torch": "2.9"},
