@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
-from remind.evaluation.intervals import bootstrap
+from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
 from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, score_and_states, whole
 from sae.figures import COLOURS, Picture, new_figure
@@ -196,7 +196,6 @@ def _row(
     ends: tuple[Sequence[AnswerScore], Sequence[AnswerScore]] | None = None,
 ) -> dict[str, Any]:
     """Both measures, and the share of the way from the recipient's (ends[0]) to the donor's (ends[1])."""
-    from remind.viewing.compare_models import ratio
 
     row: dict[str, Any] = {"direction": direction, "arm": arm, "k": k}
     for measure, own, *bounds in _by_measure(values, *(ends or ())):

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
@@ -35,7 +34,7 @@ PRA = "PRA without a label"
 SFT = "SFT, {noise:.0%} of the labels wrong"
 COMPARED = "Answers from x0 before and after alignment without a label: percent of {n} test questions"
 COMPARED_NOTE = """\
-Acc: letters exact, direct answers as the offline judge rules. MemR: this backbone answers and quotes no evidence."""
+First: before; second: after. Accuracy: letters exact, direct answers as the offline judge rules."""
 LADDER = "Accuracy from x0, x1 and x2 by training: share of the same {n} questions, direct answers word for word"
 LADDER_NOTE = """\
 The dialogues and wordings are ones that no training has seen. x0 holds {x0:.0%} of the evidence, the marks {marked:.0%}
@@ -92,7 +91,9 @@ def demo(cfg: DemoConfig) -> Path:
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
-    from remind.evaluation.tables import compare_rows
+    from remind.evaluation.compare import compare
+    from remind.evaluation.compare import table as compared
+    from remind.evaluation.config import CompareConfig
     from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
@@ -124,11 +125,12 @@ def demo(cfg: DemoConfig) -> Path:
         runs[title], exported[title], rows[title] = done
 
     _heading("Answers from x0 before and after alignment without a label")
-    before = _evaluate("nano", states, out / "evaluation-before")
-    after = _evaluate(str(exported[PRA]), states, out / "evaluation")
+    _evaluate("nano", states, out / "evaluation-before")
+    _evaluate(str(exported[PRA]), states, out / "evaluation")
     recall = read_json(states / "manifest.json")["evidence_recall"]["all"]
     note = LADDER_NOTE.format(x0=recall["x0"], marked=recall["marked"], turns=_marked_turns(questions))
-    _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
+    result = compare(CompareConfig(str(out / "evaluation-before"), str(out / "evaluation")))
+    _show(COMPARED.format(n=result["n"]), compared(result), COMPARED_NOTE)
     _show(LADDER.format(n=len(questions)), table(rows), note)
     if cfg.world.dev and cfg.trainer.eval_strategy != "no":
         _show(*_held_out(runs))
@@ -203,13 +205,13 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
     return run, export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
 
 
-def _evaluate(model: str, states: Path, out: Path) -> dict[str, Any]:
-    """The report on a model's answers to the test questions from x0."""
+def _evaluate(model: str, states: Path, out: Path) -> None:
+    """Put the test questions to a model, from x0."""
     from remind.evaluation.config import EvaluateConfig
     from remind.evaluation.run import run_evaluation
 
     cfg = EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True)
-    return run_evaluation(cfg)
+    run_evaluation(cfg)
 
 
 def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:

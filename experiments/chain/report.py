@@ -16,7 +16,7 @@ from experiments.proof.statistics import estimate
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_rows, write_text
-from remind.evaluation.intervals import Estimate
+from remind.evaluation.statistics import Estimate
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.records import StateRecord
 from sae.figures import COLOURS, Picture, new_figure

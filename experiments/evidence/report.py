@@ -11,7 +11,7 @@ import numpy as np
 from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.methods import BASELINES, METHODS
 from experiments.evidence.prepare import SCOPES
-from remind.evaluation.intervals import cluster_bootstrap, interval
+from remind.evaluation.statistics import cluster_bootstrap, interval
 from sae.figures import Picture, new_figure
 
 _RESAMPLES = 2000

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.faithfulness.measure import SCORES, Row
-from remind.evaluation.intervals import Estimate, bootstrap
+from remind.evaluation.statistics import Estimate, bootstrap
 from remind.evaluation.tables import plain
 from sae.figures import Picture, new_figure
 

@@ -15,9 +15,9 @@ from remind.build.plan import versions
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track
+from remind.data.dialogue import spread
 from remind.evaluation.answerers import model_hash
-from remind.evaluation.conditions import spread
-from remind.evaluation.identity import states_hash
+from remind.evaluation.run import states_hash
 from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import grounding_config
 from remind.grounding.ground import load_saes
@@ -130,7 +130,7 @@ def load_records(states: str | Path, split: str, limit: int | None = None) -> li
     counts = Counter(question_splits(states).values())
     if not counts[split]:
         raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", states)
-    wanted = spread(counts[split], limit)
+    wanted = {*spread(range(counts[split]), limit)}
     return [record for number, record in enumerate(iterate_states(states, split)) if number in wanted]
 
 

@@ -19,7 +19,7 @@ from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json, write_text
 from remind.core.progress import track
-from remind.evaluation.intervals import bootstrap, paired_bootstrap
+from remind.evaluation.statistics import bootstrap, paired_bootstrap
 from remind.evaluation.tables import markdown_table
 from remind.memory.base import MemorySystem, Query, Retrieval, Services
 from remind.memory.longmemeval import Join, LongMemEvalSystem

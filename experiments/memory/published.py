@@ -19,8 +19,8 @@ from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
-from remind.evaluation.intervals import bootstrap
 from remind.evaluation.metrics import recall_all, recall_any
+from remind.evaluation.statistics import bootstrap
 from remind.evaluation.tables import markdown_table
 from remind.memory.expansions import extractive, read_annotations
 from remind.memory.longmemeval import Join, join_keys

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.memory.candidates import BUDGET, Ranked
-from remind.evaluation.intervals import bootstrap, paired_bootstrap
+from remind.evaluation.statistics import bootstrap, paired_bootstrap
 from sae.figures import COLOURS, Picture, new_figure
 
 

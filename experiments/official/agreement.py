@@ -11,10 +11,10 @@ from experiments.official.files import ResultFile
 from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.intervals import wilson
-from remind.evaluation.judge import Case, judge_answers, load_judge
+from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.statistics import cohen_kappa, wilson
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
+from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM, OfflineLLM
 from remind.llm.endpoints import LLMConfig
 
 _UNGROUPED = "none"
@@ -59,18 +59,17 @@ def agreement(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[s
         nothing to accept, or both sides always say the same one thing).
     """
     pairs = [(verdict, label) for verdict, label in zip(verdicts, labels, strict=True) if verdict is not None]
-    n, accepted, right = len(pairs), sum(v for v, _ in pairs), sum(t for _, t in pairs)
+    accepted, right = sum(v for v, _ in pairs), sum(t for _, t in pairs)
     both, agree = sum(v and t for v, t in pairs), sum(v == t for v, t in pairs)
-    chance = (accepted * right + (n - accepted) * (n - right)) / n**2 if n else 1.0
     return {
         "n": len(labels),
-        "failed": len(labels) - n,
+        "failed": len(labels) - len(pairs),
         "agree": agree,
         "accuracy": wilson([float(v == t) for v, t in pairs]),
         "precision": both / accepted if accepted else None,
         "recall": both / right if right else None,
         "f1": 2 * both / (accepted + right) if accepted + right else None,
-        "kappa": (agree / n - chance) / (1 - chance) if chance < 1 else None,
+        "kappa": cohen_kappa([v for v, _ in pairs], [t for _, t in pairs]),
     }
 
 
@@ -177,7 +176,7 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
         if judge is None and cfg.judge == "llm":
             model, chats = open_judge(cfg.llm)
             judge = ChatLLM({"judge": model})
-        judge = judge or load_judge(cfg.judge)
+        judge = judge or OfflineLLM()
         verdicts, name = ask(judge, labelled, cfg.labels), judge.name
         if chats is not None and chats.dry is not None:
             print(chats.dry.report())

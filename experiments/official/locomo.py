@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.evaluation.intervals import bootstrap
 from remind.evaluation.metrics import locomo_f1
+from remind.evaluation.statistics import bootstrap
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ADVERSARIAL = 5

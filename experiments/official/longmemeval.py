@@ -12,8 +12,8 @@ from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
-from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.statistics import wilson
 from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
@@ -143,7 +143,7 @@ def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[V
 
     def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
         cases = [Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), said) for r, said in pairs]
-        return [Verdict(ruling.value, ruling.why or None) for ruling in judge_answers(judge, cases)]
+        return judge_answers(judge, cases)
 
     return verdicts
 

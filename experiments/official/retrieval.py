@@ -13,8 +13,8 @@ from remind.core.errors import ConfigError
 from remind.core.files import sha256_file, write_json
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Question
-from remind.evaluation.intervals import Estimate, bootstrap
 from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
+from remind.evaluation.statistics import Estimate, bootstrap
 from remind.evaluation.tables import percent, plain
 from remind.perception import PerceptionConfig
 from sae.ranges import PositiveInt, Seed, check_ranges

@@ -10,8 +10,8 @@ from experiments.official import locomo, longmemeval
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.judge import load_judge
 from remind.evaluation.tables import plain
+from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
 from sae.ranges import PositiveInt, Seed, check_ranges
@@ -100,7 +100,7 @@ def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | N
     references = longmemeval.load_references(cfg.references)
     judging: dict[str, Any] = {}
     if cfg.judge == "offline":
-        judge = load_judge(cfg.judge)
+        judge = OfflineLLM()
         longmemeval.judge_rows(file.records, references, longmemeval.ruled(judge), judge.name)
     elif cfg.judge == "llm":
         judging = _ask(cfg, file, references, chat)

@@ -17,9 +17,10 @@ from experiments.paper.settings import Setting, answerer_of, ask, by_seed, poole
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
-from remind.evaluation.compare import Rows, difference
-from remind.evaluation.identity import states_hash
-from remind.evaluation.intervals import Difference
+from remind.evaluation import compare
+from remind.evaluation.compare import Rows
+from remind.evaluation.run import states_hash
+from remind.evaluation.statistics import Difference
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
@@ -144,7 +145,7 @@ def differences(rows: Mapping[str, Rows], name: str, resamples: int) -> dict[str
     """Accuracy of a row less that of the base (what it holds is added) and of the whole (what it lacks is removed)."""
     against = {"added to evidence": BASE, "removed from all": WHOLE}
     return {
-        what: difference(rows[base], rows[name], "accuracy", None, resamples)
+        what: compare.differences(rows[base], rows[name], ["accuracy"], resamples)["all"].get("accuracy")
         for what, base in against.items()
         if base in rows
     }

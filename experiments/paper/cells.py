@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.evaluation.compare import Rows
-from remind.evaluation.intervals import bootstrap, several, share
-from remind.evaluation.scores import MEASURES, SHARES
+from remind.evaluation.scores import summarise
 from remind.evaluation.tables import HEADS, markdown_table, percent
 from sae.figures import COLOURS, Picture, new_figure
 
@@ -28,32 +27,14 @@ TITLES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct 
 Figures = Mapping[str, Any]
 
 
-def summary(rows: Iterable[Mapping[str, Any]], resamples: int) -> dict[str, Any]:
-    """n, and an `Estimate` for each of `MEASURES` over the rows that it is defined for, or None.
-
-    Args:
-        rows: as `remind evaluate` scores them: accuracy is s_i of Eq. 8.
-    """
-    kept = list(rows)
-    figures: dict[str, Any] = {"n": len(kept)}
-    for name in MEASURES:
-        part = [(float(row[name]), row["dialogue_id"]) for row in kept if row[name] is not None]
-        values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
-        if name in SHARES:
-            figures[name] = share(values, dialogues, resamples)
-        else:
-            figures[name] = bootstrap(values, resamples, 0, several(dialogues))
-    return figures
-
-
 def product(rows: Rows, resamples: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """`summary` by format (and "all"), then by dimension (and "all"); combinations without questions are left out."""
+    """`summarise` by format (and "all"), then by dimension (and "all"); combinations without questions are left out."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for format in (*FORMATS, "all"):
         for dimension in (*DIMENSIONS, "all"):
             here = [r for r in rows.values() if format in ("all", r["format"]) and dimension in ("all", r["dimension"])]
             if here:
-                found.setdefault(format, {})[dimension] = summary(here, resamples)
+                found.setdefault(format, {})[dimension] = summarise(here, resamples)
     return found
 
 

@@ -18,10 +18,10 @@ from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, answerer_of, ask, by_seed, pooled, settings, small_saes, sources
 from remind.core.progress import track
+from remind.data.dialogue import spread
 from remind.evaluation.compare import Rows
-from remind.evaluation.conditions import spread
-from remind.evaluation.identity import states_hash
-from remind.evaluation.intervals import bootstrap, several
+from remind.evaluation.run import states_hash
+from remind.evaluation.statistics import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.resonance import select_blocks
@@ -78,7 +78,7 @@ class Ground:
         )
         inspector = Inspector(inspected, read_manifest(cfg.states).get("config", {}))
         records = [record for record in read_states(cfg.states) if record.split == cfg.split]
-        chosen = spread(len(records), cfg.limit)
+        chosen = {*spread(range(len(records)), cfg.limit)}
         kept = [record for number, record in enumerate(records) if number in chosen]
         asked = [
             (record, factual_of(record, dialogue, question), frozenset(gold_turns(dialogue, question).tolist()))

@@ -23,11 +23,11 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
 from remind.data.dialogue import DIMENSIONS
 from remind.evaluation.compare import Rows, Run, load_run
-from remind.evaluation.judge import Case, judge_answers, load_judge
+from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
 from remind.evaluation.team import Team
-from remind.llm.auxiliary import AuxiliaryLLM
+from remind.llm.auxiliary import AuxiliaryLLM, OfflineLLM
 from remind.llm.endpoints import EndpointConfig
 from remind.states.records import StateRecord
 
@@ -132,7 +132,7 @@ def table3(cfg: PaperConfig) -> Result:
     ]
     judges = {run.report["identity"]["judge"]: [_verdict(run.rows[name]) for name in ids]}
     cases = [Case(r.question, r.answers, run.rows[r.question_id]["answer"]) for r in records]
-    for judge in (*(_judge(setting, endpoint) for endpoint in cfg.judges), load_judge("offline")):
+    for judge in (*(_judge(setting, endpoint) for endpoint in cfg.judges), OfflineLLM()):
         if judge.name not in judges:
             judges[judge.name] = [ruling.value for ruling in judge_answers(judge, cases, samples=ids)]
     agreements = {name: by_group(verdicts, labelled) for name, verdicts in judges.items()}

@@ -12,7 +12,7 @@ from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
 from remind.core.run_folder import RunFolder
-from remind.evaluation.identity import machine
+from remind.evaluation.run import machine
 
 RESULT = "result.json"
 _FORMAT = "remind-paper-item"

@@ -16,8 +16,7 @@ from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.evaluation.answerers import Answerer
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.images import with_images
-from remind.evaluation.run import Models, run_evaluation
+from remind.evaluation.run import Models, run_evaluation, with_images
 from remind.evaluation.team import Team
 from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.states import prompts

@@ -17,8 +17,8 @@ from remind.core.files import sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import bare, questions_of
-from remind.evaluation.judge import load_judge
 from remind.evaluation.tables import HEADS, markdown_table
+from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
@@ -158,7 +158,7 @@ def _judged_by(setting: Setting, name: str) -> bool:
     """Whether that is the name of the setting's judge, which is not loaded."""
     cfg = setting.evaluate
     if cfg.judge == "offline":
-        return name == load_judge("offline").name
+        return name == OfflineLLM().name
     endpoint = cfg.llm.judge or cfg.llm.default
     return endpoint is not None and f"judge={endpoint.identity}" in name
 

@@ -29,8 +29,7 @@ from remind.core.files import read_json, write_json, write_text
 from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus
 from remind.evaluation.compare import Rows, Run, load_run
-from remind.evaluation.identity import states_hash
-from remind.evaluation.run import Models
+from remind.evaluation.run import Models, states_hash
 from remind.evaluation.team import Team
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import ReflectiveState, render

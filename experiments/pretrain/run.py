@@ -298,7 +298,7 @@ def _hash(lessons: Lessons) -> str:
 
 def measure(folder: str | Path, worlds: Iterable[str] | None = None) -> dict[str, Any]:
     """Accuracy of a checkpoint by world of `MEASURED` (None: all), format and level, with 95 % Wilson intervals."""
-    from remind.evaluation.intervals import wilson
+    from remind.evaluation.statistics import wilson
     from remind.models.backbone import load_backbone
     from remind.testbed.accuracy import correct_answers
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t  # type: ignore[import-untyped]
 
 from remind.core.errors import DataError
-from remind.evaluation.intervals import Estimate, interval
+from remind.evaluation.statistics import Estimate, interval
 
 Array = NDArray[np.float64]
 

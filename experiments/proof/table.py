@@ -15,7 +15,7 @@ from experiments.proof.states import evidence_in_marks, split_records
 from experiments.proof.statistics import Array, estimate, share_of, to_array
 from experiments.proof.store import FALL, RunStore, base_spec, collapsed
 from remind.core.files import write_json, write_text
-from remind.evaluation.intervals import Estimate
+from remind.evaluation.statistics import Estimate
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.pyramid import LEVELS
 from remind.testbed.built import Marks

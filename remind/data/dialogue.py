@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from remind.core.errors import DataError, named, shown
 
+T = TypeVar("T")
 Format = Literal["single", "multi", "direct"]
 FORMATS: tuple[Format, ...] = ("single", "multi", "direct")
 SPLITS = ("train", "dev", "test")
@@ -258,7 +259,7 @@ def note_ids(
         first[key] = place
 
 
-def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
+def spread(questions: Sequence[T], limit: int | None) -> list[T]:
     """`limit` of the questions, evenly apart, since benchmarks have them in order of category. None: all."""
     count = len(questions) if limit is None else min(limit, len(questions))
     return [questions[number * len(questions) // count] for number in range(count)]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
+from remind.core.errors import DataError
+from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question, Turn, spread
 from remind.evaluation.config import CONDITIONS
 from remind.evaluation.contexts import Context, provide
-from remind.models.chat import Content
 from remind.models.generate import Generation
-from remind.models.images import Place, content_of, places_of
+from remind.models.images import Place, places_of
 from remind.perception.perceive import told
 from remind.reflect import summarise
 from remind.states.dataset import States, check_split, iterate_states
@@ -34,7 +33,6 @@ from remind.states.pyramid import (
 )
 from remind.states.records import (
     ABSENT,
-    Picture,
     StateRecord,
     attentional_of,
     pictures_of,
@@ -72,12 +70,6 @@ class Asked(NamedTuple):
     dialogue: Dialogue | None = None
     questions: Sequence[Question] = ()
 
-    def known(self) -> tuple[Dialogue, Sequence[Question]]:
-        """Dialogue and questions. Raises ConfigError where they are not known."""
-        if self.dialogue is None:
-            raise ConfigError("contexts made from the dialogues need these: set corpus to the files of the states")
-        return self.dialogue, self.questions
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -101,16 +93,12 @@ class Prompt:
     pictures: tuple[Place, ...] = ()
 
     @property
-    def content(self) -> Content:
-        """The user message, with its images."""
-        return content_of(self.text, self.pictures)
-
-    @property
     def asks(self) -> bool:
         """Whether a model is asked."""
         return self.output is None and self.left_out is None
 
 
+@dataclass(frozen=True)
 class Prompter:
     """Makes the prompts of every condition.
 
@@ -123,29 +111,22 @@ class Prompter:
         frequent: what `most_frequent` says of the training split.
     """
 
-    def __init__(
-        self,
-        contexts: Contexts | None = None,
-        llm: AuxiliaryLLM | None = None,
-        kind: str = "gold",
-        pixels: bool = False,
-        providers: Mapping[str, Any] | None = None,
-        frequent: Mapping[str, str] | None = None,
-    ) -> None:
-        self.contexts, self.llm = contexts, llm
-        self.kind, self.pixels = kind, pixels
-        self.providers, self.frequent = providers or {}, frequent or {}
+    contexts: Contexts | None = None
+    llm: AuxiliaryLLM | None = None
+    kind: str = "gold"
+    pixels: bool = False
+    providers: Mapping[str, Any] = field(default_factory=dict)
+    frequent: Mapping[str, str] = field(default_factory=dict)
 
     def prompts(self, name: str, asked: Asked) -> list[Prompt]:
         """The prompts of questions about one dialogue, under a condition or of a provider.
 
         Raises:
             DataError: the dialogue files are not those of the states, or a provider that gives no context.
-            ConfigError: no dialogue files where the condition needs them.
         """
-        records = asked.records
+        records, dialogue, questions = asked
         if name in self.providers:
-            dialogue, questions = asked.known()
+            assert dialogue is not None
             found = provide(self.providers[name], questions, dialogue)
             return [self._provided(record, dialogue, one) for record, one in zip(records, found, strict=True)]
         if not CONDITIONS[name].asks:
@@ -156,31 +137,20 @@ class Prompter:
             return [self._prompt(r, r.level("x0"), _with_dialogue(r, _dialogue(r.x0)), name) for r in records]
         if name == "no_context":
             return [Prompt(_with_dialogue(record, "")) for record in records]
+        assert dialogue is not None
         if name == "altered":
-            return self._altered(asked)
-        dialogue, questions = asked.known()
+            return self._altered(records, dialogue, questions)
         return [self._chosen(name, *pair, dialogue) for pair in zip(records, questions, strict=True)]
 
     def _prompt(self, record: StateRecord, rendered: Rendered, text: str, name: str) -> Prompt:
         """A prompt that shows what x0 does. Its dialogue stands where that of `rendered` does."""
-        places = self._places(record, rendered, record.pictures, name)
+        places = places_of(rendered, record.pictures, record.question_id, name) if self.pixels else ()
         return Prompt(text, record.evidence_found, record.images_found, pictures=places)
-
-    def _places(
-        self, record: StateRecord, rendered: Rendered, pictures: Sequence[Picture], name: str
-    ) -> tuple[Place, ...]:
-        return places_of(rendered, pictures, record.question_id, name) if self.pixels else ()
 
     def _provided(self, record: StateRecord, dialogue: Dialogue, context: Context) -> Prompt:
         """x0's prompt with a provider's text, and without the strategy."""
-        evidence = images = None
-        if context.sources is not None:
-            evidence = tuple(turn for turn in record.evidence if turn in {*context.sources})
-        shown = context.images
-        if shown is None and context.sources is not None:
-            shown = tuple(image.index for turn in context.sources for image in dialogue.turn(turn).images)
-        if shown is not None:
-            images = tuple(index for index in record.images if index in {*shown})
+        known = context.sources is not None
+        evidence, images = _gold_of(record, map(dialogue.turn, context.sources or ())) if known else (None, None)
         lines = context.text if not context.text or context.text.endswith("\n") else f"{context.text}\n"
         return Prompt(_with_dialogue(record, lines), evidence, images, output=context.output)
 
@@ -191,31 +161,30 @@ class Prompter:
             positions = _gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
-        elif source == "rag":
-            assert self.contexts is not None
-            positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
             assert self.contexts is not None
-            positions = self.contexts.full(dialogue)
+            if source == "rag":
+                positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
+            else:
+                positions = self.contexts.full(dialogue)
         segments, abstention = segments_of(dialogue, positions), record.x0.abstention
         state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
         if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
             message = "its states were built with other prompt templates, so conditions would not be comparable"
             raise DataError(f"{message}; build them again", record=record.question_id)
-        ids, images = {turn.id for turn in state.turns}, {image.index for turn in state.turns for image in turn.images}
         return Prompt(
             _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle" or source != name),
-            tuple(turn_id for turn_id in record.evidence if turn_id in ids),
-            tuple(index for index in record.images if index in images),
+            *_gold_of(record, state.turns),
             len(dialogue.turns) - len(positions) if source == "full_context" else 0,
-            pictures=self._places(record, rendered, pictures_of(state.turns), name),
+            pictures=places_of(rendered, pictures_of(state.turns), record.question_id, name) if self.pixels else (),
         )
 
-    def _altered(self, asked: Asked) -> list[Prompt]:
+    def _altered(
+        self, records: Sequence[StateRecord], dialogue: Dialogue, questions: Sequence[Question]
+    ) -> list[Prompt]:
         assert self.llm is not None
-        dialogue, questions = asked.known()
-        marked = [attentional_of(r, dialogue, one) for r, one in zip(asked.records, questions, strict=True)]
+        marked = [attentional_of(r, dialogue, one) for r, one in zip(records, questions, strict=True)]
         # every turn marked is no turn singled out: the summary is one of x0
         known = told(self.llm, [state.factual.question for state in marked], self.kind)
         unguided = [
@@ -224,10 +193,14 @@ class Prompter:
         ]
         summaries = [state.summary for state in summarise(self.llm, unguided)]
         altered = [render(ReflectiveState(state, summary)) for state, summary in zip(marked, summaries, strict=True)]
-        return [
-            self._prompt(record, rendered, rendered.text, "altered")
-            for record, rendered in zip(asked.records, altered, strict=True)
-        ]
+        return [self._prompt(r, one, one.text, "altered") for r, one in zip(records, altered, strict=True)]
+
+
+def _gold_of(record: StateRecord, turns: Iterable[Turn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The gold evidence, turn ids and image indices, that some turns hold."""
+    shown = list(turns)
+    ids, images = {turn.id for turn in shown}, {image.index for turn in shown for image in turn.images}
+    return tuple(one for one in record.evidence if one in ids), tuple(one for one in record.images if one in images)
 
 
 def _gold(dialogue: Dialogue, question: Question) -> list[int]:
@@ -250,22 +223,16 @@ def _with_dialogue(record: StateRecord, dialogue: str, strategy: bool = False) -
 
 def _runs(state: FactualState) -> tuple[Span, ...]:
     """Every run of turns as one block."""
-    blocks: list[Span] = []
-    for index, run in enumerate(state.runs):
-        if blocks and state.runs[blocks[-1][0]] == run:
-            blocks[-1] = (blocks[-1][0], index)
-        else:
-            blocks.append((index, index))
-    return tuple(blocks)
+    runs = [[place for place, _ in run] for _, run in groupby(enumerate(state.runs), key=lambda pair: pair[1])]
+    return tuple((run[0], run[-1]) for run in runs)
 
 
 def most_frequent(records: Iterable[StateRecord]) -> dict[str, str]:
-    """The most frequent gold answer by format (ties: the one met first), as written between answer tags."""
+    """The most frequent gold answer by format (ties: the one met first); letters of a set with commas."""
     seen: dict[str, Counter[str]] = {}
     for record in records:
         if record.answers:
-            multi = record.format == "multi"
-            answer = f"[{','.join(sorted(record.answers))}]" if multi else record.answers[0]
+            answer = ",".join(sorted(record.answers)) if record.format == "multi" else record.answers[0]
             seen.setdefault(record.format, Counter())[answer] += 1
     return {format: counter.most_common(1)[0][0] for format, counter in seen.items()}
 
@@ -279,21 +246,18 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
     Args:
         frequent: what `most_frequent` says of the training split.
     """
-    multi = record.format == "multi"
+    direct = record.format == "direct"
     if name == "always_a":
-        if record.format == "direct":
-            return Prompt("", left_out="no options")
-        answer = "[A]" if multi else "A"
+        answer, why = None if direct else "A", "no options"
     elif name == "most_frequent":
-        if record.format not in frequent:
-            return Prompt("", left_out="no training answer of its format")
-        answer = frequent[record.format]
-    elif record.format == "direct":
-        answer = NO_INFORMATION
+        answer, why = frequent.get(record.format), "no training answer of its format"
     else:
         options = zip(LETTERS, record.options, strict=False)
-        letter = next((letter for letter, option in options if declines(option)), "")
-        answer = f"[{letter}]" if multi or not letter else letter
+        answer, why = next((letter for letter, one in options if declines(one)), NO_INFORMATION if direct else ""), ""
+    if answer is None:
+        return Prompt("", left_out=why)
+    if record.format == "multi" or not answer:
+        answer = f"[{answer}]"
     reply = f"<answer>{answer}</answer><explanation></explanation>"
     return Prompt("", output=Generation(reply, 0, finished=True))
 
@@ -325,7 +289,7 @@ def questions_of(
     if not total:
         where = data if isinstance(data, str | Path) else None
         raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    chosen, number = spread(total, limit), 0
+    chosen, number = {*spread(range(total), limit)}, 0
     if isinstance(data, Corpus):
         for dialogue, every in data.by_dialogue():
             own = [question for question in every if question.id in found]
@@ -345,11 +309,6 @@ def questions_of(
             if record.question_id not in known or known[record.question_id].dialogue_id != name:
                 raise DataError("the question is not in the dialogue files", record=record.question_id)
         yield Asked(records, corpus.dialogue(name), [known[record.question_id] for record in records])
-
-
-def spread(total: int, limit: int | None) -> Container[int]:
-    """Numbers of `limit` questions of `total`, evenly apart; all where there is no limit, or there are no more."""
-    return range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}
 
 
 def asked_of(dialogue: Dialogue, questions: Sequence[Question], split: str = "test") -> Asked:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Seed, check_ranges
+from sae.ranges import PositiveInt, PositiveShare, Seed, check_ranges
 
 
 class Condition(NamedTuple):
@@ -51,14 +50,6 @@ SETS = {
     "controls": CONTROLS,
     "all": tuple(CONDITIONS),
 }
-
-
-def expand(names: Iterable[str]) -> tuple[str, ...]:
-    """Conditions by name, sets spelled out, each once, in the order given. Raises ConfigError where there is none."""
-    expanded = {one: None for name in names for one in SETS.get(name, (name,))}
-    if not expanded:
-        raise ConfigError("no condition is named")
-    return tuple(expanded)
 
 
 @dataclass
@@ -161,19 +152,16 @@ class EvaluateConfig:
     """Where the model runs, e.g. cpu or cuda:0. cuda: on the GPU of each process, where there are several."""
     dtype: str = "float32"
     """Precision of the model: float32, bfloat16, float16 or auto."""
-    examples: NonNegativeInt = 12
-    """Wrong answers shown in the report, with the evidence found and missed; and as many failures."""
     overwrite: bool = False
     """Drop what an earlier run left in out and start again."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        _ = self.names
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The conditions to evaluate, sets spelled out, each once."""
-        return expand(self.conditions or [self.level])
+        """The conditions to evaluate, sets spelled out, each once, in the order given."""
+        return tuple(dict.fromkeys(one for name in self.conditions or [self.level] for one in SETS.get(name, (name,))))
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
 from remind.models.generate import Generation
-from remind.perception.perceive import Costs, prompt_costs
+from remind.perception.perceive import prompt_costs
 from remind.states.pyramid import blind, turn_text
 
 if TYPE_CHECKING:
@@ -28,13 +29,11 @@ class Context:
     Attributes:
         text: stands in the prompt where x0 has the retrieved dialogue.
         sources: ids of the turns it shows or was made of; None: not known, so that no evidence recall can be told.
-        images: indices of the images it shows; None: those of `sources`.
         output: the answer, of a system that gives one itself; no model is asked then.
     """
 
     text: str
     sources: tuple[str, ...] | None = None
-    images: tuple[int, ...] | None = None
     output: Generation | None = None
 
 
@@ -68,14 +67,34 @@ def provider_name(provider: Any) -> str:
     return str(getattr(provider, "name", type(provider).__name__))
 
 
-@dataclass
 class _Measured:
-    """Token counts of a dialogue, and its chunks with their vectors once they are needed."""
+    """A dialogue's turns in tokens, and its chunks: whole turns of one session, up to a number of tokens."""
 
-    dialogue: Dialogue
-    costs: Costs
-    chunks: list[range] | None = None
-    vectors: Tensor | None = None
+    def __init__(self, dialogue: Dialogue, encoder: SentenceEncoder, chunk_tokens: int) -> None:
+        self.dialogue, self._encoder, self._chunk_tokens = dialogue, encoder, chunk_tokens
+        self._costs = prompt_costs(dialogue, encoder)
+
+    def tokens(self, positions: Sequence[int]) -> int:
+        """Of some turns together, as a prompt shows them."""
+        return self._costs.of(positions)
+
+    @cached_property
+    def chunks(self) -> list[range]:
+        chunks, spent, session_of = list[range](), 0, self._costs.session_of
+        for position, tokens in enumerate(self._costs.turns):
+            joins = bool(chunks) and session_of[chunks[-1].start] == session_of[position]
+            if joins and spent + tokens <= self._chunk_tokens:
+                chunks[-1], spent = range(chunks[-1].start, position + 1), spent + tokens
+            else:
+                chunks.append(range(position, position + 1))
+                spent = tokens
+        return chunks
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """Of the chunks."""
+        turns = self.dialogue.turns
+        return self._encoder.encode(["\n".join(turn_text(turns[p]) for p in chunk) for chunk in self.chunks])
 
 
 class Contexts:
@@ -93,15 +112,9 @@ class Contexts:
 
     def full(self, dialogue: Dialogue) -> list[int]:
         """Every turn, or as many of the newest (oldest) as fit `full_tokens` together; at least one."""
-        measured, turns = self._measure(dialogue), range(len(dialogue.turns))
-
-        def first(count: int) -> range:
-            return turns[-count:] if self.config.keep == "newest" else turns[:count]
-
-        def cost(count: int) -> int:
-            return measured.costs.of(first(count))
-
-        return list(first(max(1, bisect_right(range(1, len(turns) + 1), self.config.full_tokens, key=cost))))
+        measured, turns, newest = self._measure(dialogue), range(len(dialogue.turns)), self.config.keep == "newest"
+        parts = [turns[-count:] if newest else turns[:count] for count in range(1, len(turns) + 1)]
+        return list(parts[max(0, bisect_right(parts, self.config.full_tokens, key=measured.tokens) - 1)])
 
     def rag(self, dialogue: Dialogue, question: Question, shown: Sequence[int]) -> list[int]:
         """The chunks with the highest cosine to the question (ties: earlier first) up to the first that does not fit.
@@ -109,18 +122,13 @@ class Contexts:
         Args:
             shown: positions that x0 shows; what they cost is the cap where `rag_tokens` is None.
         """
-        measured = self._measure(dialogue)
-        if measured.chunks is None or measured.vectors is None:
-            measured.chunks = self._chunks(measured)
-            texts = ["\n".join(turn_text(dialogue.turns[p]) for p in chunk) for chunk in measured.chunks]
-            measured.vectors = self.encoder.encode(texts)
-        cap = self.config.rag_tokens
-        cap = measured.costs.of(shown) if cap is None else cap
+        measured, cap = self._measure(dialogue), self.config.rag_tokens
+        cap = measured.tokens(shown) if cap is None else cap
         cosines = measured.vectors @ self.encoder.encode([question.text])[0]
         chosen: list[int] = []
         for number in torch.argsort(cosines, descending=True, stable=True).tolist():
             wider = sorted([*chosen, *measured.chunks[number]])
-            if chosen and measured.costs.of(wider) > cap:
+            if chosen and measured.tokens(wider) > cap:
                 break
             chosen = wider
         return chosen
@@ -128,18 +136,5 @@ class Contexts:
     def _measure(self, dialogue: Dialogue) -> _Measured:
         # by identity: hashing a dialogue's content takes longer than all the rest
         if self._measured is None or self._measured.dialogue is not dialogue:
-            self._measured = _Measured(dialogue, prompt_costs(dialogue, self.encoder))
+            self._measured = _Measured(dialogue, self.encoder, self.config.chunk_tokens)
         return self._measured
-
-    def _chunks(self, measured: _Measured) -> list[range]:
-        chunks: list[range] = []
-        spent = 0
-        for position, tokens in enumerate(measured.costs.turns):
-            last = chunks[-1] if chunks else None
-            joins = last is not None and measured.costs.session_of[last.start] == measured.costs.session_of[position]
-            if last is not None and joins and spent + tokens <= self.config.chunk_tokens:
-                chunks[-1], spent = range(last.start, position + 1), spent + tokens
-            else:
-                chunks.append(range(position, position + 1))
-                spent = tokens
-        return chunks

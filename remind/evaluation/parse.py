@@ -32,7 +32,6 @@ class ParsedAnswer:
     Attributes:
         answer: the text between the answer tags on one line; "" if there is none.
         letters: the option letters in it, in capitals; empty for direct questions.
-        dropped: letters that name no option, left out of `letters`.
         evidence: the lines of the explanation; empty for visual questions.
         images: the image indices of the explanation; empty for others.
         readable: False where the answer is empty, or options were to be chosen from and it names no letter, not even an
@@ -42,7 +41,6 @@ class ParsedAnswer:
 
     answer: str
     letters: frozenset[str] = frozenset()
-    dropped: int = 0
     evidence: tuple[str, ...] = ()
     images: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
@@ -68,8 +66,8 @@ def _section(text: str, name: str, problems: list[str]) -> str | None:
     return None
 
 
-def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[frozenset[str], int]:
-    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words`, or the words of an option; and how many name none."""
+def _letters(answer: str, options: Sequence[str], problems: list[str]) -> frozenset[str]:
+    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words`, or the words of an option; only those that name one."""
     named: list[str] = []
     bare = answer.strip("[](){}\"'*` ")
     pieces = [piece for piece in re.split(r"[,;/&\s]+|\band\b", bare) if piece]
@@ -97,7 +95,7 @@ def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[
         problems.append("letters that name no option")
     if not letters:
         problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
-    return valid, len(letters) - len(valid)
+    return valid
 
 
 def _images(explanation: str, problems: list[str]) -> frozenset[int]:
@@ -139,9 +137,8 @@ def parse_answer(
     if not answer:
         problems.append("empty answer")
     letters: frozenset[str] = frozenset()
-    dropped = 0
     if format != "direct":
-        letters, dropped = _letters(answer, options, problems)
+        letters = _letters(answer, options, problems)
         if format == "single" and len(letters) > 1:
             problems.append("several letters for one option")
 
@@ -151,7 +148,7 @@ def parse_answer(
         explanation = ""
     readable = not {"empty answer", "no option letter"} & set(problems)
     if visual:
-        return ParsedAnswer(answer, letters, dropped, (), _images(explanation, problems), tuple(problems), readable)
+        return ParsedAnswer(answer, letters, (), _images(explanation, problems), tuple(problems), readable)
     lines = (_BULLET.sub("", line.strip()).strip() for line in explanation.splitlines())
     evidence = tuple(line for line in lines if line)
-    return ParsedAnswer(answer, letters, dropped, evidence, frozenset(), tuple(problems), readable)
+    return ParsedAnswer(answer, letters, evidence, frozenset(), tuple(problems), readable)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remind.evaluation.intervals import bootstrap, several
+from remind.evaluation.statistics import bootstrap, several
 from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.states.pyramid import one_line

@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from remind.build.plan import versions
-from remind.core.errors import ConfigError
-from remind.core.files import sha256_json, write_json, write_text
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import input_hashes, sha256_file, sha256_json, write_json, write_text
 from remind.core.processes import device_of
 from remind.core.progress import ProgressBar, warn
+from remind.core.run_folder import REPORT, RunFolder
 from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
-from remind.evaluation.compare import condition_differences
+from remind.evaluation.compare import differences
 from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
-from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash
-from remind.evaluation.images import pictures_for, with_images
-from remind.evaluation.judge import load_judge
-from remind.evaluation.predictions import RunFolder, held
-from remind.evaluation.report import write_report
+from remind.evaluation.predictions import claimed
+from remind.evaluation.report import html
 from remind.evaluation.stages import Outputs, answer_part, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.client import Chats
+from remind.models import BUILT_IN
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
+from remind.models.images import Pictures
 from remind.states import prompts
 from remind.states.dataset import States, iterate_states, read_manifest
 from remind.states.records import StateRecord
+from remind.train_pra.export import images_in_training
 
 if TYPE_CHECKING:
     from remind.llm.auxiliary import AuxiliaryLLM
@@ -56,12 +55,27 @@ _DRY = Generation("<answer>nothing was asked</answer><explanation></explanation>
 _UNASKED = Generation("", 0, failure="unasked", message="answers none")
 
 
+def with_images(cfg: EvaluateConfig) -> EvaluateConfig:
+    """With `images` and `image_tokens` as the model was trained, where they are None.
+
+    Raises:
+        DataError: a damaged training.json. ConfigError: pixels for a model that is asked in text alone.
+    """
+    # the model of a server is a name
+    named = cfg.answers == "server" or cfg.model in BUILT_IN
+    images, tokens = images_in_training(None if named else cfg.model)
+    cfg = replace(cfg, images=cfg.images or images, image_tokens=cfg.image_tokens or tokens)
+    if cfg.images == "pixels" and cfg.answers != "local":
+        raise ConfigError(f"images pixels: answers {cfg.answers} takes text only; set images captions")
+    return cfg
+
+
 class Models:
     """The models of an evaluation, each loaded when it is first needed.
 
     Args:
         team: the processes that answer.
-        judge, llm, chat, answerer: as in `run_evaluation`.
+        judge, llm, answerer: as in `run_evaluation`.
     """
 
     def __init__(
@@ -70,10 +84,9 @@ class Models:
         team: Team,
         judge: AuxiliaryLLM | None = None,
         llm: AuxiliaryLLM | None = None,
-        chat: ChatModel | None = None,
         answerer: Answerer | None = None,
     ) -> None:
-        self.cfg, self.llm, self._judge, self._chat, self._answerer = cfg, llm, judge, chat, answerer
+        self.cfg, self.llm, self._judge, self._answerer = cfg, llm, judge, answerer
         self.chats = Chats(cfg.llm)
         # in a dry run no model answers
         self.team = team if self.chats.dry is None else Team()
@@ -91,7 +104,7 @@ class Models:
         if self._answerer is not None:
             return self._answerer
         if cfg.answers == "server":
-            return ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
+            return ChatAnswers(self._server("answer"), cfg.max_new_tokens)
         if self.chats.dry is not None:
             return FixedAnswers("dry run", _DRY)
         if cfg.answers == "none":
@@ -99,19 +112,17 @@ class Models:
         if cfg.answers == "vllm":
             return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
-        pictures = pictures_for(cfg, backbone)
+        pictures = None
+        if cfg.images == "pixels":
+            assert cfg.image_tokens is not None
+            pictures = Pictures(backbone, cfg.image_tokens, cfg.image_root)
         return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard, pictures)
 
     @cached_property
     def judge(self) -> AuxiliaryLLM:
         if self._judge is not None:
             return self._judge
-        return ChatLLM({"judge": self._server("judge")}) if self.cfg.judge == "llm" else load_judge(self.cfg.judge)
-
-    @property
-    def dealt(self) -> bool:
-        """Whether several processes can answer together."""
-        return self.cfg.answers == "local" and self._answerer is None
+        return ChatLLM({"judge": self._server("judge")}) if self.cfg.judge == "llm" else OfflineLLM()
 
     def summariser(self) -> AuxiliaryLLM:
         """Writes the summaries of the altered order."""
@@ -157,7 +168,6 @@ def run_evaluation(
     cfg: EvaluateConfig,
     judge: AuxiliaryLLM | None = None,
     llm: AuxiliaryLLM | None = None,
-    chat: ChatModel | None = None,
     answerer: Answerer | None = None,
     data: States | Corpus | Stream | None = None,
     providers: Mapping[str, Any] | None = None,
@@ -172,8 +182,7 @@ def run_evaluation(
     Args:
         judge: any backend, in place of the one `cfg.judge` names.
         llm: writes the summaries of the altered order, in place of what `cfg.llm.summary` names.
-        chat: answers, in place of `cfg.llm.answer`, where `cfg.answers` is server.
-        answerer: answers, in place of both.
+        answerer: answers, in place of the model.
         data: a states dataset, filtered or mapped as one likes, or dialogues with questions, in place of the folder.
         providers: context providers (see `provide`) by name, for names in `cfg.conditions` that are none of ours.
         corpus: the dialogues of the states, in place of those that `cfg.corpus` names.
@@ -193,14 +202,14 @@ def run_evaluation(
     """
     team = join()
     cfg = with_images(cfg)
-    models = Models(cfg, team, judge, llm, chat, answerer)
+    models = Models(cfg, team, judge, llm, answerer)
     dry = models.chats.dry
     if not team.leads:
         # a dry run is the first process's alone: its file has one writer
         if dry is None:
             _follow(models)
         return {}
-    if models.team.shard.count > 1 and not models.dealt:
+    if models.team.shard.count > 1 and (cfg.answers != "local" or answerer is not None):
         raise ConfigError("only questions to a local model (answers local) can be distributed; start one process")
     manifest = read_manifest(cfg.states) if data is None else {}
     job = _Job(cfg, models, manifest, cfg.states if data is None else data, providers or {}, corpus)
@@ -222,21 +231,26 @@ def _follow(models: Models) -> None:
         team.gather(lambda task=task: answer_part(task, models.answerer, team))
 
 
+@dataclass
 class _Job:
-    """One evaluation on the first process."""
+    """One evaluation on the first process.
 
-    def __init__(
-        self,
-        cfg: EvaluateConfig,
-        models: Models,
-        manifest: Mapping[str, Any],
-        data: States | Corpus | Stream,
-        providers: Mapping[str, Any],
-        corpus: Corpus | None,
-    ) -> None:
-        self.cfg, self.models, self.manifest, self.data = cfg, models, manifest, data
-        self.providers, self.corpus = providers, corpus
-        self.known: dict[str, Any] = {}
+    Attributes:
+        known: of model, images, dialogues and summariser, what identifies them.
+    """
+
+    cfg: EvaluateConfig
+    models: Models
+    manifest: Mapping[str, Any]
+    data: States | Corpus | Stream
+    providers: Mapping[str, Any]
+    corpus: Corpus | None
+    known: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What the states were tailored to; states that do not say so, to the gold dimension."""
+        return str(self.manifest.get("kind", "gold"))
 
     def run(self, more: Callable[[dict[str, Any]], str] | None) -> dict[str, Any]:
         cfg, models = self.cfg, self.models
@@ -250,9 +264,9 @@ class _Job:
         if models.answerer.pictures is not None:
             self.known["pictures"] = models.answerer.pictures.name
         _ = models.judge, models.encoder
-        with self._claimed() as runs:
-            outputs, records = {name: Outputs(one) for name, one in runs.items()}, list[StateRecord]()
-            with ProgressBar("answer", total * len(runs)) as bar:
+        records: list[StateRecord] = []
+        with self._claimed() as outputs:
+            with ProgressBar("answer", total * len(outputs)) as bar:
                 for part in _portions(asked):
                     batch = [record for one in part for record in one.records]
                     for name, own in outputs.items():
@@ -294,7 +308,14 @@ class _Job:
         if not cfg.corpus:
             raise ConfigError(f"{name} needs the dialogues: set corpus to the files the states were built from")
         files: list[str | Path] = [*cfg.corpus, *mapping_files(cfg.corpus_format)]
-        self.known["corpus"] = corpus_hashes(files, self.manifest, cfg.states)
+        self.known["corpus"] = hashes = input_hashes(files)
+        built_from: Mapping[str, str] = self.manifest.get("inputs", {})
+        for file, digest in hashes.items():
+            # files of one name in several folders are told apart by what they hold
+            if digest not in built_from.values():
+                known = file in built_from
+                what = "has changed since the states were built" if known else "is not an input of the states"
+                raise DataError(f"{file} {what}; name the files that the states were built from", cfg.states)
         self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
 
     def _prompter(self) -> Prompter:
@@ -307,30 +328,46 @@ class _Job:
             self.known["llm"] = llm.name
         if "most_frequent" in cfg.names and not isinstance(self.data, Corpus | Stream):
             frequent = most_frequent(iterate_states(self.data, "train"))
-        kind = self.manifest.get("kind", "gold")
-        return Prompter(contexts, llm, kind, cfg.images == "pixels", self.providers, frequent)
+        return Prompter(contexts, llm, self.kind, cfg.images == "pixels", self.providers, frequent)
 
     @contextmanager
-    def _claimed(self) -> Iterator[dict[str, RunFolder]]:
-        """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
-        evaluation writes there."""
+    def _claimed(self) -> Iterator[dict[str, Outputs]]:
+        """The outputs of every condition, in a folder of its own in `out` (`out` itself where it is the only one); for
+        the time of the block no other evaluation writes there."""
         cfg, out = self.cfg, Path(self.cfg.out)
         states = "" if isinstance(self.data, Corpus | Stream) else states_hash(self.data)
         several = len(cfg.names) > 1
         with ExitStack() as stack:
-
-            def claimed(folder: Path, identity: Mapping[str, Any]) -> RunFolder:
-                stack.enter_context(held(folder, cfg.overwrite))
-                return RunFolder(folder, identity, cfg.overwrite)
-
             if several:
-                claimed(out, {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"})
-            runs = {}
+                shared = {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"}
+                stack.enter_context(claimed(out, shared, cfg.overwrite))
+            outputs = {}
             for name in cfg.names:
-                identity = answer_identity(cfg, name, states, self.known)
-                runs[name] = claimed(out / name if several else out, identity)
-            write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
-            yield runs
+                folder, identity = out / name if several else out, self._identity(name, states)
+                outputs[name] = Outputs(stack.enter_context(claimed(folder, identity, cfg.overwrite)), identity)
+            RunFolder(out).write(cfg)
+            yield outputs
+
+    def _identity(self, name: str, states: str) -> dict[str, Any]:
+        """Everything that decides the outputs of a condition.
+
+        Args:
+            states: hash of the states.
+        """
+        cfg, wanted = self.cfg, ["model", "pictures"]
+        shared = ("split", "limit", "max_new_tokens", "answers", "device", "dtype")
+        identity = {"states": states, "level": name, **{key: getattr(cfg, key) for key in shared}}
+        if cfg.answers == "server" and (endpoint := cfg.llm.answer or cfg.llm.default) is not None:
+            identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
+        if cfg.answers == "vllm":
+            identity["max_model_len"] = cfg.vllm.max_model_len
+        if name not in CONDITIONS:
+            wanted.append("corpus")
+        elif CONDITIONS[name].corpus:
+            identity["prompts"] = {one: prompts.fingerprint(one) for one in prompts.RENDERED}
+            identity["context"] = {**asdict(cfg.context), "encoder": cfg.encoder}
+            wanted += ["corpus", *(["llm"] if name == "altered" else [])]
+        return identity | {key: self.known[key] for key in wanted if key in self.known}
 
     def _report(
         self,
@@ -341,14 +378,28 @@ class _Job:
         """Judge, score and report, in folders that are held."""
         cfg, models = self.cfg, self.models
         scored = {name: score_stage(records, own, models.judge, models.encoder, cfg) for name, own in outputs.items()}
-        started = time.perf_counter()
         # what the others are compared with: x0, which is what inference sees, else the first
         base = "x0" if "x0" in cfg.names else cfg.names[0]
-        about = _about(cfg, models, self.manifest)
+        judge, costs = models.judge.name, models.chats.ledger.summary()
+        kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
+        about = {
+            "format": "remind-evaluation-report",
+            "model": models.answerer.about,
+            "states": {"kind": self.kind, **{key: self.manifest.get(key) for key in kept}},
+            "prompts": {one: prompts.fingerprint(one) for one in (*prompts.RENDERED, "ask_summary", "ask_judge")},
+            "machine": machine(cfg.device),
+            "versions": versions(),
+            "costs": costs if costs["total"]["requests"] else None,
+            # by stage how many items the offline stand-in wrote because an endpoint failed
+            "stood_in": dict(Counter(one.stage for one in (() if models.llm is None else models.llm.failures))),
+        }
+        # other judges have no prompt of ours; what they are is in their names
+        prompt = prompts.fingerprint("ask_judge") if judge.startswith("chat-") else None
+        scoring = {"judge": judge, "judge_prompt": prompt, "encoder": cfg.encoder}
         single = {
             name: {
                 **about,
-                "identity": score_identity(cfg, outputs[name].run.identity, models.judge.name),
+                "identity": {**outputs[name].identity, **scoring, "bootstrap": cfg.bootstrap, "seed": cfg.seed},
                 "config": {**asdict(cfg), "level": name},
                 **item.section,
             }
@@ -356,18 +407,20 @@ class _Job:
         }
         if len(scored) > 1:
             for name in scored:
-                write_json(outputs[name].run.folder / "report.json", single[name])
+                write_json(outputs[name].folder / REPORT, single[name])
         report = {
             **single[base],
             "reference": base,
             "conditions": {name: item.section for name, item in scored.items()},
-            "differences": condition_differences(
-                {name: item.rows for name, item in scored.items()}, base, cfg.bootstrap, cfg.seed
-            ),
+            "differences": {
+                name: differences(scored[base].rows, item.rows, resamples=cfg.bootstrap, seed=cfg.seed)
+                for name, item in scored.items()
+                if name != base
+            },
         }
-        report["seconds"] = {**report["seconds"], "comparing": time.perf_counter() - started}
-        html = "" if more is None else more(report)
-        write_report(cfg.out, report, scored[base].scores, {name: item.scores for name, item in scored.items()}, html)
+        added, out = "" if more is None else more(report), Path(cfg.out)
+        write_text(out / "report.html", html(report, {name: item.scores for name, item in scored.items()}, added))
+        write_json(out / REPORT, report)
         if empty := report["counts"]["empty"]:
             warn(f"{empty} of {report['counts']['answered']} answers are empty: the model may not know this language")
         return report
@@ -385,21 +438,20 @@ def _portions(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
         yield part
 
 
-def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """For the report: models, states, machine, versions, and what endpoints cost."""
-    costs = models.chats.ledger.summary()
-    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
-    # by stage how many items the offline stand-in wrote because an endpoint failed
-    stood_in = Counter(failure.stage for failure in (() if models.llm is None else models.llm.failures))
-    return {
-        "format": "remind-evaluation-report",
-        "config": asdict(cfg),
-        "model": models.answerer.about,
-        # earlier builds knew no other kind
-        "states": {"kind": manifest.get("kind", "gold"), **{key: manifest.get(key) for key in kept}},
-        "prompts": {name: prompts.fingerprint(name) for name in (*prompts.RENDERED, "ask_summary", "ask_judge")},
-        "machine": machine(cfg.device),
-        "versions": versions(),
-        "costs": costs if costs["total"]["requests"] else None,
-        "stood_in": dict(stood_in),
-    }
+def states_hash(states: States) -> str:
+    """Hash over every part and the manifest of a states folder; of a dataset its fingerprints."""
+    if not isinstance(states, str | Path):
+        parts = states if isinstance(states, Mapping) else {"": states}
+        return sha256_json({str(name): part._fingerprint for name, part in parts.items()})
+    folder = Path(states)
+    files = [*sorted(folder.glob("*.parquet")), folder / "manifest.json"]
+    return sha256_json({file.name: sha256_file(file) for file in files})
+
+
+def machine(device: str) -> str:
+    """The machine in words."""
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{platform.machine()}, {torch.cuda.get_device_name(torch.device(device))}"
+    return f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from remind.data.dialogue import FORMATS
 from remind.evaluation import metrics
-from remind.evaluation.intervals import Estimate, bootstrap, several, share
-from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.evaluation.predictions import NO_VERDICT
+from remind.evaluation.statistics import bootstrap, several, share
+from remind.evaluation.tables import HEADS
+from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The averaged scores, in the order of the tables; those of `SHARES` are shares of ones, the others are means.
-MEASURES = (
-    "accuracy",
-    "parse_rate",
-    "memory_recall",
-    "memory_recall_text",
-    "memory_recall_visual",
-    "bleu1",
-    "f1",
-    "locomo_f1",
-    "evidence_recall",
-)
+#: The averaged scores; those of `SHARES` are shares of ones, the others are means.
+MEASURES = tuple(HEADS)
 SHARES = ("accuracy", "parse_rate")
 
 
@@ -75,6 +67,7 @@ class Score:
     def row(self) -> dict[str, Any]:
         """What predictions.jsonl holds of it besides the output."""
         return {
+            **about(self.record),
             "answer": self.parsed.answer,
             "letters": sorted(self.parsed.letters),
             "evidence": list(self.parsed.evidence),
@@ -83,6 +76,12 @@ class Score:
             "score_failure": self.failure,
             **{name: getattr(self, name) for name in MEASURES},
         }
+
+
+def about(record: StateRecord) -> dict[str, Any]:
+    """What predictions.jsonl holds of a question besides its id."""
+    named = {name: getattr(record, name) for name in ("dialogue_id", "format", "dimension", "category")}
+    return {**named, "gold": list(record.answers)}
 
 
 def parse_all(records: Sequence[StateRecord], outputs: Sequence[Generation]) -> list[ParsedAnswer]:
@@ -97,16 +96,17 @@ def score(
     records: Sequence[StateRecord],
     generations: Sequence[Generation],
     parsed: Sequence[ParsedAnswer],
-    rulings: Sequence[Ruling | None],
+    verdicts: Sequence[Verdict | None],
     encode: Callable[[list[str]], Tensor],
 ) -> list[Score]:
     """Score outputs that have been parsed and judged.
 
     Args:
-        rulings: None where there was nothing to judge.
+        verdicts: None where there was nothing to judge.
         encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
     """
-    lines = (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p))
+    pairs = [(r.evidence_lines, p.evidence) for r, p in zip(records, parsed, strict=True) if not r.visual]
+    lines = (line for gold, found in pairs if gold and found for line in (*gold, *found))
     place = {line: number for number, line in enumerate(dict.fromkeys(lines))}
     rows = encode(list(place)) if place else None
 
@@ -114,20 +114,14 @@ def score(
         assert rows is not None
         return rows[[place[line] for line in wanted]]
 
-    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, rulings, strict=True)]
-
-
-def _compared(record: StateRecord, parsed: ParsedAnswer) -> tuple[str, ...]:
-    if record.visual or not record.evidence_lines or not parsed.evidence:
-        return ()
-    return (*record.evidence_lines, *parsed.evidence)
+    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, verdicts, strict=True)]
 
 
 def _score(
     record: StateRecord,
     generation: Generation,
     parsed: ParsedAnswer,
-    ruling: Ruling | None,
+    verdict: Verdict | None,
     encode: Callable[[list[str]], Tensor],
 ) -> Score:
     share = evidence_share(record)
@@ -138,9 +132,9 @@ def _score(
     correct = None
     if failure is not None:
         correct = 0.0 if record.answers else None
-    elif direct and ruling is not None:
-        failure = "judge" if ruling.value is None else None
-        correct = None if ruling.value is None else float(ruling.value)
+    elif direct and verdict is not None:
+        failure = "judge" if verdict.value is None else None
+        correct = None if verdict.value is None else float(verdict.value)
     elif not direct and record.answers:
         correct = metrics.accuracy(set(parsed.letters), set(record.answers))
     text = visual = bleu1 = f1 = locomo = None
@@ -152,41 +146,51 @@ def _score(
         bleu1, f1 = (metric(parsed.answer, record.answers) for metric in (metrics.bleu1, metrics.token_f1))
         if record.dimension is None and record.category in {"1", "2", "3", "4", "5"}:
             locomo = max(metrics.locomo_f1(parsed.answer, gold, int(record.category)) for gold in record.answers)
-    why = "" if ruling is None else ruling.why
+    why = "" if verdict is None else verdict.failure or ""
     return Score(record, generation, parsed, failure, why, correct, text, visual, bleu1, f1, locomo, share)
 
 
-def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """One row: counts, and for each of `MEASURES` an `Estimate` over the questions that take part, or None.
+def summarise(scored: Iterable[Mapping[str, Any]], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Counts, and for each of `MEASURES` an `Estimate` over the questions that take part, or None.
 
     Accuracy is Eq. 8 over all questions with a gold answer: an output that cannot be read, or none at all from a model
     that refuses or has no room, is wrong (`failed` counts them), so that leaving questions out cannot raise it. Only
     questions without a verdict (`no_verdict`: no reply from a server, a forward that failed, a judge that failed) take
     no part. Intervals are of resampled dialogues where there are several.
+
+    Args:
+        scored: rows of `Score.row`, as predictions.jsonl holds them.
     """
-    without = sum(s.failure in NO_VERDICT for s in scores)
-    failed = sum(s.failure is not None for s in scores) - without
-    row: dict[str, Any] = {"n": len(scores), "failed": failed, "no_verdict": without}
+    rows = list(scored)
+    failures = [failure for row in rows if (failure := row.get("score_failure")) is not None]
+    without = sum(failure in NO_VERDICT for failure in failures)
+    summary: dict[str, Any] = {"n": len(rows), "failed": len(failures) - without, "no_verdict": without}
     for name in MEASURES:
-        part = [(value, s.record.dialogue_id) for s in scores if (value := getattr(s, name)) is not None]
+        part = [(float(row[name]), row["dialogue_id"]) for row in rows if row[name] is not None]
         values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
-        estimate: Estimate | None
         if name in SHARES:
-            estimate = share(values, dialogues, resamples, seed)
+            summary[name] = share(values, dialogues, resamples, seed)
         else:
-            estimate = bootstrap(values, resamples, seed, several(dialogues))
-        row[name] = estimate
-    return row
+            summary[name] = bootstrap(values, resamples, seed, several(dialogues))
+    return summary
 
 
-def group(scores: Sequence[Score], key: Callable[[StateRecord], str | None]) -> dict[str, list[Score]]:
-    """Scores by a property of the question, groups in sorted order; questions without that property are left out."""
-    groups: dict[str, list[Score]] = defaultdict(list)
-    for item in scores:
-        name = key(item.record)
-        if name is not None:
-            groups[name].append(item)
-    return dict(sorted(groups.items()))
+def summaries(scored: Sequence[Mapping[str, Any]], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """What `summarise` gives over all, by format, by dimension, by both (Tables 4 to 7), and by category."""
+
+    def by(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+        names = FORMATS if key == "format" else sorted({row[key] for row in rows if row[key] is not None})
+        groups = {name: [row for row in rows if row[key] == name] for name in names}
+        return {name: group for name, group in groups.items() if group}
+
+    def each(groups: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
+        return {name: summarise(group, resamples, seed) for name, group in groups.items()}
+
+    return {
+        "overall": summarise(scored, resamples, seed),
+        **{f"by_{key}": each(by(key, scored)) for key in ("format", "dimension", "category")},
+        "by_dimension_and_format": {name: each(by("format", own)) for name, own in by("dimension", scored).items()},
+    }
 
 
 def counts(scores: Sequence[Score]) -> dict[str, Any]:
@@ -202,7 +206,6 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
         "without_gold_answer": sum(not s.record.answers for s in scores),
         "without_gold_evidence": sum(s.evidence_recall is None for s in scores),
         "cut_off": sum(not s.generation.finished for s in answered),
-        "dropped_letters": sum(s.parsed.dropped for s in scores),
         "problems": dict(Counter(p for s in answered for p in s.parsed.problems).most_common()),
         "prompt_tokens": sum(s.generation.prompt_tokens for s in scores),
         "new_tokens": sum(s.generation.new_tokens for s in scores),

@@ -2,32 +2,82 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
-from remind.evaluation.predictions import PASSING, Prediction, RunFolder, appending, part_name, prompt_hash
-from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
+from remind.evaluation.predictions import PASSING, PREDICTIONS, appending, part_name, read_rows
+from remind.evaluation.scores import Score, about, counts, parse_all, score, summaries
 from remind.evaluation.team import Team
+from remind.models.chat import Content
 from remind.models.generate import Generation
+from remind.models.images import content_of
 from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
     from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.encoder import SentenceEncoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Generation):
+    """A row on disk: an output, sixteen hex digits of its prompt's SHA-256, and what the prompt showed.
+
+    Attributes:
+        evidence_shown, images_shown, cut_turns, left_out: as in `Prompt`.
+    """
+
+    question_id: str
+    prompt: str
+    evidence_shown: tuple[str, ...] | None
+    images_shown: tuple[int, ...] | None
+    cut_turns: int = 0
+    left_out: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The row of predictions.jsonl."""
+        return {"question_id": self.question_id, **asdict(self)}
+
+
+_ROW = TypeAdapter(Prediction)
+
+
+def predictions(path: Path) -> Iterator[Prediction]:
+    """The outputs in a file; of a question that was answered twice the later counts.
+
+    Raises:
+        DataError: a line that is no output.
+    """
+    return (row for _, row in read_rows(path, "an output", lambda line: _ROW.validate_json(line, strict=True)))
+
+
+def adopt_parts(folder: Path) -> None:
+    """Move what other processes have answered, for this run or for one that was killed, to predictions.jsonl.
+
+    Raises:
+        DataError: a line that is no output.
+    """
+    for part in sorted(folder.glob(part_name("*"))):
+        rows = list(predictions(part))
+        with appending(folder / PREDICTIONS) as put:
+            for row in rows:
+                put(row.row())
+        # a process of a killed run that still writes does so to a file that is gone
+        part.unlink()
 
 
 class Task(NamedTuple):
@@ -35,29 +85,17 @@ class Task(NamedTuple):
 
     Attributes:
         folder: of the condition.
-        hashes: of the prompts.
+        blank: the rows, still without outputs.
         done: which questions were answered before.
     """
 
     folder: Path
-    ids: list[str]
-    prompts: list[Prompt]
-    hashes: list[str]
+    blank: list[Prediction]
+    prompts: list[Content]
     done: list[bool]
 
-    def part(self, places: Sequence[int]) -> Task:
-        """Some of it."""
-        ids, prompts = [self.ids[n] for n in places], [self.prompts[n] for n in places]
-        return Task(self.folder, ids, prompts, [self.hashes[n] for n in places], [self.done[n] for n in places])
-
-    def answer(self, answerer: Answerer, on_output: Callable[[int, Generation], None]) -> None:
-        answerer.answer([prompt.content for prompt in self.prompts], self.ids, self.done, on_output)
-
     def row(self, place: int, output: Generation) -> dict[str, Any]:
-        """The row of predictions.jsonl."""
-        prompt = self.prompts[place]
-        made = (output, self.hashes[place], prompt.evidence, prompt.images, prompt.cut_turns, prompt.left_out)
-        return Prediction(*made).row(self.ids[place])
+        return replace(self.blank[place], **asdict(output)).row()
 
 
 class Scored(NamedTuple):
@@ -72,17 +110,23 @@ class Outputs:
     """The outputs of one condition in predictions.jsonl.
 
     Attributes:
+        folder: of the condition.
+        identity: what decides the outputs.
         resumed: how many of them were there before.
-        model_seconds, seconds: spent in the model, and in all, in this sitting.
+        seconds: spent in the model in this sitting.
     """
 
-    def __init__(self, run: RunFolder) -> None:
-        run.adopt_parts()
-        self.run = run
-        self.resumed, self.model_seconds, self.seconds = 0, 0.0, 0.0
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        adopt_parts(folder)
+        self.folder, self.identity = folder, identity
+        self.resumed, self.seconds = 0, 0.0
         #: Of outputs that stand: their prompts' hashes.
-        self._known = {name: one.prompt for name, one in run.read().items() if one.output.failure not in PASSING}
+        self._known = {one.question_id: one.prompt for one in self.read().values() if one.failure not in PASSING}
         self._any = bool(self._known)
+
+    def read(self) -> dict[str, Prediction]:
+        """The outputs so far by question id. Raises DataError."""
+        return {one.question_id: one for one in predictions(self.folder / PREDICTIONS)}
 
     def add(
         self, ids: Sequence[str], prompts: Sequence[Prompt], answerer: Answerer, team: Team, bar: ProgressBar
@@ -98,65 +142,84 @@ class Outputs:
                 all; or another process has failed.
             ImagePathError: an image that cannot be used. ConfigError: images for a model that takes text alone.
         """
-        started, begun = time.perf_counter(), bar.n
+        begun = bar.n
         shown = [(name, [place.path for place in one.pictures]) for name, one in zip(ids, prompts, strict=True)]
         files: Sequence[Sequence[str]] = [()] * len(ids)
         if any(paths for _, paths in shown):
             if answerer.pictures is None:
                 raise ConfigError(f"images pixels: {answerer.about['name']} takes text only; set images captions")
             files = answerer.pictures.check(shown)
-        hashes = list(map(prompt_hash, prompts, files))
-        done = [self._known.get(name) == own for name, own in zip(ids, hashes, strict=True)]
+        blank = list(map(_blank, ids, prompts, files))
+        done = [self._known.get(one.question_id) == one.prompt for one in blank]
         self.resumed += sum(done)
         bar.skip(sum(done))
-        every = Task(self.run.folder, list(ids), list(prompts), hashes, done)
-        task = every.part([n for n, prompt in enumerate(prompts) if prompt.asks])
-        outputs: dict[int, Generation] = {}
-        with appending(self.run.path) as put:
+        every = Task(self.folder, blank, [content_of(one.text, one.pictures) for one in prompts], done)
+        with appending(self.folder / PREDICTIONS) as put:
             for n, prompt in enumerate(prompts):
                 if not prompt.asks and not done[n]:
                     put(every.row(n, prompt.output or Generation("", 0, finished=True)))
+        asks = [n for n, prompt in enumerate(prompts) if prompt.asks]
+        left = [blank[n] for n in asks], [every.prompts[n] for n in asks], [done[n] for n in asks]
+        task = Task(self.folder, *left)
 
-            def answered(place: int, output: Generation) -> None:
-                outputs[place] = output
-                put(task.row(place, output))
-                # the other processes are about as far as this one
-                bar.advance_to(min(begun + len(ids), bar.n + team.shard.count))
-                team.check()
+        def told() -> None:
+            # the other processes are about as far as this one
+            bar.advance_to(min(begun + len(ids), bar.n + team.shard.count))
 
-            def own() -> dict[int, Generation]:
-                task.answer(answerer, answered)
-                return {}
-
-            before = time.perf_counter()
-            if not all(task.done):
-                team.share(task)
-                for part in team.gather(own):
-                    outputs |= part
-            self.model_seconds += time.perf_counter() - before
-        self.run.adopt_parts()
+        before = time.perf_counter()
+        if not all(task.done):
+            team.share(task)
+            outputs = [one for part in team.gather(lambda: answer_part(task, answerer, team, told)) for one in part]
+            adopt_parts(self.folder)
+            tried = [output for output in outputs if output.failure not in ("too_long", "unasked")]
+            if tried and all(output.failure in PASSING for output in tried) and not self._any:
+                name = answerer.about["name"]
+                raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
+            self._any |= bool(tried)
+        self.seconds += time.perf_counter() - before
         bar.advance_to(begun + len(ids))
-        tried = [output for output in outputs.values() if output.failure not in ("too_long", "unasked")]
-        if tried and all(output.failure in PASSING for output in tried) and not self._any:
-            name = answerer.about["name"]
-            raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
-        self._any |= bool(tried)
-        self.seconds += time.perf_counter() - started
 
 
-def answer_part(task: Task, answerer: Answerer, team: Team) -> dict[int, Generation]:
-    """What this process, which is not the first, has to answer, by place. Its rows are in a file of their own until the
-    first process adds them to predictions.jsonl.
+def _blank(question_id: str, prompt: Prompt, files: Sequence[str]) -> Prediction:
+    """A row without its output.
+
+    Args:
+        files: hashes of the prompt's image files.
     """
-    outputs: dict[int, Generation] = {}
+    fixed = prompt.output
+    shown = [prompt.text, *files] if fixed is None else ["", fixed.text, fixed.message]
+    # escaped: a lone surrogate in a dialogue has no bytes of its own
+    digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+    return Prediction(
+        "",
+        0,
+        question_id=question_id,
+        prompt=digest,
+        evidence_shown=prompt.evidence,
+        images_shown=prompt.images,
+        cut_turns=prompt.cut_turns,
+        left_out=prompt.left_out,
+    )
+
+
+def answer_part(task: Task, answerer: Answerer, team: Team, told: Callable[[], None] | None = None) -> list[Generation]:
+    """What this process has to answer. Rows of the first go to predictions.jsonl, those of each other to a file of its
+    own, which the first adds to it.
+
+    Args:
+        told: called for every output.
+    """
+    outputs: list[Generation] = []
     with appending(task.folder / part_name(team.shard.index)) as put:
 
         def keep(place: int, output: Generation) -> None:
-            outputs[place] = output
+            outputs.append(output)
             put(task.row(place, output))
+            if told is not None:
+                told()
             team.check()
 
-        task.answer(answerer, keep)
+        answerer.answer(task.prompts, [one.question_id for one in task.blank], task.done, keep)
     return outputs
 
 
@@ -169,87 +232,41 @@ def score_stage(
 ) -> Scored:
     """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
 
-    The section holds counts, tables, and seconds of this sitting: answering and the part of it spent in the model,
-    scoring and the part of it spent in the sentence encoder.
+    The section holds counts, tables, and seconds of this sitting: in the model, and scoring.
 
     Raises:
         ModelError: a judge that cannot be used at all.
     """
-    run, found = outputs.run, outputs.run.read()
-    made = {record.question_id: found[record.question_id] for record in records}
+    found = outputs.read()
+    made = [found[record.question_id] for record in records]
     # the evidence found is what the prompt showed
-    included = [
-        replace(record, evidence_found=one.evidence, images_found=one.images)
-        for record, one in zip(records, made.values(), strict=True)
+    pairs = [
+        (replace(record, evidence_found=one.evidence_shown, images_found=one.images_shown), one)
+        for record, one in zip(records, made, strict=True)
         if one.left_out is None
     ]
-    generations = [made[record.question_id].output for record in included]
+    included, generations = [record for record, _ in pairs], [one for _, one in pairs]
     parsed = parse_all(included, generations)
-    rulings = judge_run(judge, included, generations, parsed)
+    verdicts = judge_run(judge, included, generations, parsed)
 
-    started, encoding = time.perf_counter(), 0.0
-
-    def encode(lines: list[str]) -> Tensor:
-        nonlocal encoding
-        before = time.perf_counter()
-        try:
-            return encoder.encode(lines)
-        finally:
-            encoding += time.perf_counter() - before
-
-    scores = score(included, generations, parsed, rulings, encode)
-    by_id = {item.record.question_id: item for item in scores}
+    started = time.perf_counter()
+    scores = score(included, generations, parsed, verdicts, encoder.encode)
+    scored = {item.record.question_id: item.row() for item in scores}
     rows = {
-        record.question_id: _row(record, made[record.question_id], by_id.get(record.question_id)) for record in records
+        record.question_id: {**one.row(), **scored.get(record.question_id, about(record))}
+        for record, one in zip(records, made, strict=True)
     }
-    write_rows(run.path, rows.values())
-    left_out = Counter(one.left_out for one in made.values() if one.left_out is not None)
+    write_rows(outputs.folder / PREDICTIONS, rows.values())
+    left_out = Counter(one.left_out for one in made if one.left_out is not None)
     section = {
         "counts": {
             **counts(scores),
             "left_out": dict(sorted(left_out.items())),
-            "cut_prompts": sum(one.cut_turns > 0 for one in made.values()),
-            "cut_turns": sum(one.cut_turns for one in made.values()),
+            "cut_prompts": sum(one.cut_turns > 0 for one in made),
+            "cut_turns": sum(one.cut_turns for one in made),
         },
-        **summaries(scores, cfg.bootstrap, cfg.seed),
-        "seconds": {
-            "answering": outputs.seconds,
-            "model": outputs.model_seconds,
-            "scoring": time.perf_counter() - started,
-            "encoding": encoding,
-        },
+        **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
+        "seconds": {"model": outputs.seconds, "scoring": time.perf_counter() - started},
         "resumed": outputs.resumed,
     }
     return Scored(section, scores, rows)
-
-
-def summaries(scores: list[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Rows of `summarise`: over all, by format, by dimension, by dimension and format (Tables 4 to 7), by category."""
-
-    def rows(members: list[Score], key: Callable[[StateRecord], str | None]) -> Mapping[str, Any]:
-        return {name: summarise(own, resamples, seed) for name, own in group(members, key).items()}
-
-    def by_format(members: list[Score]) -> Mapping[str, Any]:
-        found = rows(members, lambda record: record.format)
-        return {name: found[name] for name in FORMATS if name in found}
-
-    dimensions = group(scores, lambda record: record.dimension)
-    return {
-        "overall": summarise(scores, resamples, seed),
-        "by_format": by_format(scores),
-        "by_dimension": rows(scores, lambda record: record.dimension),
-        "by_dimension_and_format": {name: by_format(own) for name, own in dimensions.items()},
-        "by_category": rows(scores, lambda record: record.category),
-    }
-
-
-def _row(record: StateRecord, prediction: Prediction, score: Score | None) -> dict[str, Any]:
-    return {
-        **prediction.row(record.question_id),
-        "dialogue_id": record.dialogue_id,
-        "format": record.format,
-        "dimension": record.dimension,
-        "category": record.category,
-        "gold": list(record.answers),
-        **({} if score is None else score.row()),
-    }

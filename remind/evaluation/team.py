@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import distributed
 
@@ -58,22 +58,22 @@ class Team:
         Raises:
             ModelError: on the first process, another one has failed, which the message quotes, or has ended.
         """
-        mine: T | _Failure
+        mine: T | ModelError
         try:
             mine = work()
         except (RemindError, OSError) as error:
             if self.leads:
                 raise
-            mine = _Failure(f"process {self.shard.index}: {told(error)}")
-            self._store.set(_FAILED, mine.message)
+            mine = ModelError(f"process {self.shard.index}: {told(error)}")
+            self._store.set(_FAILED, str(mine))
         results: list[Any] = [mine]
         if self._store is not None:
             results *= self.shard.count
             with _together(self.shard):
                 distributed.gather_object(mine, results if self.leads else None, dst=0)
         for result in results if self.leads else ():
-            if isinstance(result, _Failure):
-                raise ModelError(result.message)
+            if isinstance(result, ModelError):
+                raise result
         return results if self.leads else []
 
     def check(self) -> None:
@@ -86,12 +86,6 @@ class Team:
             with _together(self.shard):
                 if self._store.check([_FAILED]) and self.leads:
                     raise ModelError(self._store.get(_FAILED).decode())
-
-
-class _Failure(NamedTuple):
-    """In place of what a process that failed would have made."""
-
-    message: str
 
 
 @contextmanager

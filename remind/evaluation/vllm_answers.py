@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from remind.build.plan import model_hash
@@ -71,18 +72,13 @@ class VLLMAnswers(Answerer):
                     rows[n] = tokens
                 else:
                     on_output(n, refused)
-            for n, output in zip(rows, self._run(list(rows.values())), strict=True):
-                on_output(n, output)
-
-    def _run(self, rows: list[list[int]]) -> list[Generation]:
-        """An output for each row of token ids."""
-        if not rows:
-            return []
-        given = [{"prompt_token_ids": row} for row in rows]
-        outputs = self._tried(
-            "stopped", lambda: self.engine.generate(given, sampling_params=self.sampling, use_tqdm=False)
-        )
-        return [self._generation(row, output.outputs[0]) for row, output in zip(rows, outputs, strict=True)]
+            if not rows:
+                continue
+            given = [{"prompt_token_ids": row} for row in rows.values()]
+            run = partial(self.engine.generate, given, self.sampling, use_tqdm=False)
+            outputs = self._tried("stopped", run)
+            for (n, row), output in zip(rows.items(), outputs, strict=True):
+                on_output(n, self._generation(row, output.outputs[0]))
 
     def _generation(self, row: list[int], completion: Any) -> Generation:
         # the text of our own tokenizer, whose rules for spaces are those of local answers

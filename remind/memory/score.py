@@ -13,9 +13,9 @@ import numpy as np
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.evaluation.compare import Rows
-from remind.evaluation.intervals import bootstrap, paired_bootstrap, several
 from remind.evaluation.personalisation import Used, assess, tally
 from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
+from remind.evaluation.statistics import bootstrap, paired_bootstrap, several
 from remind.llm.ledger import percentile
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page

@@ -9,37 +9,18 @@ agree: chance alone would then agree as often.
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from remind.core import optional
 from remind.data.dialogue import DIMENSIONS, FORMATS
+from remind.evaluation.statistics import fleiss_kappa
 from remind.refmem.annotations import Row
 from remind.refmem.items import Item
 
 #: item id → annotator → row.
 Ballots = Mapping[str, Mapping[str, Row]]
-
-
-def fleiss(subjects: Sequence[Sequence[str]]) -> float | None:
-    """κ of subjects with one label per rater; None where it is undefined: no subject, one rater, or one label.
-
-    Raises:
-        ModelError: statsmodels is not installed.
-    """
-    if not subjects or len(subjects[0]) < 2:
-        return None
-    library = optional("statsmodels.stats.inter_rater", "Agreement")
-    counts, labels = library.aggregate_raters(np.array(subjects))
-    if len(labels) < 2:
-        return None
-    kappa = float(library.fleiss_kappa(counts, method="fleiss"))
-    return kappa if math.isfinite(kappa) else None
 
 
 def phrase(text: str) -> str:
@@ -102,4 +83,4 @@ def agreement(items: Sequence[Item], ballots: Ballots, annotators: Sequence[str]
 
 
 def _figure(subjects: Sequence[Sequence[str]], used: int, given: int) -> dict[str, Any]:
-    return {"kappa": fleiss(subjects), "items": used, "subjects": len(subjects), "left_out": given - used}
+    return {"kappa": fleiss_kappa(subjects), "items": used, "subjects": len(subjects), "left_out": given - used}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_path, write_json
-from remind.evaluation.intervals import bootstrap, interval
+from remind.evaluation.statistics import bootstrap, ratio
 from remind.viewing.config import CompareModelsConfig
 
 if TYPE_CHECKING:
@@ -123,21 +121,6 @@ def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE])
         effects = logit_effects(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
         for row, one in zip(rows, effects or [], strict=False):
             row["promotes"] = [token for token, _ in one.promoted]
-
-
-def ratio(pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0) -> Figures:
-    """Σ first / Σ second with the percentile interval of resampled clusters; None where all second are 0."""
-    names = list(dict.fromkeys(clusters))
-    sums = np.zeros((len(names), 2))
-    for pair, name in zip(pairs, clusters, strict=True):
-        sums[names.index(name)] += pair
-    total = sums.sum(0)
-    if total[1] <= 0:
-        return {"value": None, "low": None, "high": None}
-    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
-    tops, bottoms = sums[drawn, 0].sum(1), sums[drawn, 1].sum(1)
-    low, high = interval(tops[bottoms > 0] / bottoms[bottoms > 0])
-    return {"value": float(total[0] / total[1]), "low": low, "high": high}
 
 
 def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:

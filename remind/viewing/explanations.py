@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.core.progress import ProgressBar
-from remind.evaluation.intervals import bootstrap, wilson
+from remind.evaluation.statistics import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
 from remind.llm.asking import plain
 from remind.llm.auxiliary import Failure

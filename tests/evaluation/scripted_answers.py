@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from remind.evaluation.answerers import ChatAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.llm.asking import Verdict
 from remind.llm.request import Reply, Request
@@ -57,6 +58,10 @@ class Chat:
     @property
     def ids(self) -> list[str]:
         return [request.sample for request in self.asked]
+
+
+def by(chat: Chat) -> ChatAnswers:
+    return ChatAnswers(chat, 6)
 
 
 @dataclass

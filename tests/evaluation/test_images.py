@@ -17,8 +17,7 @@ from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Tur
 from remind.data.readers import read
 from remind.data.readers.refmem import write_refmem
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.images import with_images
-from remind.evaluation.run import run_evaluation
+from remind.evaluation.run import run_evaluation, with_images
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of

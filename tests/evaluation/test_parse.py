@@ -11,39 +11,39 @@ from remind.evaluation.parse import ParsedAnswer, parse_answer
 OPTIONS = ("red", "green", "blue", "Dark  Grey")
 
 
-def letters(answer: str, format: str = "multi") -> tuple[str, int]:
+def letters(answer: str, format: str = "multi") -> str:
     parsed = parse_answer(f"<answer>{answer}</answer><explanation>x</explanation>", format, OPTIONS)
-    return "".join(sorted(parsed.letters)), parsed.dropped
+    return "".join(sorted(parsed.letters))
 
 
 def test_the_asked_form_has_no_problems() -> None:
     parsed = parse_answer("<answer>[A,D]</answer><explanation>Ana: hi\nBo: yes</explanation>", "multi", OPTIONS)
-    assert parsed == ParsedAnswer("[A,D]", frozenset("AD"), 0, ("Ana: hi", "Bo: yes"), frozenset(), ())
+    assert parsed == ParsedAnswer("[A,D]", frozenset("AD"), ("Ana: hi", "Bo: yes"), frozenset(), ())
     parsed = parse_answer("<answer>B</answer><explanation>[0, 12]</explanation>", "single", OPTIONS, visual=True)
-    assert parsed == ParsedAnswer("B", frozenset("B"), 0, (), frozenset({0, 12}), ())
+    assert parsed == ParsedAnswer("B", frozenset("B"), (), frozenset({0, 12}), ())
     parsed = parse_answer("<answer>a trip</answer><explanation>Ana: hi</explanation>")
-    assert parsed == ParsedAnswer("a trip", frozenset(), 0, ("Ana: hi",), frozenset(), ())
+    assert parsed == ParsedAnswer("a trip", frozenset(), ("Ana: hi",), frozenset(), ())
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("[A,D]", ("AD", 0)),
-        ("A", ("A", 0)),
-        ("A and D", ("AD", 0)),
-        ("(B)", ("B", 0)),
-        ("[A], [B]", ("AB", 0)),
-        ("A. B.", ("AB", 0)),
-        ("B. green", ("B", 0)),
-        ("GREEN", ("B", 0)),
-        ("dark grey", ("D", 0)),
-        ("A, Z", ("A", 1)),
-        ("[E, F]", ("", 2)),
-        ("", ("", 0)),
-        ("none of them", ("", 0)),
+        ("[A,D]", "AD"),
+        ("A", "A"),
+        ("A and D", "AD"),
+        ("(B)", "B"),
+        ("[A], [B]", "AB"),
+        ("A. B.", "AB"),
+        ("B. green", "B"),
+        ("GREEN", "B"),
+        ("dark grey", "D"),
+        ("A, Z", "A"),
+        ("[E, F]", ""),
+        ("", ""),
+        ("none of them", ""),
     ],
 )
-def test_letters(answer: str, expected: tuple[str, int]) -> None:
+def test_letters(answer: str, expected: str) -> None:
     assert letters(answer) == expected
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
@@ -13,14 +11,13 @@ import torch
 
 from remind.evaluation import report as reports
 from remind.evaluation import tables
-from remind.evaluation.judge import Ruling
-from remind.evaluation.scores import Score, counts, parse_all, score
-from remind.evaluation.stages import summaries
+from remind.evaluation.scores import Score, counts, parse_all, score, summaries
+from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
-CONFIG = {"model": HOSTILE, "split": "test", "level": "x0", "encoder": "minilm", "max_new_tokens": 9, "examples": 9}
+CONFIG = {"model": HOSTILE, "split": "test", "level": "x0", "encoder": "minilm", "max_new_tokens": 9}
 
 
 def make_report(scores: list[Score]) -> dict[str, Any]:
@@ -31,8 +28,8 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
         "states": {"inputs": {HOSTILE: "7"}, "kind": "infer"},
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
-        **summaries(scores, 20),
-        "seconds": {"model": 1.0, "answering": 1.0, "scoring": 1.0},
+        **summaries([one.row() for one in scores], 20),
+        "seconds": {"model": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
         "versions": {"torch": "2.9"},
@@ -79,7 +76,7 @@ def scores(make_record: Callable[..., StateRecord]) -> list[Score]:
         Generation(f"<answer>A</answer><explanation>{HOSTILE}</explanation>", 5, 5, True),
         Generation("", 5, failure="too_long", message=HOSTILE),
     ]
-    rulings = [Ruling(False), None, None]
+    rulings = [Verdict(False), None, None]
     return score(records, outputs, parse_all(records, outputs), rulings, lambda lines: torch.eye(len(lines)))
 
 
@@ -110,8 +107,7 @@ class Reader(HTMLParser):
 
 
 def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
-    failed = reports.failed_examples({"x0": scores}, 9)
-    page = reports.html(beside(scores), reports.examples(scores, 9), failed)
+    page = reports.html(beside(scores), {"x0": scores})
     reader = Reader()
     reader.feed(page)
     assert (reader.open, reader.outside) == ([], [])
@@ -126,21 +122,21 @@ def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
 
 
 def test_conditions_examples_and_costs_are_on_the_page(scores: list[Score]) -> None:
-    failed = reports.failed_examples({"x0": scores, "rag": scores}, 9)
+    failed = reports.failed_answers({"x0": scores, "rag": scores})
     assert [(item["condition"], item["failure"], item["message"]) for item in failed] == [
         ("x0", "too_long", HOSTILE),
         ("rag", "too_long", HOSTILE),
     ]
-    page = reports.html(beside(scores), reports.examples(scores, 9), failed)
+    page = reports.html(beside(scores), {"x0": scores, "rag": scores})
     for words in (
         "-12.5<small>[-25.0, +0.0]</small>",
-        "1234",
+        "1290",
         "0.5000",
         "too long",
         "2 times the offline stand-in wrote for stage summary",
         '<li><bdi dir="auto">Ana: a line 5</bdi></li>',
-        '<dt><bdi dir="auto">prompt answer</bdi></dt><dd><bdi dir="auto">abc</bdi></dd>',
-        '<dt><bdi dir="auto">version of torch</bdi></dt><dd><bdi dir="auto">2.9</bdi></dd>',
+        '<dt><bdi dir="auto">prompts.answer</bdi></dt><dd><bdi dir="auto">abc</bdi></dd>',
+        '<dt><bdi dir="auto">versions.torch</bdi></dt><dd><bdi dir="auto">2.9</bdi></dd>',
     ):
         assert words in page
     lines = tables.table(beside(scores)).splitlines()
@@ -158,7 +154,7 @@ def test_the_table_by_dimension_is_shown_whole(browser: Any, scores: list[Score]
     product = dict.fromkeys(names, dict.fromkeys(("single", "multi", "direct"), row))
     report["by_dimension_and_format"] = report["conditions"]["x0"]["by_dimension_and_format"] = product
     page = browser.new_page(viewport={"width": 1200, "height": 800})
-    page.set_content(reports.html(report))
+    page.set_content(reports.html(report, {}))
     widths = page.eval_on_selector_all(".wide", "all => all.map(one => [one.scrollWidth, one.clientWidth])")
     page.close()
     assert len(widths) >= 3
@@ -166,15 +162,14 @@ def test_the_table_by_dimension_is_shown_whole(browser: Any, scores: list[Score]
 
 
 def test_examples_show_evidence_found_and_missed_by_turns(scores: list[Score]) -> None:
-    shown = reports.examples(scores, 9)
+    shown = reports.wrong_answers(scores)
     assert [item["id"] for item in shown] == [HOSTILE, "a"]
     assert (shown[1]["found"], shown[1]["missed"]) == (["Ana: a line 1"], ["Ana: a line 5"])
     assert shown[0]["options"][0]["chosen"] is True
     assert shown[0]["options"][1] == {"letter": "B", "text": "b", "gold": True, "chosen": False}
-    assert (reports.examples(scores, 1), reports.examples(scores, 0)) == (shown[:1], [])
 
 
-def test_tables_of_one_condition_and_before_and_after(scores: list[Score]) -> None:
+def test_the_table_of_one_condition(scores: list[Score]) -> None:
     before = make_report(scores)
     lines = tables.table(before).splitlines()
     assert lines[0].split()[:3] == ["format", "n", "failed"]
@@ -183,13 +178,6 @@ def test_tables_of_one_condition_and_before_and_after(scores: list[Score]) -> No
     assert lines[5] == "failed, counted as wrong: 1"
     # Wilson's, of three clusters that agree
     assert "0.0 [0.0, 56.1]" in lines[4]
-    after = copy.deepcopy(before)
-    after["overall"]["accuracy"]["value"] = 0.75
-    lines = tables.compare_rows(before, after).splitlines()
-    assert {"Acc before", "F1 after"} <= set(re.split(r"  +", lines[0]))
-    overall = next(line for line in lines if line.startswith("all"))
-    assert overall.split()[1:4] == ["3", "0.0", "75.0"]
-    assert lines[-1] == "failed, counted as wrong: 1, 1 (before, after)"
 
 
 def test_the_table_of_dimensions_and_formats_sums_to_its_margins(make_record: Callable[..., StateRecord]) -> None:
@@ -206,11 +194,11 @@ def test_the_table_of_dimensions_and_formats_sums_to_its_margins(make_record: Ca
         records.append(make_record(f"q{number}", format=format, options=options, answers=gold, dimension=name))
         # every fifth names no option
         texts.append("" if number % 5 == 4 else f"<answer>{gold[0] if right else 'B'}</answer>")
-        rulings.append(Ruling(right) if format == "direct" else None)
+        rulings.append(Verdict(right) if format == "direct" else None)
         hits.setdefault((name, format), []).append(right)
     outputs = [Generation(text, 1, 1, True) for text in texts]
     scored = score(records, outputs, parse_all(records, outputs), rulings, lambda lines: torch.eye(len(lines)))
-    product = summaries(scored, 5)["by_dimension_and_format"]
+    product = summaries([one.row() for one in scored], 5)["by_dimension_and_format"]
     found = {(name, format): row for name, cells in product.items() for format, row in cells.items()}
     assert found.keys() == {key for key in hits if key[0] is not None}
     for key, row in found.items():
@@ -218,9 +206,9 @@ def test_the_table_of_dimensions_and_formats_sums_to_its_margins(make_record: Ca
         assert row["accuracy"]["value"] * row["n"] == pytest.approx(sum(hits[key]))
     (table,) = tables.dimensions_and_formats({"by_dimension_and_format": product})
     assert [row.name for row in table.rows] == ["belief modeling", "pattern induction"]
-    assert len(table.heads) == 4 + 4 + 6
+    assert len(table.heads) == 1 + 4 + 4 + 6
     for line, name in zip(table.rows, names, strict=False):
-        cells = dict(zip(table.heads, line.cells, strict=True))
+        cells = dict(zip(table.heads[1:], line.cells, strict=True))
         for format in formats:
             own = hits[name, format]
             assert (cells[f"{format} n"], cells[f"{format} Acc"]) == (str(len(own)), f"{100 * sum(own) / len(own):.1f}")

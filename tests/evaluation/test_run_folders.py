@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from in_process import run_script
-from scripted_answers import RIGHT, Chat, Judge
+from scripted_answers import RIGHT, Chat, Judge, by
 
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.evaluation import answerers
@@ -63,12 +63,12 @@ def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
     Path(cfg.out).mkdir()
     (Path(cfg.out) / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="something else"):
-        run_evaluation(cfg, Judge(), chat=Chat())
+        run_evaluation(cfg, Judge(), answerer=by(Chat()))
     with pytest.raises(ConfigError, match="is a file"):
-        run_evaluation(replace(cfg, out=str(Path(cfg.out) / "thesis.tex")), Judge(), chat=Chat())
+        run_evaluation(replace(cfg, out=str(Path(cfg.out) / "thesis.tex")), Judge(), answerer=by(Chat()))
     (Path(cfg.out) / "run.json").write_text('{"format": "else"}')
     with pytest.raises(DataError, match="not the identity"):
-        run_evaluation(cfg, Judge(), chat=Chat())
+        run_evaluation(cfg, Judge(), answerer=by(Chat()))
     assert (Path(cfg.out) / "thesis.tex").read_text() == "mine"
 
 
@@ -76,9 +76,9 @@ def test_states_that_do_not_serve(
     cfg: EvaluateConfig, tmp_path: Path, make_record: Callable[..., StateRecord], write_states: Callable[..., Path]
 ) -> None:
     with pytest.raises(DataError, match=r"no questions of split 'dev' \(there are: test, train\)"):
-        run_evaluation(replace(cfg, split="dev"), Judge(), chat=Chat())
+        run_evaluation(replace(cfg, split="dev"), Judge(), answerer=by(Chat()))
     with pytest.raises(DataError, match="not a states folder"):
-        run_evaluation(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), chat=Chat())
+        run_evaluation(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), answerer=by(Chat()))
     twice = write_states(make_record("q"), make_record("q"), name="twice")
     with pytest.raises(DataError, match=r"\[q\]: the question occurs twice"):
         list(questions_of(twice, "test"))
@@ -99,11 +99,11 @@ def test_models_and_settings_that_do_not_serve(cfg: EvaluateConfig) -> None:
     with pytest.raises(ConfigError, match=r"no endpoint for stage answer; set llm.answer"):
         run_evaluation(cfg, Judge())
     with pytest.raises(ConfigError, match=r"no endpoint for stage judge; set llm.judge"):
-        run_evaluation(replace(cfg, judge="llm"), chat=Chat())
+        run_evaluation(replace(cfg, judge="llm"), answerer=by(Chat()))
     assert not Path(cfg.out).exists()
     silent: dict[str, Reply | str] = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     with pytest.raises(ModelError, match="none of 6 questions: no memory"):
-        run_evaluation(cfg, Judge(), chat=Chat(silent))
+        run_evaluation(cfg, Judge(), answerer=by(Chat(silent)))
 
 
 def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) ->
     if pid == 0:
         try:
             said = os.fdopen(writer, "w")
-            run_evaluation(cfg, Judge(stuck_at=after, said=said), chat=Chat(stuck_at=after, said=said))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(stuck_at=after, said=said), answerer=by(Chat(stuck_at=after, said=said)))  # type: ignore[arg-type]
         finally:
             os._exit(0)
     os.close(writer)
@@ -126,7 +126,7 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) ->
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert seen[-1] == after
     chat, judge = Chat(), Judge()
-    report = run_evaluation(cfg, judge, chat=chat)
+    report = run_evaluation(cfg, judge, answerer=by(chat))
     again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
     assert set(seen) & set(again) == {after}
     assert len(set(seen) | set(again)) == 8
@@ -152,7 +152,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
     pid = os.fork()
     if pid == 0:
         try:
-            run_evaluation(cfg, Judge(), chat=Chat(stuck_at="answer v1", said=os.fdopen(writer, "w")))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(), answerer=by(Chat(stuck_at="answer v1", said=os.fdopen(writer, "w"))))  # type: ignore[arg-type]
         finally:
             os._exit(0)
     os.close(writer)
@@ -164,7 +164,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
         before = path.read_bytes(), path.stat().st_ino
         for again in (cfg, replace(cfg, overwrite=True)):
             with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
-                run_evaluation(again, Judge(), chat=Chat())
+                run_evaluation(again, Judge(), answerer=by(Chat()))
         assert (path.read_bytes(), path.stat().st_ino) == before
         assert before[0].count(b"\n") == 2
     finally:
@@ -172,7 +172,7 @@ def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) ->
         os.waitpid(pid, 0)
     left = Path(cfg.out) / ".config.yaml.0a1b2c3d.tmp"
     left.write_text("half")
-    assert run_evaluation(cfg, Judge(), chat=Chat())["resumed"] == 2
+    assert run_evaluation(cfg, Judge(), answerer=by(Chat()))["resumed"] == 2
     assert not left.exists()
 
 

@@ -9,7 +9,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from remind.evaluation.judge import Case, Ruling, judge_answers
+from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
 from remind.llm.asking import Verdict
 from remind.models.generate import Generation
@@ -34,7 +34,7 @@ def encode(lines: list[str]) -> torch.Tensor:
 def scored(records: list[StateRecord], outputs: list[Generation], *verdicts: bool | None) -> list[Score]:
     """Scores with a ruling for each direct question, by turns."""
     given = iter(verdicts or repeat(None))
-    rulings = [Ruling(next(given)) if r.format == "direct" and r.answers else None for r in records]
+    rulings = [Verdict(next(given)) if r.format == "direct" and r.answers else None for r in records]
     return score(records, outputs, parse_all(records, outputs), rulings, encode)
 
 
@@ -57,7 +57,7 @@ def test_scores_by_hand_and_failures_of_the_model_are_wrong(six: list[StateRecor
     (lines,) = ENCODED
     assert len(set(lines)) == len(lines)
 
-    row = summarise(scores, resamples=50)
+    row = summarise((one.row() for one in scores), resamples=50)
     assert (row["n"], row["failed"], row["no_verdict"]) == (6, 1, 0)
     assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
         "accuracy": (pytest.approx(3 / 6), 6),
@@ -76,7 +76,7 @@ def test_without_gold_answer_there_is_no_verdict(make_record: Callable[..., Stat
     records = [make_record("a", answers=()), make_record("b", format="single", options=("x", "y"), answers=())]
     done = scored(records, [Generation("<answer>A</answer>", 1, 1, True)] * 2)
     assert [(item.accuracy, item.f1, item.failure) for item in done] == [(None, None, None)] * 2
-    row = summarise(done)
+    row = summarise(one.row() for one in done)
     assert (row["accuracy"], row["f1"], row["parse_rate"]["value"]) == (None, None, 1.0)
 
 
@@ -107,11 +107,11 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
     records, outputs, verdicts, hits, read = zip(*cases, strict=True)
     # as `case_of`: nothing is judged without gold answer or output
     judged = [r.format == "direct" and r.answers and o.failure is None for r, o in zip(records, outputs, strict=True)]
-    rulings = [Ruling(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
+    rulings = [Verdict(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
     scores = score(records, outputs, parse_all(records, outputs), rulings, encode)
     assert [item.accuracy for item in scores] == list(hits)
     assert [item.parse_rate for item in scores] == list(read)
-    row = summarise(scores, 20)
+    row = summarise((one.row() for one in scores), 20)
     assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
         "accuracy": (pytest.approx(3 / 11), 11),
         "parse_rate": (pytest.approx(6 / 14), 14),

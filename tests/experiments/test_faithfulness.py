@@ -24,7 +24,7 @@ from experiments.faithfulness.turns import fill, marked_turns, only_turns, witho
 from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.evaluation.intervals import bootstrap
+from remind.evaluation.statistics import bootstrap
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import SparseEncoder
 from remind.models.backbone import Backbone, load_backbone

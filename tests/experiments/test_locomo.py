@@ -132,7 +132,7 @@ def test_a_model_must_be_named_where_there_are_several(tmp_path: Path) -> None:
 
 def run_folder(folder: Path, rows: list[dict[str, Any]]) -> str:
     folder.mkdir()
-    (folder / "report.json").write_text(json.dumps({"identity": {"split": "test"}, "overall": {}}))
+    (folder / "report.json").write_text(json.dumps({"identity": {"split": "test"}, "overall": {"parse_rate": None}}))
     (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder)
 

@@ -15,7 +15,7 @@ from scripted_answers import Lines
 from experiments.cost.config import InferenceCostConfig
 from experiments.cost.flops import Shape, load_config
 from experiments.paper.ablation import STAGES, without
-from experiments.paper.cells import product, side_by_side, summary
+from experiments.paper.cells import product, side_by_side
 from experiments.paper.costs import by_stage, operations_of
 from experiments.paper.grounding import marked_share
 from experiments.paper.judging import read_sheet, sample
@@ -28,7 +28,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.data.readers.refmem import write_refmem
 from remind.evaluation.conditions import Asked, Prompter
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.scores import MEASURES
+from remind.evaluation.scores import MEASURES, summarise
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
@@ -109,8 +109,8 @@ def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path
     # a system that explains nothing takes no part in MemR
     bare = write_answers(tmp_path / "bare.jsonl", [{k: r[k] for k in ("question_id", "answer")} for r in rows])
     silent = pooled([(asked, foreign_rows(asked, "bare", bare, tmp_path / "out-bare"))])
-    assert summary(silent.values(), 20)["memory_recall"] is None
-    assert summary(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
+    assert summarise(silent.values(), 20)["memory_recall"] is None
+    assert summarise(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
 
 
 def test_a_system_may_have_answered_other_splits_and_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_what_cannot_be_read_is_wrong_and_counted() -> None:
     rows = pooled([(first, given), (replace(first, seed=2), given)])
     assert set(rows) == {f"{seed}/{name}" for seed in (1, 2) for name in given if name != "left out"}
     assert {one["dialogue_id"] for one in rows.values()} == {"1/d", "2/d"}
-    figures = summary(rows.values(), 20)
+    figures = summarise(rows.values(), 20)
     assert figures["n"] == 8
     assert (figures["parse_rate"]["value"], figures["parse_rate"]["n"]) == (pytest.approx(2 / 3), 6)
     assert (figures["accuracy"]["value"], figures["accuracy"]["n"]) == (0.5, 4)

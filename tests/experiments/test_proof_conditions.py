@@ -16,7 +16,7 @@ from experiments.proof.states import split_records, training_records
 from experiments.proof.store import BenchConfig, RunStore, Spec
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
-from remind.evaluation.judge import Ruling, case_of
+from remind.evaluation.judge import judge_run
 from remind.evaluation.scores import parse_all, score
 from remind.llm.auxiliary import OfflineLLM
 from remind.models.generate import Generation
@@ -174,8 +174,7 @@ def test_scores_are_those_of_the_evaluation() -> None:
         outputs = [Generation(texts[(n + shift) % len(texts)], 9) for n in range(len(texts))]
         found = [is_correct(record, output) for record, output in zip(asked, outputs, strict=True)]
         parsed = parse_all(asked, outputs)
-        cases = map(case_of, asked, outputs, parsed)
-        rulings = [None if case is None else Ruling(OfflineLLM().verdicts([case])[0].value) for case in cases]
+        rulings = judge_run(OfflineLLM(), asked, outputs, parsed)
         expected = score(asked, outputs, parsed, rulings, lambda lines: torch.zeros(len(lines), 1))
         assert found == [one.accuracy == 1.0 for one in expected]
         assert all(found) == (shift == 0)

@@ -17,7 +17,8 @@ from remind.core.files import read_json
 from remind.data.readers.builder import Place
 from remind.data.readers.locomo import EvidenceIndex
 from remind.evaluation.parse import parse_answer
-from remind.evaluation.predictions import PREDICTIONS, RunFolder, appending
+from remind.evaluation.predictions import PREDICTIONS, appending
+from remind.evaluation.stages import predictions
 
 
 def turn(**changes):
@@ -155,28 +156,23 @@ ROW = json.dumps(seeds.PREDICTION)
 
 
 def test_outputs_that_are_none(tmp_path):
-    run = RunFolder(tmp_path / "run", {})
-    path = tmp_path / "run" / PREDICTIONS
-    lines = [json.dumps({**seeds.PREDICTION, **change}) for change in NOT_OUTPUTS]
-    for line in [*lines, '{"text": "first",' + ROW[1:]]:
-        path.write_text(line + "\n")
+    path = tmp_path / PREDICTIONS
+    for change in NOT_OUTPUTS:
+        path.write_text(json.dumps({**seeds.PREDICTION, **change}) + "\n")
         with pytest.raises(DataError, match=r"line 1\]: not an output"):
-            run.read()
-    path.write_text(json.dumps({key: value for key, value in seeds.PREDICTION.items() if key != "failure"}) + "\n")
-    assert list(run.read()) == ["q1"]
+            list(predictions(path))
 
 
 def test_a_cut_last_line_mends_no_other(tmp_path):
-    run = RunFolder(tmp_path / "run", {})
-    path, row = tmp_path / "run" / PREDICTIONS, ROW.encode()
+    path, row = tmp_path / PREDICTIONS, ROW.encode()
     damaged = row.replace(b"<answer>A", b"<answer>A\xff") + b"\n"
     path.write_bytes(damaged + row[:20])
     for _ in range(2):
         with pytest.raises(DataError, match=r"line 1\]: not an output"):
-            run.read()
+            list(predictions(path))
         assert path.read_bytes() == damaged + row[:20]
     path.write_bytes(row + b"\n" + row[:20])
-    assert list(run.read()) == ["q1"]
+    assert [one.question_id for one in predictions(path)] == ["q1"]
     with appending(path):
         pass
     assert path.read_bytes() == row + b"\n"

@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.evaluation.conditions import Prompter
+from remind.evaluation.conditions import Asked, Prompter
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone, load_backbone
@@ -72,8 +72,8 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
     assert [int(row.prod()) // 4 for row in pixels["image_grid_thw"]] == COUNTS
 
     asked = watched(monkeypatch, nano.model, "generate")
-    [prompt] = Prompter(pixels=True).prompts("x0", [record])
-    generate(nano, [prompt.content], 2, pictures=Pictures(nano, MOST))
+    [prompt] = Prompter(pixels=True).prompts("x0", Asked([record]))
+    generate(nano, [content_of(prompt.text, prompt.pictures)], 2, pictures=Pictures(nano, MOST))
     [call] = asked
     assert call["input_ids"][0].tolist() == ids.tolist()
     assert all(torch.equal(call[name], pixels[name]) for name in ("pixel_values", "image_grid_thw"))

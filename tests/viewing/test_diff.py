@@ -20,7 +20,7 @@ from remind.models.generate import generate
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
-from remind.viewing.compare_models import compare_models, ratio
+from remind.viewing.compare_models import compare_models
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, measure, questions_of, readings
 from remind.viewing.patching import AnswerScore, answer_score, patches, score_and_states, whole
@@ -167,15 +167,10 @@ def test_a_model_compared_with_itself(before: Backbone, questions: list[Reading]
     assert first.summary() == second.summary()
 
 
-def test_auc_and_ratio() -> None:
+def test_auc() -> None:
     assert auc(torch.tensor([3.0, 1.0, 2.0, 2.0]), [2]) == pytest.approx((0 + 1 + 0.5) / 3)
     assert auc(torch.tensor([3.0, 1.0]), []) is None
     assert auc(torch.tensor([3.0]), [0]) is None
-    found = ratio([(1.0, 2.0), (2.0, 2.0), (0.0, 4.0)], ["a", "a", "b"], 500)
-    assert found["value"] == pytest.approx(3 / 8)
-    # only a, only b, or both
-    assert (found["low"], found["high"]) == (0.0, 0.75)
-    assert ratio([(0.0, 0.0)], ["a"], 10)["value"] is None
 
 
 def test_patches(before: Backbone, after: Backbone, questions: list[Reading]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import tempfile
@@ -130,13 +129,12 @@ def _json(data: bytes, folder: Path) -> None:
 
 def _predictions(data: bytes, folder: Path) -> None:
     # brings torch along, which the others do without
-    from remind.evaluation.predictions import PREDICTIONS, RunFolder
+    from remind.evaluation.stages import predictions
 
-    out = folder / "run"
-    run = RunFolder(out, {})
-    (out / PREDICTIONS).write_bytes(data)
-    for name, item in run.read().items():
-        json.dumps([name, dataclasses.asdict(item.output)], ensure_ascii=False).encode()
+    path = folder / "predictions.jsonl"
+    path.write_bytes(data)
+    for item in predictions(path):
+        json.dumps(item.row(), ensure_ascii=False).encode()
 
 
 def _manifest(data: bytes, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bootstraps against enumeration of every resample; Wilson's interval against its equation."""
+"""Bootstraps against enumeration of every resample; Wilson's interval and κ against their definitions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from remind.core.errors import ConfigError
-from remind.evaluation.intervals import bootstrap, paired_bootstrap, share, wilson
+from remind.evaluation.statistics import bootstrap, cohen_kappa, fleiss_kappa, paired_bootstrap, ratio, share, wilson
 
 
 def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
@@ -88,8 +87,32 @@ def test_edges() -> None:
     for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
         assert single is not None
         assert (single["low"], single["high"], single["p"], single["units"]) == (None, None, None, 1)
-    for wrong in (([0.0], []), ([0.0], [1.0], [])):
-        with pytest.raises(ConfigError, match="one length"):
-            paired_bootstrap(*wrong)
-    with pytest.raises(ConfigError, match="at least 1"):
-        paired_bootstrap([0.0], [1.0], resamples=0)
+
+
+def test_the_ratio_of_sums_over_dialogues() -> None:
+    pairs = [(1.0, 2.0), (2.0, 2.0), (0.0, 4.0)]
+    found = ratio(pairs, ["a", "a", "b"], 500)
+    # a twice, a and b, b twice
+    assert found == {"value": 3 / 8, "low": 0.0, "high": 3 / 4}
+    assert ratio([(1.0, 0.0), (1.0, 2.0)], "ab", 500) == {"value": 1.0, "low": 0.5, "high": 1.0}
+    assert ratio([(0.0, 0.0)], ["a"], 10)["value"] is None
+
+
+#: Votes of 14 raters on 10 subjects over 5 categories: the worked example in the article on Fleiss' κ.
+WORKED = [
+    (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
+    (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
+]  # fmt: skip
+
+
+def test_kappa_of_worked_examples() -> None:
+    pytest.importorskip("statsmodels", reason="needs statsmodels: pip install 'remind-toolkit[refmem]'")
+    subjects = [tuple(str(c) for c, n in enumerate(counts) for _ in range(n)) for counts in WORKED]
+    assert fleiss_kappa(subjects) == pytest.approx(0.210, abs=5e-4)
+    # P̄ = (1 + 1/3 + 1) / 3 = 7/9; p(x) = 5/9, p(y) = 4/9, P̄e = 41/81; κ = (63 - 41) / (81 - 41)
+    assert fleiss_kappa([("x", "x", "x"), ("x", "x", "y"), ("y", "y", "y")]) == pytest.approx(22 / 40)
+    for undefined in ([], [("x",), ("y",)], [("x", "x"), ("x", "x")]):
+        assert fleiss_kappa(undefined) is None
+    # agree on 3 of 4; chance 3/4 · 1/2 + 1/4 · 1/2 = 1/2
+    assert cohen_kappa([True, True, True, False], [True, True, False, False]) == pytest.approx(1 / 2)
+    assert cohen_kappa([True, True], [True, True]) is cohen_kappa([], []) is None

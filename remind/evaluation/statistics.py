@@ -1,17 +1,20 @@
-"""95 % intervals: Wilson's for shares, percentile bootstraps for means and for differences of two runs.
+"""95 % intervals, paired differences, and agreement beyond chance.
 
-Answers about one dialogue rise and fall together, so that dialogues are resampled wherever there are several. Without
-clusters, and of one dialogue, questions count as independent.
+Intervals are Wilson's for shares, and percentile bootstraps for means, ratios and differences of two runs. Answers
+about one dialogue rise and fall together, so that dialogues are resampled wherever there are several. Without clusters,
+and of one dialogue, questions count as independent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import TypedDict
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
-from remind.core.errors import ConfigError
+from remind.core import optional
 
 _DRAWN_AT_ONCE = 2_000_000  # indices held in memory: 16 MB
 
@@ -46,10 +49,8 @@ def wilson(values: Sequence[float]) -> Estimate | None:
     """Share of ones among zeros and ones, with Wilson's score interval; None for no values."""
     if len(values) == 0:
         return None
-    from scipy.stats import binomtest  # type: ignore[import-untyped]
-
-    interval = binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
-    return Estimate(value=sum(values) / len(values), low=float(interval.low), high=float(interval.high), n=len(values))
+    found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
+    return Estimate(value=sum(values) / len(values), low=float(found.low), high=float(found.high), n=len(values))
 
 
 def several(clusters: Sequence[Hashable]) -> Sequence[Hashable] | None:
@@ -66,13 +67,11 @@ def share(
     all values agree, which resampling takes for certainty; its n is then the number of clusters.
     """
     units = len(set(clusters))
-    if not 1 < units < len(values):
-        return wilson(values)
-    if min(values) < max(values):
+    clustered = 1 < units < len(values)
+    if clustered and min(values) < max(values):
         return bootstrap(values, resamples, seed, clusters)
-    estimate = wilson([values[0]] * units)
-    assert estimate is not None
-    return {**estimate, "n": len(values)}
+    estimate = wilson([values[0]] * units if clustered else values)
+    return None if estimate is None else {**estimate, "n": len(values)}
 
 
 def cluster_bootstrap(
@@ -80,6 +79,7 @@ def cluster_bootstrap(
     clusters: Sequence[Hashable] | np.ndarray | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> np.ndarray:
     """Means of resamples, float64 [resamples]; `interval` makes a confidence interval of them.
 
@@ -90,25 +90,26 @@ def cluster_bootstrap(
         values: [n].
         clusters: [n], what each value belongs to, e.g. its dialogue; None: every value by itself.
         seed: of the draws.
+        weights: [n], whose sum the sum of the values is divided by, in place of their number.
     """
-    sums, sizes = _sums(np.asarray(values, dtype=np.float64), clusters)
-    draws = np.random.default_rng(seed)
-    step = max(1, _DRAWN_AT_ONCE // len(sums))
-    means = []
-    for start in range(0, resamples, step):
-        chosen = draws.integers(len(sums), size=(min(step, resamples - start), len(sums)))
-        means.append(sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1))
-    return np.concatenate(means)
-
-
-def _sums(values: np.ndarray, clusters: Sequence[Hashable] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and number of the values of each cluster, clusters in order of their first value."""
-    if clusters is None:
-        return values, np.ones(len(values))
-    names = list(clusters)
+    names = range(len(values)) if clusters is None else list(clusters)
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     places = [number[name] for name in names]
-    return np.bincount(places, weights=values), np.bincount(places).astype(np.float64)
+    shares = np.ones(len(values)) if weights is None else np.asarray(weights)
+    sums, sizes = np.bincount(places, np.asarray(values)), np.bincount(places, shares)
+
+    def mean(tops: np.ndarray, bottoms: np.ndarray, axis: int) -> np.ndarray:
+        quotient: np.ndarray = tops.sum(axis) / bottoms.sum(axis)
+        return quotient
+
+    if len(number) == 1:
+        return np.full(resamples, sums[0] / sizes[0])
+    batch = max(1, _DRAWN_AT_ONCE // len(number))
+    draws = {"n_resamples": resamples, "batch": batch, "rng": np.random.default_rng(seed)}
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no weight
+        found = stats.bootstrap((sums, sizes), mean, paired=True, vectorized=True, method="percentile", **draws)
+    means: np.ndarray = found.bootstrap_distribution
+    return means
 
 
 def interval(means: np.ndarray) -> tuple[float, float]:
@@ -127,6 +128,18 @@ def bootstrap(
     return Estimate(value=float(np.mean(values)), low=low, high=high, n=len(values))
 
 
+def ratio(
+    pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0
+) -> dict[str, float | None]:
+    """Σ first / Σ second with the percentile interval of resampled clusters; None where all second are 0."""
+    tops, bottoms = zip(*pairs, strict=True) if pairs else ((), ())
+    if sum(bottoms) <= 0:
+        return {"value": None, "low": None, "high": None}
+    means = cluster_bootstrap(tops, clusters, resamples, seed, bottoms)
+    low, high = interval(means[np.isfinite(means)])
+    return {"value": float(sum(tops) / sum(bottoms)), "low": low, "high": high}
+
+
 def paired_bootstrap(
     first: Sequence[float],
     second: Sequence[float],
@@ -143,14 +156,7 @@ def paired_bootstrap(
         first, second: scores [n] of the same questions in the same order.
         clusters: the dialogue of each question [n]. Whole dialogues are then resampled, since answers about one
             dialogue rise and fall together; the mean stays the mean over questions.
-
-    Raises:
-        ConfigError: lengths that differ, or resamples below 1.
     """
-    if len(first) != len(second) or (clusters is not None and len(clusters) != len(first)):
-        raise ConfigError(f"paired scores must be of one length, not {len(first)} and {len(second)}")
-    if resamples < 1:
-        raise ConfigError(f"resamples must be at least 1, not {resamples}")
     if len(first) == 0:
         return None
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
@@ -166,3 +172,26 @@ def paired_bootstrap(
     return Difference(
         first=float(one.mean()), second=float(two.mean()), value=value, low=low, high=high, p=p, n=len(one), units=units
     )
+
+
+def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
+    """Cohen's κ of two raters' labels of the same subjects; None where both always give the same one label."""
+    from sklearn.metrics import cohen_kappa_score
+
+    return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None
+
+
+def fleiss_kappa(subjects: Sequence[Sequence[str]]) -> float | None:
+    """Fleiss' κ of subjects with one label per rater; None where it is undefined: no subject, one rater, or one label.
+
+    Raises:
+        ModelError: statsmodels is not installed.
+    """
+    if not subjects or len(subjects[0]) < 2:
+        return None
+    library = optional("statsmodels.stats.inter_rater", "Agreement")
+    counts, labels = library.aggregate_raters(np.array(subjects))
+    if len(labels) < 2:
+        return None
+    kappa = float(library.fleiss_kappa(counts, method="fleiss"))
+    return kappa if math.isfinite(kappa) else None
