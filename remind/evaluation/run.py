@@ -40,7 +40,7 @@ from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
 from remind.models.images import Pictures
 from remind.states import prompts
-from remind.states.dataset import States, iterate_states, read_manifest
+from remind.states.dataset import States, check_split, iterate_states, read_manifest
 from remind.states.records import StateRecord
 from remind.train_pra.export import images_in_training
 
@@ -296,10 +296,18 @@ class _Job:
             self.known["corpus"] = data.key
         elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
+        asked = questions_of(data, cfg.split, cfg.limit, self.corpus)
         # counted first: a split that has none ends here
-        if not (total := sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit, self.corpus))):
+        if isinstance(data, Corpus | Stream):
+            total = sum(len(one.records) for one in asked)
+            asked = questions_of(data, cfg.split, cfg.limit)
+        else:
+            total = check_split(data)[cfg.split]
+            total = min(total, cfg.limit or total)
+        if not total:
+            _ = next(asked, None)
             raise ConfigError("there are no questions to ask")
-        return questions_of(data, cfg.split, cfg.limit, self.corpus), total
+        return asked, total
 
     def _read_corpus(self, name: str) -> None:
         cfg = self.cfg

@@ -130,7 +130,7 @@ def test_conditions_examples_and_costs_are_on_the_page(scores: list[Score]) -> N
     page = reports.html(beside(scores), {"x0": scores, "rag": scores})
     for words in (
         "-12.5<small>[-25.0, +0.0]</small>",
-        "1290",
+        "1234",
         "0.5000",
         "too long",
         "2 times the offline stand-in wrote for stage summary",
