@@ -40,7 +40,7 @@ from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
 from remind.models.images import Pictures
 from remind.states import prompts
-from remind.states.dataset import States, check_split, iterate_states, read_manifest
+from remind.states.dataset import CARD, MANIFEST, States, check_split, iterate_states, read_manifest
 from remind.states.records import StateRecord
 from remind.train_pra.export import images_in_training
 
@@ -59,15 +59,12 @@ def with_images(cfg: EvaluateConfig) -> EvaluateConfig:
     """With `images` and `image_tokens` as the model was trained, where they are None.
 
     Raises:
-        DataError: a damaged training.json. ConfigError: pixels for a model that is asked in text alone.
+        DataError: a damaged training.json.
     """
     # the model of a server is a name
     named = cfg.answers == "server" or cfg.model in BUILT_IN
     images, tokens = images_in_training(None if named else cfg.model)
-    cfg = replace(cfg, images=cfg.images or images, image_tokens=cfg.image_tokens or tokens)
-    if cfg.images == "pixels" and cfg.answers != "local":
-        raise ConfigError(f"images pixels: answers {cfg.answers} takes text only; set images captions")
-    return cfg
+    return replace(cfg, images=cfg.images or images, image_tokens=cfg.image_tokens or tokens)
 
 
 class Models:
@@ -296,18 +293,16 @@ class _Job:
             self.known["corpus"] = data.key
         elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
-        asked = questions_of(data, cfg.split, cfg.limit, self.corpus)
         # counted first: a split that has none ends here
         if isinstance(data, Corpus | Stream):
-            total = sum(len(one.records) for one in asked)
-            asked = questions_of(data, cfg.split, cfg.limit)
+            total = sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit))
         else:
             total = check_split(data)[cfg.split]
-            total = min(total, cfg.limit or total)
+        asked = questions_of(data, cfg.split, cfg.limit, self.corpus)
         if not total:
             _ = next(asked, None)
             raise ConfigError("there are no questions to ask")
-        return asked, total
+        return asked, min(total, cfg.limit or total)
 
     def _read_corpus(self, name: str) -> None:
         cfg = self.cfg
@@ -372,7 +367,6 @@ class _Job:
         if name not in CONDITIONS:
             wanted.append("corpus")
         elif CONDITIONS[name].corpus:
-            identity["prompts"] = {one: prompts.fingerprint(one) for one in prompts.RENDERED}
             identity["context"] = {**asdict(cfg.context), "encoder": cfg.encoder}
             wanted += ["corpus", *(["llm"] if name == "altered" else [])]
         return identity | {key: self.known[key] for key in wanted if key in self.known}
@@ -447,13 +441,11 @@ def _portions(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
 
 
 def states_hash(states: States) -> str:
-    """Hash over every part and the manifest of a states folder; of a dataset its fingerprints."""
+    """Hash of a states folder by its card, which has one of all parts, and manifest; of a dataset its fingerprints."""
     if not isinstance(states, str | Path):
         parts = states if isinstance(states, Mapping) else {"": states}
         return sha256_json({str(name): part._fingerprint for name, part in parts.items()})
-    folder = Path(states)
-    files = [*sorted(folder.glob("*.parquet")), folder / "manifest.json"]
-    return sha256_json({file.name: sha256_file(file) for file in files})
+    return sha256_json([sha256_file(Path(states) / name) for name in (CARD, MANIFEST)])
 
 
 def machine(device: str) -> str:

@@ -16,6 +16,7 @@ from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import read
 from remind.data.readers.refmem import write_refmem
+from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation, with_images
 from remind.states.dataset import write_states
@@ -148,7 +149,7 @@ def test_other_pixels_are_asked_again(cfg: EvaluateConfig, tmp_path: Path) -> No
 
 
 def test_who_shows_no_images_is_refused(cfg: EvaluateConfig) -> None:
-    with pytest.raises(ConfigError, match="images pixels: answers server takes text only"):
-        run_evaluation(replace(cfg, answers="server", model="a name"))
+    with pytest.raises(ConfigError, match="images pixels: none takes text only"):
+        run_evaluation(cfg, answerer=FixedAnswers("text", Generation("", 0)))
     with pytest.raises(ConfigError, match="images pixels: minilm takes no images"):
         run_evaluation(replace(cfg, model="minilm"))
