@@ -19,6 +19,7 @@ from remind.data.readers.refmem import write_refmem
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation, with_images
+from remind.models.generate import Generation
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
