@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import DataError, shown
 from remind.data.dialogue import SPLITS, Dialogue, Format, Question, Turn
@@ -109,7 +108,12 @@ class StateRecord:
 
 
 #: Reads rows: lists become tuples, and structures the records of a level.
-_ROWS = TypeAdapter(StateRecord)
+@cache
+def _rows() -> Any:
+    """Reads rows. Made when one is read: rendering does without pydantic."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(StateRecord)
 
 
 def record_of(state: State, split: str) -> StateRecord:
@@ -180,9 +184,11 @@ def record_of_row(row: Mapping[str, Any], folder: str | Path | None = None) -> S
     Raises:
         DataError: a column is missing, or holds what no state can.
     """
+    from pydantic import ValidationError
+
     given = {name: value for name, value in row.items() if value is not None or name not in LEVELS}
     try:
-        record = _ROWS.validate_python(given)
+        record: StateRecord = _rows().validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         problem: str | None = f"column {'.'.join(map(str, first['loc']))}: {first['msg']}"
