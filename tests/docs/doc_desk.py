@@ -118,7 +118,7 @@ BY_CONFIG: dict[str, str] = {
     # vLLM is not installed
     **dict.fromkeys(
         ("memory/membuilder_sft_qwen3_4b", "memory/adrpo_qwen3_4b", "memory/salimory_llama32_3b"),
-        "--rl.vllm off --rl.group 2 --rl.reply_tokens 8 --llm.default.base_url {url}",
+        "--rl.vllm off --rl.group 2 --rl.reply_tokens 8 --llm.default.base_url {url} --llm.default.model m",
     ),
     "paper/build": "--device cpu --dtype float32 --llm.cues.base_url {url} --llm.strategy.base_url {url} "
     "--llm.summary.base_url {url}",
