@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 from typing import TypedDict
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
 
 from remind.core import optional
 
@@ -49,6 +48,8 @@ def wilson(values: Sequence[float]) -> Estimate | None:
     """Share of ones among zeros and ones, with Wilson's score interval; None for no values."""
     if len(values) == 0:
         return None
+    from scipy import stats  # type: ignore[import-untyped]
+
     found = stats.binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
     return Estimate(value=sum(values) / len(values), low=float(found.low), high=float(found.high), n=len(values))
 
@@ -107,6 +108,8 @@ def cluster_bootstrap(
     batch = max(1, _DRAWN_AT_ONCE // len(number))
     draws = {"n_resamples": resamples, "batch": batch, "rng": np.random.default_rng(seed)}
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no weight
+        from scipy import stats
+
         found = stats.bootstrap((sums, sizes), mean, paired=True, vectorized=True, method="percentile", **draws)
     means: np.ndarray = found.bootstrap_distribution
     return means

@@ -11,8 +11,9 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, RemindError
@@ -22,9 +23,6 @@ from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 #: Tokens for a reply where a package names no limit.
 ROOM = 1024
@@ -118,23 +116,22 @@ class Meter:
             with self._costs.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
-    def _app(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request as Received
-        from starlette.responses import Response
-        from starlette.routing import Route
+    def _app(self) -> Any:
+        applications, concurrency, responses, routing = (
+            import_module(f"starlette.{name}") for name in ("applications", "concurrency", "responses", "routing")
+        )
 
-        async def chat(received: Received) -> Response:
+        async def chat(received: Any) -> Any:
             # a page in a browser can reach this port, but neither by this name nor with this type
             heads = [received.headers.get(name) for name in ("host", "content-type")]
             if heads != [f"127.0.0.1:{self._port}", "application/json"]:
-                return Response(status_code=403)
+                return responses.Response(status_code=403)
             model, stage, local = self._served[received.path_params["place"]]
-            status, said = await run_in_threadpool(_answer, model, stage, local, await received.json())
-            return Response(said, status, media_type="application/json")
+            status, said = await concurrency.run_in_threadpool(_answer, model, stage, local, await received.json())
+            return responses.Response(said, status, media_type="application/json")
 
-        return Starlette(routes=[Route("/{place:int}/v1/chat/completions", chat, methods=["POST"])])
+        place = "/{place:int}/v1/chat/completions"
+        return applications.Starlette(routes=[routing.Route(place, chat, methods=["POST"])])
 
 
 def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]) -> tuple[int, str]:

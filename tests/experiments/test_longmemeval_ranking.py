@@ -150,7 +150,7 @@ def index() -> Any:
         dialogue=Dialogue("d", (Session("s", None, turns),)),
         bm25=BM25([stems(text) for text in TEXTS]),
         vectors=vectors,
-        session_of=(0,) * len(vectors),
+        costs=SimpleNamespace(session_of=(0,) * len(vectors)),
         segments=(Segment(0, 1), Segment(2, 3)),
         cues=lambda dimension: cues,
     )

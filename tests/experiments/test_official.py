@@ -67,7 +67,7 @@ def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
 def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ResultFile(save(tmp_path / "r.jsonl", raw))
-    for path, problem in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is not a regular file")):
+    for path, problem in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a folder, a file was expected")):
         with pytest.raises(DataError, match=problem):
             ResultFile(path)
 
