@@ -118,8 +118,7 @@ def _generation(reply: Reply) -> Generation:
     tokens = reply.prompt_tokens, reply.completion_tokens
     if reply.failure:
         return Generation("", *tokens, finished=False, failure=reply.failure, message=reply.message)
-    # a server may send half a surrogate pair, which no file could hold
-    return Generation(reply.text.encode("utf-8", "replace").decode(), *tokens, finished=reply.finished)
+    return Generation(reply.text, *tokens, finished=reply.finished)
 
 
 def model_hash(backbone: Backbone) -> str:

@@ -153,7 +153,7 @@ class Result:
         return table(self.report)
 
     def save(self, folder: str | Path) -> Path:
-        """Copy report, page, answers and verdicts into a folder. Raises ConfigError for one that is not empty."""
+        """Copy report, page and answers into a folder. Raises ConfigError for one that is not empty."""
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; choose another folder")
@@ -171,7 +171,7 @@ def run_evaluation(
     corpus: Corpus | None = None,
     more: Callable[[dict[str, Any]], str] | None = None,
 ) -> dict[str, Any]:
-    """See `EvaluateConfig`. Answers and verdicts that `cfg.out` holds from an earlier run are not asked for again.
+    """See `EvaluateConfig`. Answers that `cfg.out` holds from an earlier run are not asked for again.
 
     Questions are answered as they are read, some hundreds in memory at a time. Several processes of one launch answer
     together; the first does all else.

@@ -321,9 +321,7 @@ def _reply(data: Any, whole: bool) -> Reply:
     if not text.strip() and not (whole and said.get("tool_calls")):
         why = f"the reply is empty (finish_reason {reason})"
         return replace(_failed("server" if finished else "invalid", why), **spent)
-    # a lone surrogate, which JSON can spell, could be written to no file
-    text = (json.dumps(data) if whole else text).encode("utf-8", "replace").decode("utf-8")
-    return Reply(text, finished=finished, **spent)
+    return Reply(json.dumps(data) if whole else text, finished=finished, **spent)
 
 
 def _failed(failure: ReplyFailure, message: str) -> Reply:

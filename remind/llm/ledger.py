@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from remind.llm.endpoints import EndpointConfig
@@ -27,7 +28,7 @@ class Ledger:
         tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         # a failed request is asked again and counted again, but for others with the same words
         answered = reply.failure in (None, "invalid")
-        self._add({
+        self._rows.append({
             "stage": request.stage, "endpoint": endpoint.title, "system": request.system, "dialogue": request.dialogue,
             "key": reply.key if answered else None, "cached": reply.cached, "failure": reply.failure,
             "calls": reply.calls if answered or not reply.cached else 0, **tokens, "cost_usd": endpoint.cost(**tokens),
@@ -73,15 +74,16 @@ class Ledger:
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then."""
-        rows, self._rows = self._rows, []
+        rows = []
+        # row by row: other threads may count meanwhile
+        with suppress(IndexError):
+            while True:
+                rows.append(self._rows.pop(0))
         return rows
 
     def merge(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add what another ledger has counted."""
         self._rows += rows
-
-    def _add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
 
 
 def table(summary: Mapping[str, Any], dry: bool = False) -> str:

@@ -64,8 +64,11 @@ def fitted(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> An
     if "$ref" in schema:
         return fitted(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
     if "anyOf" in schema:
-        choices = [(fitted(value, one, root), one) for one in schema["anyOf"]]
-        return next((choice for choice, one in choices if jsonschema.Draft202012Validator(one).is_valid(choice)), value)
+        named = {"$defs": root.get("$defs", {})}
+        choices = [
+            (fitted(value, one, root), jsonschema.Draft202012Validator({**named, **one})) for one in schema["anyOf"]
+        ]
+        return next((choice for choice, one in choices if one.is_valid(choice)), value)
     kind, fields = schema.get("type"), schema.get("properties")
     if kind == "object" and fields:
         if not isinstance(value, Mapping):

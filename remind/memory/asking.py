@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request, code_for, fenced, from_template
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from remind.llm.request import Stage
     from remind.memory.base import Bank, Memory, Query
 
-#: Of a known fault: as the authors' code has it, or put right.
-Fault = Literal["upstream", "fixed"]
 TEXT: Mapping[str, Any] = {"type": "string"}
 TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 

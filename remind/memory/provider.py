@@ -161,14 +161,6 @@ class SystemContexts:
     def __init__(self, name: str, memories: Memories) -> None:
         self.name, self._run, self.system = name, memories, memories.systems.get(name)
 
-    @property
-    def key(self) -> str:
-        """Hash of all that decides its contexts, besides dialogue and question."""
-        run = self._run
-        settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
-        models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
-        return sha256_json([_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads])
-
     def contexts(self, questions: Sequence[Question], dialogue: Dialogue) -> list[Context]:
         """A context for each question, from the unit of this dialogue, which is made where it is not there."""
         run, system = self._run, self.system
@@ -176,7 +168,10 @@ class SystemContexts:
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
         course = run.courses.get(self.name)
         begins = [] if course is None else [course.begins]
-        key = sha256_json([self.key, dataset, dialogue.id, said, list(map(asdict, questions)), *begins])
+        settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
+        models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
+        made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads]
+        key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions)), *begins])
         path = f"units/{self.name}/{key[:24]}.json"
         unit = _made(run.out / path, key)
         if unit is None:

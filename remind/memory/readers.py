@@ -14,7 +14,7 @@ from remind.data.dialogue import NO_INFORMATION, Question
 from remind.evaluation.parse import parse_answer
 from remind.llm.asking import plain, question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced, from_template
-from remind.memory.base import Bank, Memory, Query, Retrieval
+from remind.memory.base import Memory, Query, Retrieval
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
 from remind.text.thoughts import without_thoughts
@@ -101,35 +101,11 @@ class ChatOf(Protocol):
     def __call__(self, stage: Stage) -> ChatModel | None: ...
 
 
-class Reader(Protocol):
-    """Answers a query from memories, best first."""
-
-    def read(self, query: Query, memories: Sequence[Memory], chat: ChatOf) -> Reading: ...
-
-
 @runtime_checkable
 class Answers(Protocol):
     """A bank that answers by itself."""
 
     def answer(self, query: Query) -> Answer: ...
-
-
-def answer(bank: Bank, query: Query, reader: Reader, k: int | None = 10, budget: int | None = None) -> Answer:
-    """The answer to a query: the bank's own where it gives one, else what the reader makes of what is retrieved.
-
-    The bank learns nothing from it, so that answers do not depend on the order of questions; see `Bank.feedback`.
-
-    Args:
-        k, budget: as in `Bank.retrieve`.
-
-    Raises:
-        ConfigError: as in `Bank.retrieve`, or no endpoint is named for what the reader asks.
-    """
-    if isinstance(bank, Answers):
-        return bank.answer(query)
-    retrieval = bank.retrieve(query, k, budget)
-    reading = reader.read(query, retrieval.memories, bank.chat)
-    return Answer(reading.text, reading.cited, retrieval, reading.usage, reading.failure)
 
 
 @dataclass(frozen=True)

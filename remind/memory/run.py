@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -11,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import input_hashes, sha256_json, write_json, write_rows
+from remind.core.files import input_hashes, read_json, sha256_json, write_json, write_rows
 from remind.data.dialogue import Corpus, Question, note_ids, spread
 from remind.data.readers import format_of, read, stream
 from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
@@ -72,7 +71,7 @@ def evaluate(
     held = None if out is not None else TemporaryDirectory(prefix="remind-evaluation-")
     cfg = EvaluateConfig(
         states=str(data) if isinstance(data, str | Path) else "",
-        model=answerer if isinstance(answerer, str) else str(answerer) if isinstance(answerer, Path) else "none",
+        model=str(answerer) if isinstance(answerer, str | Path) else "none",
         out=str(out) if held is None else str(Path(held.name) / "run"),
         conditions=[one if isinstance(one, str) else provider_name(one) for one in contexts],
         **settings,
@@ -136,10 +135,10 @@ def _adding(run: Memories) -> Callable[[dict[str, Any]], str]:
     """What adds the recall and costs of memory systems to a report, and their section to its page."""
 
     def more(report: dict[str, Any]) -> str:
-        units = [json.loads((run.out / path).read_text(encoding="utf-8")) for path in dict.fromkeys(run.units)]
+        units = [read_json(run.out / path) for path in dict.fromkeys(run.units)]
         answered = {name: read_answers(run.out.parent, name) for name in {unit["system"] for unit in units}}
         seed = report["config"]["seed"]
-        personal = personalisation(run, units, seed)
+        personal = personalisation(run, units, answered, seed)
         report["memory"] = score_units(units, run.costs(), seed=seed) | {"p13n": personal}
         return section(report["memory"], units, answered)
 
@@ -171,10 +170,11 @@ def _measure(cfg: RunMemoryConfig) -> None:
     out = Path(cfg.out)
     with ExitStack() as held:
         run = Memories(cfg, out / MEMORY, held)
+        reader = cfg.llm.endpoint("answer")
         judge = "llm" if cfg.judge in ("llm", "p13n") and not cfg.llm.dry_run else "offline"
         asked = EvaluateConfig(
             states="",
-            model=next(iter(run.notes), "none"),
+            model=reader.identity if run.reads and reader is not None else "none",
             out=cfg.out,
             conditions=[*CONTROLS, *cfg.systems],
             answers="none",

@@ -117,14 +117,19 @@ def read_answers(folder: Path, name: str) -> Rows:
     return {row["question_id"]: row for _, row in rows if row.get("failure") not in NO_VERDICT}
 
 
-def personalisation(run: Memories, units: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """How direct answers use what is remembered, by system, as `tally` says; empty where no judge is asked that."""
+def personalisation(
+    run: Memories, units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows], seed: int = 0
+) -> dict[str, Any]:
+    """How direct answers use what is remembered, by system, as `tally` says; empty where no judge is asked that.
+
+    Args:
+        answered: rows of predictions by system and question.
+    """
     labelled: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for unit in units if run.cfg.judge == "p13n" and not run.cfg.llm.dry_run else ():
-        answered = read_answers(run.out.parent, unit["system"])
         cases, ids = [], []
         for row in unit["rows"]:
-            one = answered.get(row["question"])
+            one = answered[unit["system"]].get(row["question"])
             if one is not None and one["format"] == "direct" and row["answers"]:
                 wrong, (profile, held) = one["accuracy"] == 0.0, row["remembered"]
                 cases.append(Used(row["text"], tuple(row["answers"]), one["answer"], profile, held, wrong))

@@ -120,12 +120,6 @@ def guide(name: str) -> Guide:
     return Guide(name, entry["demand"], tuple(entry["reasoning"]), lexicon, asks, entry.get("visual", False))
 
 
-def check_dimension(dimension: str | None) -> None:
-    """Raise DataError unless it is one of the eight, or None."""
-    if dimension is not None and dimension not in DIMENSIONS:
-        raise DataError(f"unknown dimension {dimension!r}; there are {', '.join(DIMENSIONS)}, or none")
-
-
 def kind_of(question: Question) -> str:
     """Its dimension, else the factual kind its wording shows; the benchmark's category is not looked at."""
     if question.dimension is not None:

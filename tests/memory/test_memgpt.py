@@ -16,7 +16,7 @@ from remind.llm.request import Reply, Request
 from remind.memory.base import Query, Services
 from remind.memory.memgpt import MemGPTBank, MemGPTSystem
 from remind.memory.meter import Meter
-from remind.memory.readers import Answers, ChatReader, answer
+from remind.memory.readers import Answers
 from remind.models.encoder import SentenceEncoder
 
 TALK = session(
@@ -104,7 +104,7 @@ def test_a_question_is_answered_by_searches_and_changes_nothing(encoder: Sentenc
         ]
         assert found.trace["answer"] == "Tom"
         assert isinstance(memory, Answers)
-        given = answer(memory, QUESTION, ChatReader())
+        given = memory.answer(QUESTION)
         assert (given.text, given.cited, given.failure) == ("Tom", None, None)
         assert given.retrieval.memories == found.memories
         assert len(chat.asked) == asked + 4
@@ -124,7 +124,7 @@ def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, qu
     ):
         with MemGPTSystem().open(tmp_path / "b", "d", Services(encoder, meter.chat)) as memory:
             memory.ingest(TALK)
-            given = answer(memory, QUESTION, ChatReader())
+            given = memory.answer(QUESTION)
             assert (given.text, given.usage.calls, given.usage.prompt_tokens) == ("Tom", 2, 20)
         assert server.hits == 4
         assert [len(body["messages"]) for body in server.bodies] == [2, 7, 2, 5]
@@ -156,7 +156,7 @@ def test_pages_of_results(encoder: SentenceEncoder, tmp_path: Path) -> None:
         # it goes on searching when it must answer
         assert found.trace["failed"] == ["read: no answer in 2 calls"]
         assert [(request.body or {})["tool_choice"] for request in chat.asked[-2:]] == ["auto", "none"]
-        assert answer(memory, QUESTION, ChatReader()).failure == "read: no answer in 2 calls"
+        assert memory.answer(QUESTION).failure == "read: no answer in 2 calls"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,6 @@ def test_without_a_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:
     lost = Reply("", failure="refused", message="a local model takes no tools")
     with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost)) as memory:
         assert memory.retrieve(QUESTION, k=1).memories == ()
-        assert answer(memory, QUESTION, ChatReader()).failure == "the bank is empty"
+        assert memory.answer(QUESTION).failure == "the bank is empty"
         assert memory.ingest(TALK).degraded == ("update: refused: a local model takes no tools",)
-        assert answer(memory, QUESTION, ChatReader()).failure == "read: refused: a local model takes no tools"
+        assert memory.answer(QUESTION).failure == "read: refused: a local model takes no tools"

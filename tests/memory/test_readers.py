@@ -12,9 +12,9 @@ from remind import read
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
-from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.memory.plain import PlainBank, PlainSystem
-from remind.memory.readers import Answer, ChatReader, Mode, Reading, Usage, answer, citations
+from remind.memory.base import Bank, Memory, Query
+from remind.memory.plain import PlainSystem
+from remind.memory.readers import ChatReader, Mode, Reading, Usage, citations
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
 MEMORIES = tuple(
@@ -190,25 +190,15 @@ def bank_in(folder: Path, chat: ScriptedChat | None) -> Bank:
     return bank
 
 
-def test_one_function_answers_for_all_banks(tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda _: Reply("tea [0]"))
+def test_what_a_bank_found_is_read_and_may_be_learned_from(tmp_path: Path) -> None:
+    chat, query = ScriptedChat(lambda _: Reply("tea [0]")), Query("Who likes tea")
     with bank_in(tmp_path / "bank", chat) as bank:
         before = list(bank.store.dump())
-        first = answer(bank, Query("Who likes tea"), ChatReader("cite"), k=1)
-        assert first.text == "tea"
-        assert [memory.sources for memory in first.retrieval.memories] == [("a",)]
-        assert answer(bank, Query("Who likes tea"), ChatReader("cite"), k=1) == first
+        found = bank.retrieve(query, k=1)
+        assert [memory.sources for memory in found.memories] == [("a",)]
+        first = ChatReader("cite").read(query, found.memories, bank.chat)
+        assert (first.text, first.cited) == ("tea", {0})
         assert list(bank.store.dump()) == before
-        assert first.cited == {0}
-        bank.feedback(first.retrieval.token, first.cited)
+        bank.feedback(found.token, first.cited or ())
     with bank_in(tmp_path / "offline", None) as bank, pytest.raises(ConfigError, match="stage read"):
-        answer(bank, Query("Who likes tea"), ChatReader())
-
-
-def test_a_bank_may_answer_by_itself(tmp_path: Path) -> None:
-    class Own(PlainBank):
-        def answer(self, query: Query) -> Answer:
-            return Answer(query.text.upper(), None, Retrieval((), ""), Usage())
-
-    with Own(tmp_path / "bank", "d", PlainSystem("turn"), services()) as bank:
-        assert answer(bank, Query("yes"), ChatReader()).text == "YES"
+        ChatReader().read(query, found.memories, bank.chat)
