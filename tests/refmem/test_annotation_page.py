@@ -125,6 +125,11 @@ def test_what_was_done_survives_closing_and_goes_to_another_machine(
     to_item(opened, "two")
     opened.press("b", "y", "3", "q")
     opened.page.keyboard.type("half")
+    # closing a driven page is a kill: what it stored may still be on its way, until another page sees it
+    (blank := tmp_path / "blank.html").write_text("<!doctype html>", encoding="utf-8")
+    beside = opened.context.new_page()
+    beside.goto(blank.as_uri())
+    beside.wait_for_function("Object.values(localStorage).some((kept) => kept.includes('\"half\"'))")
     opened.page.close()
     opened.open(made)
     # at the same item, in the same state
