@@ -207,6 +207,8 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     assert (marker_id(tokenizer) is not None) == marked
     expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-5, atol=1e-6)
+    opened = load_backbone(out)
+    torch.testing.assert_close(logits(opened.model, opened.tokenizer), expected, rtol=1e-5, atol=1e-6)
     assert json.loads((out / "training.json").read_text())["data"]["manifest_sha256"] in (out / "README.md").read_text()
     assert "library_name: peft" in (out / "README.md").read_text()
 
