@@ -38,8 +38,6 @@ _BENCH = f"{_WORLD.format('bench.world', 1)} {_SHORT.format('bench.world')} --wo
 _BENCH += " --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
-    "benchmarks.bench_logged": "--sessions 3 --turns 4",
-    "benchmarks.bench_memory": "--vectors 2000 --small 200 --questions 2 --turns 4 --sessions 2 --limit 1",
     "benchmarks.count_files": "",
     "benchmarks.gpu": "",
     "annotate-refmem": "",
@@ -70,9 +68,7 @@ RECIPES: dict[str, str] = {
     "--probes '[]'",
     "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 3]'",
     "experiments.evidence": "--limit 1",
-    "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
-    "experiments.memory": "--limit 2 --updates 1 --curve 1 --seeds '[0]' --resamples 20",
     "experiments.official.agreement": "",
     "experiments.official.export": "",
     "experiments.official.retrieval": "--bootstrap 20",
@@ -85,7 +81,6 @@ RECIPES: dict[str, str] = {
     "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
     "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
-    "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
 }
 #: What training all weights in bfloat16 takes needs torchao.
 _WIDE = "--dtype float32 --trainer.optim adamw_torch_fused"
