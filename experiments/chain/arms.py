@@ -15,8 +15,8 @@ PROBES = {
     "null": ("x2",),
 }
 VARIANTS = tuple(PROBES)
-#: Arms that answer from these, and those that answer under other caps of retrieval; the others are told by x0 alone.
-PROBED, CURVES = ("untrained", "sft"), ("sft", "sft_longer", "pra")
+#: Arms that answer from these; the others are told by x0 alone.
+PROBED = ("untrained", "sft")
 Labels = Literal["gold", "none", "decoded", "on_policy"]
 
 

@@ -13,7 +13,7 @@ from remind.train_pra.config import TrainerConfig
 from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, check_ranges
 
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.
-FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "contexts", "resamples")
+FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "resamples")
 
 
 @dataclass
@@ -72,8 +72,6 @@ class ChainConfig:
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
     """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
-    contexts: tuple[PositiveInt, ...] = ()
-    """Other caps of retrieval (tokens) under which sft, sft_longer and pra answer x0, with states of their own."""
     trace_every: NonNegativeInt = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
     max_new_tokens: PositiveInt = 96
@@ -89,7 +87,7 @@ class ChainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        for name in ("arms", "seeds", "sft_levels", "probes", "contexts"):
+        for name in ("arms", "seeds", "sft_levels", "probes"):
             setattr(self, name, tuple(getattr(self, name)))
         self.categories = None if self.categories is None else tuple(map(str, self.categories))
         for kind, names, known in (("arm", self.arms, ARMS), ("variant", self.probes, VARIANTS)):
@@ -123,7 +121,6 @@ class ChainConfig:
         fewer: dict[str, Any] = {
             "only_folds": (0,),
             "seeds": self.seeds[:1],
-            "contexts": (),
             "max_new_tokens": 16,
             "resamples": 200,
         }

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.chain.arms import ARMS, CURVES, PROBED, PROBES, Arm
+from experiments.chain.arms import ARMS, PROBED, PROBES, Arm
 from experiments.chain.config import FREE, ChainConfig
 from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import outcome, report, value_of
@@ -46,15 +46,14 @@ _BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
 
 
 class Asked(NamedTuple):
-    """What a model answers test questions from: a level of a variant, under the configured cap or another one."""
+    """What a model answers test questions from: a level of a variant."""
 
     variant: str = "built"
     level: str = "x0"
-    cap: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.variant}-{self.level}{'' if self.cap is None else f'-{self.cap}'}"
+        return f"{self.variant}-{self.level}"
 
 
 def chain(cfg: ChainConfig) -> Path:
@@ -98,15 +97,12 @@ class Chain:
 
     def __init__(self, cfg: ChainConfig) -> None:
         self.cfg, self.out = cfg, Path(cfg.out)
-        self._records: dict[int | None, list[StateRecord]] = {}
         self._corpora = {path: read(path, cfg.build.format) for path in paths_of(cfg.build.input)}
         self._sources = {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
 
     def run(self) -> None:
         """All that is not there yet, fold by fold and arm by arm."""
-        for cap in (None, *self.cfg.contexts):
-            self.records(cap)
-        usable = {record.dialogue_id for record in self.records() if record.target is not None}
+        usable = {record.dialogue_id for record in self.records if record.target is not None}
         dialogues = {path: [d.id for d in corpus.dialogues if d.id in usable] for path, corpus in self._corpora.items()}
         for number, fold in enumerate(make_folds(dialogues, self.cfg)):
             if self.cfg.only_folds is None or number in self.cfg.only_folds:
@@ -115,20 +111,15 @@ class Chain:
                     for name in self.cfg.plan:
                         one.perform(name)
 
-    def records(self, cap: int | None = None) -> list[StateRecord]:
-        """All states, built with the configured cap of retrieval or with another."""
-        if cap not in self._records:
-            perception, folder = self.cfg.build.perception, self.out / "states"
-            if cap is not None:
-                perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
-                folder = self.out / f"states-{cap}"
-            build(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
-            self._records[cap] = read_states(folder)
-        return self._records[cap]
+    @cached_property
+    def records(self) -> list[StateRecord]:
+        """All states."""
+        build(replace(self.cfg.build, out=str(self.out / "states"), overwrite=False))
+        return read_states(self.out / "states")
 
     def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
         """Questions of these dialogues, with x1 and x2 of a variant."""
-        records = choose(self.records(), dialogues, most, self.cfg.categories)
+        records = choose(self.records, dialogues, most, self.cfg.categories)
         made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
         return [replace(record, split=split) for record in made]
 
@@ -156,7 +147,7 @@ class FoldRuns:
 
     def perform(self, name: str) -> None:
         """Train an arm and have it answer, as far as that has not been done."""
-        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts if name in CURVES)]
+        asked = [Asked()]
         if name in PROBED:
             probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
             asked += [Asked(level="oracle"), *probes]
@@ -175,10 +166,7 @@ class FoldRuns:
     def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
         """The outcome of every test question."""
         records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
-        if asked.cap is not None:
-            shown = {record.question_id: record for record in self.chain.records(asked.cap)}
-            records = [replace(shown[record.question_id], split="test") for record in records]
-        states = self.out / "states" / f"test-{asked.variant if asked.cap is None else asked.cap}"
+        states = self.out / "states" / f"test-{asked.variant}"
         evaluation = EvaluateConfig(
             states=str(self.chain.write(states, records)),
             model=str(answerer.about["name"]),

@@ -13,6 +13,8 @@ from experiments.evidence.methods import (
     ABLATIONS,
     METHODS,
     PARTS,
+    SCOPES,
+    Prepared,
     Setting,
     design_of,
     evidence_ratio,
@@ -20,7 +22,6 @@ from experiments.evidence.methods import (
     grid,
     plain_ratio,
 )
-from experiments.evidence.prepare import SCOPES, Prepared
 from remind.core.progress import track
 from remind.grounding.config import WEIGHTS
 

@@ -7,13 +7,8 @@
 import sys
 
 from experiments.paper.config import PaperConfig
+from experiments.paper.items import paper
 from remind.core.cli import main
-
-
-def run(cfg: PaperConfig) -> None:
-    from experiments.paper.run import paper
-
-    paper(cfg)
 
 
 def with_flag(words: list[str]) -> list[str]:
@@ -24,4 +19,4 @@ def with_flag(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(PaperConfig, run, __doc__, with_flag(sys.argv[1:]), positional=("action", "item"))
+    main(PaperConfig, paper, __doc__, with_flag(sys.argv[1:]), positional=("action", "item"))

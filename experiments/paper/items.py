@@ -1,8 +1,10 @@
-"""The items: what each is, what its full form needs, and how far it is. Imports nothing heavy."""
+"""The items: what each is, what its full form needs, how far it is; and from a name to result.json, table.md and a
+picture. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -10,12 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from experiments.paper.config import PaperConfig
 from remind.core.cli import parse
 from remind.core.errors import ConfigError
+from remind.core.files import read_json, write_json, write_text
+from remind.core.run_folder import RunFolder
 from remind.evaluation.config import EvaluateConfig
 
 if TYPE_CHECKING:
     from sae.figures import Picture
 
 C = TypeVar("C")
+RESULT = "result.json"
+_FORMAT = "remind-paper-item"
 #: What an option must name for a full form, and where the paper's settings are.
 NEEDS = {
     "evaluate": "config file of remind evaluate, such as configs/paper/evaluate_base.yaml",
@@ -32,7 +38,7 @@ class Result(NamedTuple):
     """What an item makes.
 
     Attributes:
-        data: for result.json. tables: Markdown. picture: None: the item has written a page in place of one.
+        data: for result.json. tables: Markdown. picture: None: there is none, or the item has written it.
     """
 
     data: dict[str, Any]
@@ -50,7 +56,6 @@ class Item:
         needs: options that the full form cannot do without, keys of `NEEDS`.
         presets: configs of the full form besides those in `needs`.
         small: in which state the small form is, processor seconds it took, and what it runs on.
-        full: in which state the full form is.
     """
 
     title: str
@@ -58,7 +63,6 @@ class Item:
     needs: tuple[str, ...]
     small: str
     presets: tuple[str, ...] = ()
-    full: str = "not run"
 
     def make(self, cfg: PaperConfig) -> Result:
         """Make it. Raises as what it is made of does."""
@@ -172,6 +176,47 @@ def listing() -> str:
         lines += [
             f"{name}: {item.title}",
             f"    small: {item.small}",
-            f"    full:  {item.full}; needs {needs}{presets}",
+            f"    full:  not run; needs {needs}{presets}",
         ]
     return "\n".join(lines)
+
+
+def paper(cfg: PaperConfig) -> None:
+    """List the items, or make one and print its table.
+
+    Raises:
+        ConfigError: no such item, inputs that it lacks, or an `out` that holds another item.
+        As the parts that an item is made of.
+    """
+    if cfg.action == "list":
+        print(listing())
+        return
+    if cfg.item not in ITEMS:
+        raise ConfigError(f"no item {cfg.item!r}; there are {', '.join(ITEMS)}")
+    item = ITEMS[cfg.item]
+    if cfg.out is None:
+        raise ConfigError(f"{cfg.item} needs --out, a folder")
+    item.check(cfg.item, cfg)
+    out, form = Path(cfg.out), "small" if cfg.small else "full"
+    if (out / RESULT).exists():
+        before = read_json(out / RESULT)
+        if not isinstance(before, dict) or (before.get("item"), before.get("form")) != (cfg.item, form):
+            raise ConfigError(f"{out} holds the result of something else; choose another out")
+    from experiments.paper.settings import kind_of_question
+    from remind.build.plan import versions
+    from remind.evaluation.run import machine
+
+    started = time.perf_counter()
+    with RunFolder(out).held():
+        result = item.make(cfg)
+        kind = kind_of_question(cfg) if "evaluate" in item.needs else None
+        about = {"format": _FORMAT, "item": cfg.item, "title": item.title, "form": form, "seeds": list(cfg.seeds)}
+        seconds = {"seconds": round(time.perf_counter() - started, 1)}
+        context = {"config": asdict(cfg), "machine": machine("cpu"), "versions": versions()}
+        head = f"# {item.title}\n\nForm: {form}. Seeds: {', '.join(map(str, cfg.seeds))}."
+        head += f" Kind of question: {kind}." if kind else ""
+        write_text(out / "table.md", f"{head}\n\n" + result.tables.rstrip() + "\n")
+        if result.picture is not None:
+            result.picture.save(out / f"{cfg.item}.png")
+        write_json(out / RESULT, {**about, "kind_of_question": kind, **result.data, **seconds, **context})
+    print(f"{result.tables.rstrip()}\n\n{out / RESULT}, {seconds['seconds']:.0f} s")

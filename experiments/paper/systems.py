@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.official.files import ResultFile
 from experiments.paper.cells import TITLES, bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.memory import answers, table, taken
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
@@ -22,6 +22,7 @@ from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
+from remind.memory.score import MANIFEST, costs, read_costs, read_units
 from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
@@ -38,6 +39,19 @@ OURS = {
 }
 #: Tokens of memories that the small form answers from.
 SMALL_TOKENS = 60
+#: Columns of what a system took: heading, where the figure is in a row of `costs`, and its form.
+_SPENT: Sequence[tuple[str, tuple[str, ...], str]] = (
+    ("questions", ("questions",), ",d"),
+    ("calls to ingest", ("ingest", "calls"), ",.0f"),
+    ("tokens", ("ingest", "tokens"), ",.0f"),
+    ("USD", ("ingest", "usd"), ".4f"),
+    ("calls for a question", ("question", "calls"), ".2f"),
+    ("tokens", ("question", "tokens"), ",.1f"),
+    ("USD", ("question", "usd"), ".6f"),
+    ("ms of a retrieval, p50", ("p50_ms",), ".1f"),
+    ("p95", ("p95_ms",), ".1f"),
+    ("bytes on disk", ("bytes",), ",d"),
+)
 _NAME = re.compile(r"[\w.+ -]+")
 _TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
 
@@ -114,6 +128,52 @@ def named_paths(systems: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def answers(folder: Path) -> dict[str, Path] | None:
+    """The answers of each system of a run of memory systems, by name; None: the folder is no such run.
+
+    Raises:
+        DataError: the run has no answers, since no model was named for them.
+    """
+    if not (folder / MANIFEST).is_file() or not (folder / "memory").is_dir():
+        return None
+    found = {path.stem: path for path in sorted((folder / "answers").glob("*.jsonl"))}
+    if not found:
+        raise DataError("the run has no answers; give `remind run-memory` an endpoint for them", folder)
+    return found
+
+
+def taken(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Rows of `remind.memory.score.costs`, one for each system and dataset of the runs.
+
+    Raises:
+        DataError: a run that has not come to its end.
+    """
+    rows = []
+    for folder in folders:
+        units, spent = list(read_units(folder)), list(read_costs(folder))
+        for dataset, name in dict.fromkeys((unit["dataset"], unit["system"]) for unit in units):
+            own = [unit for unit in units if (unit["dataset"], unit["system"]) == (dataset, name)]
+            rows.append(costs(dataset, name, own, spent))
+    return rows
+
+
+def spent(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the systems took, as lines of Markdown; none where there are no rows."""
+    if not rows:
+        return []
+    body = []
+    for row in rows:
+        cells = [row["system"], row["dataset"]]
+        for _, place, form in _SPENT:
+            value: Any = row
+            for step in place:
+                value = value[step]
+            cells.append("–" if value is None else format(value, form))
+        body.append(cells)
+    heads = ["System", "dialogues of", *(head for head, *_ in _SPENT)]
+    return ["## What memory systems took", "", markdown_table(heads, body)]
+
+
 def memory_runs(systems: Sequence[str]) -> list[Path]:
     """Those of the systems that are runs of memory systems as a whole."""
     return [folder for text in systems if answers(folder := Path(text).expanduser()) is not None]
@@ -146,9 +206,9 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
         if other := sorted(set(rows).difference(known) | set(ids).difference(rows)):
             raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
         return {question: rows[question] for question in ids}
-    answers = FileAnswers(name, path, known, ids)
-    rows = ask(setting, out, ["no_context"], answerer=answers)["no_context"].rows
-    if answers.explains:
+    own = FileAnswers(name, path, known, ids)
+    rows = ask(setting, out, ["no_context"], answerer=own)["no_context"].rows
+    if own.explains:
         return rows
     nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
     return {question: {**row, **nothing} for question, row in rows.items()}
@@ -229,7 +289,7 @@ def table1(cfg: PaperConfig) -> Result:
     if "direct" in formats:
         parts += [f"## Tables 6 and 7: {TITLES['direct']}", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
-    costs = taken(memory_runs(named))
-    parts += [*as_printed(found), *table(costs)]
-    data = {"systems": products, "by_seed": by_seed(found), "memory": costs}
+    memory = taken(memory_runs(named))
+    parts += [*as_printed(found), *spent(memory)]
+    data = {"systems": products, "by_seed": by_seed(found), "memory": memory}
     return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.proof.conditions import Condition
+from experiments.proof.arms import Condition, knobs_of, named
 from experiments.proof.config import ProofConfig
-from experiments.proof.plan import Chosen, cells, equal_steps, final_run, final_runs, grid_runs
-from experiments.proof.queue import run_all
-from experiments.proof.store import RunStore, Spec, accuracy, base_spec, open_store
-from experiments.proof.table import Cell, report
+from experiments.proof.report import Cell, Chosen, report
+from experiments.proof.store import RunStore, Spec, accuracy, base_spec, open_store, run_all
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, write_json
 
@@ -102,7 +102,7 @@ def run(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> None:
 def _equal_flops(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> list[tuple[str, Condition, int, Spec]]:
     """The runs of sft_flops, where those of sft and pra_recommended are done."""
     result = []
-    for arm, condition in cells(cfg):
+    for arm, condition in cfg.cells:
         for seed in cfg.seeds if arm == "sft_flops" else ():
             pair = [final_run(cfg, chosen, one, condition, seed) for one in ("sft", "pra_recommended")]
             if all(store.done(spec) for spec in pair):
@@ -123,3 +123,47 @@ def collect(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> dict[Cell, dic
     if missing:
         print(f"{missing} runs are not done yet; the tables are of the others", file=sys.stderr)
     return results
+
+
+# which runs there are
+
+
+def grid_runs(cfg: ProofConfig) -> dict[str, list[tuple[dict[str, Any], list[Spec]]]]:
+    """For every arm the points of its grid: values, and the runs on dev that they are judged by."""
+    result: dict[str, list[tuple[dict[str, Any], list[Spec]]]] = {}
+    for arm, grid in cfg.choose.grids.items():
+        conditions = [condition for condition in map(named, cfg.choose.conditions) if condition.teaches(arm)]
+        if arm not in cfg.arms or not conditions:
+            continue
+        for values in product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            knobs = knobs_of(arm, cfg.recommended, point)
+            specs = [
+                Spec(arm, condition.seen_by(arm), seed, knobs, cfg.steps, "dev")
+                for condition, seed in product(conditions, cfg.choose.seeds)
+            ]
+            result.setdefault(arm, []).append((point, specs))
+    return result
+
+
+def final_run(cfg: ProofConfig, chosen: Chosen, arm: str, condition: Condition, seed: int, steps: int = 0) -> Spec:
+    """The run of a cell and a seed; steps 0: those of the config."""
+    traced = arm in cfg.trace.arms and condition.title in cfg.trace.conditions and seed == cfg.seeds[0]
+    knobs = knobs_of(arm, cfg.recommended, chosen.get("sft" if arm == "sft_flops" else arm))
+    trace = cfg.trace.every if traced else 0
+    return Spec(arm, condition.seen_by(arm), seed, knobs, steps or cfg.steps, "test", trace)
+
+
+def final_runs(cfg: ProofConfig, chosen: Chosen) -> Iterator[tuple[str, Condition, int, Spec]]:
+    """Arm, condition, seed and run of every cell but those of sft_flops, seed by seed."""
+    # right summaries before wrong ones: the main comparisons are then known first
+    ordered = sorted(cfg.cells, key=lambda cell: cell[1].wrong)
+    for seed, (arm, condition) in product(cfg.seeds, ordered):
+        if arm != "sft_flops":
+            yield arm, condition, seed, final_run(cfg, chosen, arm, condition, seed)
+
+
+def equal_steps(sft: Mapping[str, Any], recommended: Mapping[str, Any]) -> int:
+    """Steps of SFT that cost what a run of pra_recommended costs; from the results of both."""
+    each = float(sft["flops"]) / max(1, int(sft["steps"]))
+    return max(1, round(float(recommended["flops"]) / each)) if each else int(recommended["steps"])

@@ -78,9 +78,8 @@ RECIPES: dict[str, str] = {
     "experiments.policies": "--seeds '[1]' --arms '[adrpo]' --dialogues 2 --resamples 100 --sft.steps 1 --rl.steps 1 "
     "--sft.world.dialogues 2 --sft.world.evaluate 1 --rl.world.dialogues 2 --rl.world.evaluate 1 --rl.batch_size 1",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
-    "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
-    "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
-    "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
+    "experiments.proof": f"{_BENCH} --arms '{{sft: [clean]}}' --choose.conditions '[clean]' --choose.grids '{{}}' "
+    "--seeds '[1]' --trace.every 0 --resamples 100",
 }
 #: What training all weights in bfloat16 takes needs torchao.
 _WIDE = "--dtype float32 --trainer.optim adamw_torch_fused"
@@ -88,7 +87,7 @@ SMALLER = ("2b_lora", "4b_lora", "4b_qlora")
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
-    "proof_built": f"--marks '[built]' {_PART.format('bench.built')} --bench.built.sae.steps 2"
+    "proof_built": f"--arms '{{sft: [clean/marks-built]}}' {_PART.format('bench.built')} --bench.built.sae.steps 2"
     " --bench.built.sae.d_sae 64 --bench.built.talk 2",
     "build_server": "--llm.default.base_url {url}",
     "feature_names": "--llm.explain.base_url {url}",
