@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from experiments.chain.arms import ARMS, VARIANTS
 from remind.alignment.config import Edge, Level, LoraConfig, Objective
@@ -82,8 +82,6 @@ class ChainConfig:
     """Precision of the models that answer test questions; bfloat16 takes half the time on processors that have it."""
     resamples: Annotated[int, Range(ge=100)] = 4000
     """Of the bootstrap."""
-    small: bool = False
-    """Sizes of a few minutes, to see that everything runs."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -105,23 +103,3 @@ class ChainConfig:
         """The arms in the order they are run in, those that others start from included."""
         wanted = {*self.arms} | {start for arm in self.arms if (start := ARMS[arm].start) is not None}
         return tuple(arm for arm in ARMS if arm in wanted)
-
-    def sized(self) -> ChainConfig:
-        """With the small sizes, if they are asked for."""
-        if not self.small:
-            return self
-        build = replace(self.build, limit=min(self.build.limit or 8, 8))
-        sizes: dict[str, Any] = {
-            "questions": 2,
-            "dev_questions": 1,
-            "test_questions": 2,
-            "sft_steps": 2,
-            "pra_steps": 2,
-        }
-        fewer: dict[str, Any] = {
-            "only_folds": (0,),
-            "seeds": self.seeds[:1],
-            "max_new_tokens": 16,
-            "resamples": 200,
-        }
-        return replace(self, build=build, **sizes, **fewer)

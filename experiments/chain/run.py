@@ -66,7 +66,6 @@ def chain(cfg: ChainConfig) -> Path:
         ConfigError: settings that cannot be run, or other ones than those the folder was begun with.
         RemindError: of the first run that failed; what was done stays.
     """
-    cfg = cfg.sized()
     out = Path(cfg.out)
     if cfg.stage != "report":
         with RunFolder(out).held():

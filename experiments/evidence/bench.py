@@ -15,7 +15,7 @@ import numpy as np
 from experiments.evidence.controls import null_ratios
 from experiments.evidence.crossval import CrossValidation
 from experiments.evidence.data import DialogueQuestions, load
-from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SCOPES, SIGMA, prepare
+from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA, prepare
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
@@ -23,22 +23,19 @@ from remind.evaluation.statistics import cluster_bootstrap, interval
 from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import folder_of_saes, load_saes
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.perception import Perception, PerceptionConfig
 from sae.figures import Picture, new_figure
 from sae.ranges import PositiveInt, check_ranges
 
 BUDGETS = (200, 400, 800, 1600, 3200, 6000)
 _RESAMPLES = 2000
 _COLOURS = ("#9a9a9a", "#c58b1b", "#4a90c2", "#2a5d84", "#b0413e", "#1f7a4d")
-Ratios = Mapping[tuple[str, str], Sequence[np.ndarray]]
+Ratios = Mapping[str, Sequence[np.ndarray]]
 NOTES = (
     "ratio: share of a question's gold evidence turns that are marked, mean over all questions with evidence",
     "budgets: tokens of the marked turns' lines, by the backbone's tokenizer",
-    "retrieved: only turns of the retrieved segments can be marked; gold turns that were not retrieved count as missed",
-    "settings are chosen for each method, scope and budget; the fused weights once per fold, on the full history",
+    "settings are chosen for each method and budget; the fused weights once per fold",
     "bm25 and dense read the question as it is asked; the readings in fused leave speakers' names out",
     "LoCoMo's category 5 (adversarial) has evidence and is counted, also in all",
 )
@@ -65,8 +62,6 @@ class BenchEvidenceConfig:
     """The budget in tokens at which the layers of fused are chosen."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Resonance besides match and layers, both kinds of which are compared; anchors are the question's own words."""
-    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
-    """What is retrieved in scope retrieved."""
     limit: PositiveInt | None = None
     """At most this many questions per dialogue, the first ones; for a quick look."""
     cache: str = "~/.cache/remind"
@@ -102,9 +97,8 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     encoder = SparseEncoder(backbone, saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
     cache = Path(cfg.cache).expanduser()
-    perception = Perception(cfg.perception, sentences, OfflineLLM(sentences), cache / "index")
     windowed = WindowedCodes(encoder, cfg.grounding.window_tokens, 1, cache / "codes")
-    ready = [prepare(one, windowed, perception, cfg.grounding) for one in track(asked, "encode", len(asked))]
+    ready = [prepare(one, windowed, sentences, cfg.grounding) for one in track(asked, "encode", len(asked))]
 
     validation = CrossValidation(ready, BUDGETS, cfg.budget)
     _, chosen = validation.all_dialogues()
@@ -113,14 +107,14 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     ratios |= nulls
     table = Table(asked, ratios, BUDGETS)
     extra = [name for name in (*PARTS, *ABLATIONS) if name not in METHODS]
-    without = [name for name, _ in nulls]
+    without = list(nulls)
     result: dict[str, Any] = {
         "rows": table.rows(),
-        "differences": all_differences(table),
+        "differences": [row for one in ("fused", "resonance") for row in table.differences(one, BASELINES)],
         "ablations": table.rows(extra),
-        "ablation_differences": [row for name in extra for row in table.differences("fused", [name], "full")],
+        "ablation_differences": [row for name in extra for row in table.differences("fused", [name])],
         "controls": table.rows(without),
-        "control_differences": [row for name in without for row in table.differences("resonance", [name], "full")],
+        "control_differences": [row for name in without for row in table.differences("resonance", [name])],
         "folds": [
             {"dataset": one.dataset, "held_out": one.dialogue.id, **asdict(choice)}
             for one, choice in zip(asked, folds, strict=True)
@@ -146,16 +140,15 @@ def _versions() -> dict[str, str]:
 
 
 def _print(result: dict[str, Any], table: Table, extra: Sequence[str], out: Path) -> None:
-    for fact in result["data"]:
-        print(
-            f"{fact['dataset']}: {fact['dialogues']} dialogues, {fact['questions']} questions, {fact['with_evidence']} "
-            f"with evidence; {fact['dangling']} of {fact['references']} references name no turn and are left out"
-        )
     print("\n".join(result["notes"]))
-    for scope in SCOPES:
-        print(f"\n{table.text(scope, (*METHODS, *extra))}")
-    print(f"\npaired differences, 95 % intervals over questions and over dialogues (baselines: {', '.join(BASELINES)})")
-    print(difference_lines([row for row in result["differences"] if row["method"] == "fused"]))
+    print(f"\n{table.text((*METHODS, *extra))}")
+    print(f"\nfused less the best of {', '.join(BASELINES)}, 95 % intervals over questions and over dialogues")
+    for row in result["differences"]:
+        if row["method"] == "fused":
+            over = (
+                f"[{row['low']:+.3f}, {row['high']:+.3f}], [{row['clustered_low']:+.3f}, {row['clustered_high']:+.3f}]"
+            )
+            print(f"  {row['dataset']:<10}{row['budget']:>6}  − {row['baseline']}: {row['difference']:+.3f} {over}")
     print(f"\n{result['seconds']:.0f} s; {out}, {out.with_suffix('.png')}")
 
 
@@ -168,7 +161,7 @@ class Table:
     """Ratios of all questions side by side.
 
     Args:
-        asked: the dialogues. ratios: (method, scope) → for each dialogue [Q, budgets].
+        asked: the dialogues. ratios: method → for each dialogue [Q, budgets].
     """
 
     def __init__(self, asked: Sequence[DialogueQuestions], ratios: Ratios, budgets: Sequence[int]) -> None:
@@ -181,22 +174,22 @@ class Table:
         self.datasets = list(dict.fromkeys(one.dataset for one in asked))
 
     def rows(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
-        """A row per dataset, category ("all" last), method, scope and budget, with 95 % intervals over questions."""
+        """A row per dataset, category ("all" last), method and budget, with 95 % intervals over questions."""
         found = []
         for dataset in self.datasets:
             here = self.dataset == dataset
             for category in [*sorted(set(self.category[here])), "all"]:
                 chosen = here if category == "all" else here & (self.category == category)
-                for (method, scope), values in self.values.items():
+                for method, values in self.values.items():
                     if method in methods:
-                        cell = {"dataset": dataset, "category": category, "method": method, "scope": scope}
+                        cell = {"dataset": dataset, "category": category, "method": method}
                         found += [
                             {**cell, "budget": budget, **_estimate(values[chosen, b])}
                             for b, budget in enumerate(self.budgets)
                         ]
         return found
 
-    def differences(self, method: str, others: Sequence[str], scope: str) -> list[dict[str, Any]]:
+    def differences(self, method: str, others: Sequence[str]) -> list[dict[str, Any]]:
         """`method` less the best of `others` at each budget, paired by question, with both kinds of interval.
 
         The best is the one with the highest mean ratio there. Besides every dataset, "both" is the mean over datasets.
@@ -206,14 +199,14 @@ class Table:
             drawn: list[tuple[float, np.ndarray, np.ndarray]] = []
             for dataset in self.datasets:
                 here = self.dataset == dataset
-                means = {other: float(self.values[other, scope][here, b].mean()) for other in others}
+                means = {other: float(self.values[other][here, b].mean()) for other in others}
                 best = max(means, key=lambda other: means[other])
-                gain = (self.values[method, scope] - self.values[best, scope])[here, b]
+                gain = (self.values[method] - self.values[best])[here, b]
                 seed = len(drawn)
                 questions = cluster_bootstrap(gain, None, _RESAMPLES, seed)
                 dialogues = cluster_bootstrap(gain, self.dialogue[here], _RESAMPLES, seed)
                 drawn.append((float(gain.mean()), questions, dialogues))
-                cell = {"method": method, "scope": scope, "budget": budget}
+                cell = {"method": method, "budget": budget}
                 about = {"dataset": dataset, **cell, "baseline": best, "n": int(here.sum())}
                 found.append(about | _difference(drawn[-1:]))
             if len(drawn) > 1:
@@ -221,15 +214,15 @@ class Table:
                 found.append(about | _difference(drawn))
         return found
 
-    def text(self, scope: str, methods: Sequence[str]) -> str:
+    def text(self, methods: Sequence[str]) -> str:
         """Means by method and budget, the datasets one below the other."""
         lines = []
         for dataset in self.datasets:
             here = self.dataset == dataset
-            lines.append(f"{dataset}, {scope}: {here.sum()} questions".ljust(42) + _cells(self.budgets, "d"))
+            lines.append(f"{dataset}: {here.sum()} questions".ljust(42) + _cells(self.budgets, "d"))
             for method in methods:
-                if (method, scope) in self.values:
-                    means = self.values[method, scope][here].mean(0)
+                if method in self.values:
+                    means = self.values[method][here].mean(0)
                     lines.append(f"  {method:<40}" + _cells(means, ".3f"))
         return "\n".join(lines)
 
@@ -251,46 +244,25 @@ def _cells(values: Any, form: str) -> str:
     return "".join(f"{value:>8{form}}" for value in values)
 
 
-def difference_lines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The paired differences as text."""
-    return "\n".join(
-        f"  {row['dataset']:<10}{row['scope']:<10}{row['budget']:>6}  {row['method']} − {row['baseline']}: "
-        f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], "
-        f"by dialogue [{row['clustered_low']:+.3f}, {row['clustered_high']:+.3f}]"
-        for row in rows
-    )
-
-
-def all_differences(table: Table) -> list[dict[str, Any]]:
-    """fused and resonance against the best baseline, in both scopes."""
-    return [
-        row
-        for scope in SCOPES
-        for method in ("fused", "resonance")
-        for row in table.differences(method, BASELINES, scope)
-    ]
-
-
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel per dataset and scope, with 95 % bands; PNG."""
+    """A panel per dataset, with 95 % bands; PNG."""
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
-    figure = new_figure(5.2 * len(SCOPES), 3.9 * len(datasets))
-    panels = figure.subplots(len(datasets), len(SCOPES), squeeze=False, sharey=True)
-    for line, dataset in zip(panels, datasets, strict=True):
-        for axes, scope in zip(line, SCOPES, strict=True):
-            shown = [row for row in rows if (row["dataset"], row["scope"], row["category"]) == (dataset, scope, "all")]
-            for method, colour in zip(METHODS, _COLOURS, strict=True):
-                points = sorted((row for row in shown if row["method"] == method), key=lambda row: row["budget"])
-                budgets, ratios, low, high = ([p[key] for p in points] for key in ("budget", "ratio", "low", "high"))
-                style = "-" if method in ("resonance", "fused") else "--"
-                axes.plot(budgets, ratios, style, color=colour, marker="o", markersize=3.5, label=method)
-                axes.fill_between(budgets, low, high, color=colour, alpha=0.12, linewidth=0)
-            axes.set_xscale("log")
-            axes.set_xticks(budgets, [str(budget) for budget in budgets])
-            axes.minorticks_off()
-            axes.set_ylim(0, 1.02)
-            axes.set_title(f"{dataset}, {scope} (n = {shown[0]['n']})", fontsize=10)
-            axes.set_xlabel("marked tokens")
-            axes.set_ylabel("gold evidence turns marked")
-    panels[0][0].legend(fontsize=8, loc="upper left")
+    figure = new_figure(5.2, 3.9 * len(datasets))
+    panels = figure.subplots(len(datasets), 1, squeeze=False)[:, 0]
+    for axes, dataset in zip(panels, datasets, strict=True):
+        shown = [row for row in rows if (row["dataset"], row["category"]) == (dataset, "all")]
+        for method, colour in zip(METHODS, _COLOURS, strict=True):
+            points = sorted((row for row in shown if row["method"] == method), key=lambda row: row["budget"])
+            budgets, ratios, low, high = ([p[key] for p in points] for key in ("budget", "ratio", "low", "high"))
+            style = "-" if method in ("resonance", "fused") else "--"
+            axes.plot(budgets, ratios, style, color=colour, marker="o", markersize=3.5, label=method)
+            axes.fill_between(budgets, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xticks(budgets, [str(budget) for budget in budgets])
+        axes.minorticks_off()
+        axes.set_ylim(0, 1.02)
+        axes.set_title(f"{dataset} (n = {shown[0]['n']})", fontsize=10)
+        axes.set_xlabel("marked tokens")
+        axes.set_ylabel("gold evidence turns marked")
+    panels[0].legend(fontsize=8, loc="upper left")
     Picture(figure).save(path)

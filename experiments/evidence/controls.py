@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.evidence.crossval import best_settings
-from experiments.evidence.methods import Prepared, View, grid, plain_ratio, resonances
+from experiments.evidence.methods import Prepared, grid, plain_ratio, resonances
 from experiments.evidence.resonance import encode_questions
 from remind.core.progress import track
 from remind.grounding.codes import Coder, SparseEncoder, WindowedCodes
@@ -111,7 +111,7 @@ def null_ratios(
     saes: Mapping[int, TopKSAE],
     config: GroundingConfig,
     budgets: Sequence[int],
-) -> dict[tuple[str, str], list[np.ndarray]]:
+) -> dict[str, list[np.ndarray]]:
     """Ratios over the full history of the resonance without one of its parts, and with a control for SAEs.
 
     Smoothing, thrift, match and layers are chosen for each of them as for `resonance`. The control untrained
@@ -121,17 +121,15 @@ def null_ratios(
         encoder: of the SAEs, with their backbone.
 
     Returns:
-        (name, "full") → for each dialogue [Q, budgets].
+        Name → for each dialogue [Q, budgets].
     """
-    ratios: dict[tuple[str, str], list[np.ndarray]] = {}
+    ratios: dict[str, list[np.ndarray]] = {}
 
     def measure(name: str, signals: Callable[[Prepared], dict[str, Tensor]], dialogues: Iterable[Prepared]) -> None:
         moved = []
         for one in dialogues:
-            view = one.views["full"]
-            own = View(view.run, {**signals(one), "length": view.signals["length"]})
-            moved.append(replace(one, views={"full": own}))
-        ratios[name, "full"] = _held_out(moved, budgets)
+            moved.append(replace(one, signals={**signals(one), "length": one.signals["length"]}))
+        ratios[name] = _held_out(moved, budgets)
 
     for name, fields in ablations().items():
         without = replace(config, **{key: value for key, value in fields.items() if key != "smooth_turns"})
@@ -150,7 +148,7 @@ def null_ratios(
 
 
 def _full_resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
-    return resonances(one.codes, config, one.views["full"].run)
+    return resonances(one.codes, config, one.run)
 
 
 def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:
@@ -158,7 +156,7 @@ def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingCo
     asked = one.asked
     texts = [question.text for question in asked.questions]
     held = encode_questions(encoder, one.codes.dialogue, asked.dialogue, texts, one.strategies, "strategy")
-    return resonances(held, config, one.views["full"].run)
+    return resonances(held, config, one.run)
 
 
 def _of_control(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:
@@ -166,14 +164,14 @@ def _of_control(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) 
     codes = WindowedCodes(encoder, config.window_tokens, 0).dialogue_codes(asked.dialogue)
     texts = [question.text for question in asked.questions]
     held = encode_questions(encoder, codes, asked.dialogue, texts, one.strategies)
-    return resonances(held, config, one.views["full"].run)
+    return resonances(held, config, one.run)
 
 
 def _held_out(dialogues: Sequence[Prepared], budgets: Sequence[int]) -> list[np.ndarray]:
-    """Ratios [Q, budgets] of the resonance in the dialogues' views, each under settings chosen without it."""
-    names = [name for name in dialogues[0].views["full"].signals if name.startswith("resonance/")]
+    """Ratios [Q, budgets] of the resonance of the dialogues, each under settings chosen without it."""
+    names = [name for name in dialogues[0].signals if name.startswith("resonance/")]
     table = {
-        setting: [plain_ratio(one, "full", "resonance", setting, budgets) for one in dialogues]
+        setting: [plain_ratio(one, "resonance", setting, budgets) for one in dialogues]
         for setting in grid("resonance", names)
     }
     datasets, everyone = [one.asked.dataset for one in dialogues], range(len(dialogues))

@@ -11,7 +11,6 @@ from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
 from sae.ranges import PositiveInt, Seed, check_ranges
@@ -30,9 +29,9 @@ class ScoreOfficialConfig:
     """Folder for scores.json and the results file under its own name; equal figures leave its bytes as they are."""
     references: str | None = None
     """LongMemEval: file of its questions, with types and gold answers."""
-    judge: Literal["none", "offline", "llm"] = "none"
+    judge: Literal["none", "llm"] = "none"
     """LongMemEval: none counts the labels that are there; llm sets them anew, asking the endpoint llm.judge in five
-    roles by question type; offline sets them by a rule that knows no roles."""
+    roles by question type."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoint of the judge (judge llm)."""
     model: str | None = None
@@ -92,12 +91,7 @@ def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | N
         raise ConfigError("model is for LoCoMo; this is a file of LongMemEval")
     longmemeval.check_rows(file)
     references = longmemeval.load_references(cfg.references)
-    judging: dict[str, Any] = {}
-    if cfg.judge == "offline":
-        judge = OfflineLLM()
-        longmemeval.judge_rows(file.records, references, longmemeval.ruled(judge), judge.name)
-    elif cfg.judge == "llm":
-        judging = _ask(cfg, file, references, chat)
+    judging = _ask(cfg, file, references, chat) if cfg.judge == "llm" else {}
     return {"benchmark": "LongMemEval", **longmemeval.score_rows(file.records, references), **judging}
 
 
@@ -105,7 +99,7 @@ def _ask(
     cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
 ) -> dict[str, Any]:
     model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
-    failures = longmemeval.judge_rows(file.records, references, longmemeval.prompted(model), model.name)
+    failures = longmemeval.judge_rows(file.records, references, model)
     judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())

@@ -14,7 +14,6 @@ from remind.testbed.world import WorldConfig
 from sae.ranges import NonNegativeInt, PositiveInt, Range, Seed, Workers, check_ranges
 
 Split = Literal["dev", "test"]
-Stage = Literal["choose", "run", "report", "all"]
 _RATES = [2e-4, 5e-4, 1e-3, 2e-3]
 _TRAINED = tuple(arm for arm in ARMS if arm != "base")
 
@@ -43,7 +42,7 @@ def _grids() -> dict[str, dict[str, list[Any]]]:
         "sft": {"lr": _RATES},
         "sft_mixed": {"lr": _RATES},
         "sft_pseudo": {"lr": _RATES},
-        "distil_20": {"lr": _RATES[:3], "teacher_weights": ["live", "base"]},
+        "distil_20": {"lr": _RATES[:3], "teacher_model_kind": ["live", "base"]},
         "pra_printed": {"lr": [5e-5, *_RATES[:3]]},
         "pra_recommended": {"lr": _RATES[:3], "lambda_hard": [0.05, 0.2]},
     }
@@ -106,30 +105,15 @@ class ChooseConfig:
 
 
 @dataclass
-class TraceConfig:
-    """The trajectory (Figure 14): shares of the loss terms, divergences and accuracy on the way."""
-
-    arms: tuple[str, ...] = ("pra_printed", "pra_recommended")
-    """Arms that are traced."""
-    conditions: tuple[str, ...] = ("noisy-0.4",)
-    """Under these conditions, with right summaries; on the first seed alone."""
-    every: NonNegativeInt = 15
-    """Steps between measurements of the answers; 0: nothing is traced."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-
-@dataclass
 class ProofConfig:
     """Arms against each other on the synthetic world, under conditions of labels and summaries."""
 
     model: str
     """Folder of the untrained nano model, or nano: the shipped one."""
     out: str
-    """Folder of the results: runs/, chosen.json, results.json, table.md and plots. What is done is not done again."""
-    stage: Stage = "all"
-    """choose: settings, on dev. run: the final runs, on test. report: tables and plots of what is there. all: all."""
+    """Folder of the results: runs/, results.json, table.md and plot. What is done is not done again."""
+    stage: Literal["all", "report"] = "all"
+    """report: table and plot of the runs that are there, once all settings have been chosen."""
     workers: Workers = 2
     """Processes of one thread each; 0: this process alone."""
     steps: PositiveInt = 150
@@ -149,14 +133,12 @@ class ProofConfig:
     """What every run has in common."""
     choose: ChooseConfig = field(default_factory=ChooseConfig)
     """How settings are chosen."""
-    trace: TraceConfig = field(default_factory=TraceConfig)
-    """What is traced."""
     resamples: Annotated[int, Range(ge=100)] = 4000
     """Of the bootstrap."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        for arm in (*self.arms, *self.choose.grids, *self.trace.arms):
+        for arm in (*self.arms, *self.choose.grids):
             if arm not in _TRAINED:
                 raise ConfigError(f"no arm {arm!r}; there are {', '.join(sorted(_TRAINED))}")
         for arm, condition in self.cells:
@@ -175,7 +157,7 @@ class ProofConfig:
             raise ConfigError(f"seed {same[0]} is a final one; choose settings on others")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")
-        for name in (*self.choose.conditions, *self.trace.conditions):
+        for name in self.choose.conditions:
             named(name)
         for arm, grid in self.choose.grids.items():
             for values in product(*grid.values()):

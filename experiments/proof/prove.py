@@ -12,10 +12,7 @@ from experiments.proof.arms import Condition, knobs_of, named
 from experiments.proof.config import ProofConfig
 from experiments.proof.report import Cell, Chosen, report
 from experiments.proof.store import RunStore, Spec, accuracy, base_spec, open_store, run_all
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json, write_json
-
-CHOSEN = "chosen.json"
+from remind.core.errors import ConfigError
 
 
 def prove(cfg: ProofConfig) -> Path:
@@ -29,66 +26,37 @@ def prove(cfg: ProofConfig) -> Path:
         RemindError: of the first run that failed; those that were done stay.
     """
     store = open_store(cfg.bench, cfg.model, cfg.out)
-    if cfg.stage in ("choose", "all"):
-        print(f"settings are in {choose(cfg, store)}")
-    if cfg.stage != "choose":
-        chosen = read_chosen(cfg, store)
-        if cfg.stage != "report":
-            run(cfg, store, chosen)
-        paths = report(cfg, store, chosen, collect(cfg, store, chosen))
-        print(f"results are in {', '.join(str(path) for path in paths)}")
+    scores = choose(cfg, store)
+    chosen = {arm: max(points, key=lambda row: row["accuracy"])["values"] for arm, points in scores.items()}
+    if cfg.stage == "all":
+        run(cfg, store, chosen)
+    paths = report(cfg, store, chosen, scores, collect(cfg, store, chosen))
+    print(f"results are in {', '.join(str(path) for path in paths)}")
     return store.out
 
 
-def choose(cfg: ProofConfig, store: RunStore) -> Path:
-    """Run every point of every arm's grid and choose the one with the highest mean accuracy under x0 on dev.
-
-    Of equals the first is chosen.
+def choose(cfg: ProofConfig, store: RunStore) -> dict[str, list[dict[str, Any]]]:
+    """Run every point of every arm's grid; the one with the highest mean accuracy under x0 on dev is chosen, of equals
+    the first.
 
     Returns:
-        chosen.json: the values by arm, and the accuracy of each point.
+        For each arm its points: values, accuracy, and that of each run.
     """
     grid = grid_runs(cfg)
     specs = [spec for points in grid.values() for _, runs in points for spec in runs]
+    if cfg.stage == "report" and not all(map(store.done, specs)):
+        raise ConfigError(f"{store.out}: not all settings have been chosen yet; run with --stage all first")
     results = run_all(store, specs, cfg.workers, "choose")
-    chosen: dict[str, Any] = {}
-    scores: dict[str, Any] = {}
+    scores: dict[str, list[dict[str, Any]]] = {}
     for arm, points in grid.items():
-        scores[arm] = []
         for values, runs in points:
             reached = {
                 f"{spec.condition.title}, seed {spec.seed}": accuracy(results[store.key(spec)]["right"]["x0"])
                 for spec in runs
             }
-            scores[arm].append({"values": values, "accuracy": sum(reached.values()) / len(reached), "runs": reached})
-        chosen[arm] = max(scores[arm], key=lambda row: row["accuracy"])["values"]
-    path = store.out / CHOSEN
-    about = {"conditions": list(cfg.choose.conditions), "seeds": list(cfg.choose.seeds), "steps": cfg.steps}
-    write_json(path, {"chosen": chosen, "on": "dev", **about, "weights": store.weights, "scores": scores})
-    return path
-
-
-def read_chosen(cfg: ProofConfig, store: RunStore) -> dict[str, dict[str, Any]]:
-    """The chosen values by arm.
-
-    Raises:
-        ConfigError: nothing was chosen yet, or for another model, or not for all arms that have a grid.
-    """
-    path = store.out / CHOSEN
-    grid = grid_runs(cfg)
-    if not path.exists():
-        if grid:
-            raise ConfigError(f"{path} is missing: run with --stage choose first")
-        return {}
-    values = read_json(path)
-    if not isinstance(values, dict) or not isinstance(values.get("chosen"), dict):
-        raise DataError("holds no chosen settings; remove it and run with --stage choose", path)
-    if values.get("weights") != store.weights:
-        raise ConfigError(f"{path} was chosen for another model: run with --stage choose again")
-    chosen: dict[str, dict[str, Any]] = values["chosen"]
-    if missing := sorted(grid.keys() - chosen.keys()):
-        raise ConfigError(f"{path} has nothing for {missing[0]}: run with --stage choose again")
-    return chosen
+            row = {"values": values, "accuracy": sum(reached.values()) / len(reached), "runs": reached}
+            scores.setdefault(arm, []).append(row)
+    return scores
 
 
 def run(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> None:
@@ -148,10 +116,8 @@ def grid_runs(cfg: ProofConfig) -> dict[str, list[tuple[dict[str, Any], list[Spe
 
 def final_run(cfg: ProofConfig, chosen: Chosen, arm: str, condition: Condition, seed: int, steps: int = 0) -> Spec:
     """The run of a cell and a seed; steps 0: those of the config."""
-    traced = arm in cfg.trace.arms and condition.title in cfg.trace.conditions and seed == cfg.seeds[0]
     knobs = knobs_of(arm, cfg.recommended, chosen.get("sft" if arm == "sft_flops" else arm))
-    trace = cfg.trace.every if traced else 0
-    return Spec(arm, condition.seen_by(arm), seed, knobs, steps or cfg.steps, "test", trace)
+    return Spec(arm, condition.seen_by(arm), seed, knobs, steps or cfg.steps)
 
 
 def final_runs(cfg: ProofConfig, chosen: Chosen) -> Iterator[tuple[str, Condition, int, Spec]]:

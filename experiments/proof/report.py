@@ -17,7 +17,6 @@ from remind.evaluation.statistics import Estimate
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.pyramid import LEVELS
 from remind.testbed.built import Marks
-from remind.viewing.plots.trajectory import plot_trajectory
 from sae.figures import COLOURS, Picture, new_figure
 
 #: Chosen values by arm.
@@ -29,7 +28,9 @@ Runs = Mapping[int, Mapping[str, Any]]
 Results = Mapping[Cell, Runs]
 
 
-def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) -> list[Path]:
+def report(
+    cfg: ProofConfig, store: RunStore, chosen: Chosen, scores: Mapping[str, Any], results: Results
+) -> list[Path]:
     """Write what the finished runs show.
 
     Returns:
@@ -55,6 +56,7 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
         "questions": len(questions),
         "steps": cfg.steps,
         "chosen": chosen,
+        "scores": scores,
         "base": {level: comparison.accuracy([base], level) for level in LEVELS},
         "untrained": {name: comparison.ladder(store.result(base_spec("test", name))) for name in cfg.marks},
         "evidence": {name: evidence_in_marks(store, name) for name in cfg.marks},
@@ -64,9 +66,6 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
     write_json(paths[0], values)
     write_text(paths[1], render(values))
     paths.append(plot_accuracy(values, store.out / "accuracy.png"))
-    traced = {cell: run for cell, runs in results.items() for run in runs.values() if run["trace"]["accuracy"]}
-    if traced:
-        paths.append(_trajectories(traced).save(store.out / "trajectory.png"))
     return paths
 
 
@@ -292,13 +291,3 @@ def _dots(axes: Any, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any],
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.3)
-
-
-def _trajectories(traced: Mapping[Cell, Mapping[str, Any]]) -> Picture:
-    """For every traced run: shares of the loss terms, divergences, and accuracy under the three states, over steps."""
-    runs = {}
-    for (arm, title), run in traced.items():
-        steps, accuracy = run["trace"]["steps"], run["trace"]["accuracy"]
-        rows = [*(("train", row) for row in steps), *(("accuracy", row) for row in accuracy)]
-        runs[f"{ARMS[arm].title}, {title}"] = [{**row, "kind": kind} for kind, row in rows]
-    return plot_trajectory(runs, ("shares", "jsd", "accuracy"))

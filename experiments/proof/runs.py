@@ -16,9 +16,8 @@ from time import perf_counter
 from typing import Any
 
 from experiments.proof.states import split_records, training_records
-from experiments.proof.store import RunStore, Spec, accuracy
+from experiments.proof.store import RunStore, Spec
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.callbacks import Probe
 from remind.alignment.config import Objective
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
@@ -85,19 +84,14 @@ class Runner:
         records, pseudo_labelled = self._states(spec)
         split = {name: [record for record in records if record.split == name] for name in ("train", "dev")}
 
-        def measure(model: Any) -> dict[str, float]:
-            answers = self._answer(replace(self.base, model=model), spec)
-            return {level: accuracy(right) for level, right in answers.items()}
-
         out = Path(tempfile.mkdtemp(dir=self.work.name))
-        probes = [Probe(measure, spec.trace, "accuracy")] if spec.trace else []
         # no bars and no lines: hundreds of runs would print the same
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             args = arguments(self.store, spec, out)
-            trainer = PRATrainer(self.store.model, args, split["train"], split["dev"], callbacks=probes)
+            trainer = PRATrainer(self.store.model, args, split["train"], split["dev"])
             stopped = fit(trainer)
         rows = read_metrics(out)
-        kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "eval", "guard", "accuracy")}
+        kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("eval", "guard")}
         result = {
             "right": self._answer(replace(self.base, model=trainer.model), spec),
             "steps": trainer.state.global_step,
@@ -105,10 +99,6 @@ class Runner:
             "stopped": stopped,
             "guard": [{"step": row["step"], "what": row["what"]} for row in kinds["guard"]],
             "watched": [_short(row) for row in kinds["eval"]],
-            "trace": {
-                "steps": [_short(row) for row in kinds["train"]] if spec.trace else [],
-                "accuracy": [{name: row[name] for name in ("step", *LEVELS)} for row in kinds["accuracy"]],
-            },
         }
         del trainer
         # models hang in circles with their hooks, and many runs share one process

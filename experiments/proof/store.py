@@ -36,7 +36,6 @@ class Spec:
         seed: of the training world, its labels, and the order.
         steps: optimiser steps; 0: the base model is measured.
         on: where answers are measured.
-        trace: steps between measurements of the answers during training; 0: at the end alone.
     """
 
     arm: str
@@ -45,7 +44,6 @@ class Spec:
     knobs: Knobs
     steps: int
     on: Split = "test"
-    trace: int = 0
 
 
 def base_spec(on: Split, marks: Marks | None = None) -> Spec:

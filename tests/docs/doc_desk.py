@@ -64,7 +64,8 @@ RECIPES: dict[str, str] = {
     "train-pra": "--trainer.max_steps 1 --data.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
-    "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
+    "experiments.chain": "--build.limit 8 --questions 2 --test_questions 2 --sft_steps 2 --pra_steps 2 --only_folds '[0]' "
+    "--max_new_tokens 16 --resamples 200 --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
     "--probes '[]'",
     "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 3]'",
     "experiments.evidence": "--limit 1",
@@ -79,7 +80,7 @@ RECIPES: dict[str, str] = {
     "--sft.world.dialogues 2 --sft.world.evaluate 1 --rl.world.dialogues 2 --rl.world.evaluate 1 --rl.batch_size 1",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
     "experiments.proof": f"{_BENCH} --arms '{{sft: [clean]}}' --choose.conditions '[clean]' --choose.grids '{{}}' "
-    "--seeds '[1]' --trace.every 0 --resamples 100",
+    "--seeds '[1]' --resamples 100",
 }
 #: What training all weights in bfloat16 takes needs torchao.
 _WIDE = "--dtype float32 --trainer.optim adamw_torch_fused"

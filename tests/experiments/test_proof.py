@@ -14,7 +14,7 @@ import torch
 from forked import Forked
 
 from experiments.proof.arms import RECOMMENDED, Condition, named
-from experiments.proof.config import BenchConfig, ChooseConfig, ProofConfig, TraceConfig
+from experiments.proof.config import BenchConfig, ChooseConfig, ProofConfig
 from experiments.proof.prove import equal_steps, final_runs, grid_runs, prove
 from experiments.proof.report import Comparison
 from experiments.proof.runs import Size, fixed_cost, step_cost
@@ -79,8 +79,8 @@ def test_plans_that_cannot_work(tmp_path: Path, model: Path) -> None:
             ProofConfig("m", "o", **values)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dev would be test"):
         BenchConfig(dev_seed=5, test_seed=5)
-    with pytest.raises(ConfigError, match="stage choose first"):
-        prove(_tiny(model, tmp_path, stage="run"))
+    with pytest.raises(ConfigError, match="stage all first"):
+        prove(_tiny(model, tmp_path, stage="report"))
     with pytest.raises(ConfigError, match="not a model folder"):
         prove(_tiny(tmp_path, tmp_path))
 
@@ -266,7 +266,6 @@ def _tiny(model: Path, out: Path, **values: Any) -> ProofConfig:
         },
         "bench": BenchConfig(world=SHORT, batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=9),
         "choose": ChooseConfig(conditions=("scarce-4",), seeds=(9,), grids={"sft": {"lr": [1e-4, 1e-3]}}),
-        "trace": TraceConfig(arms=("pra_recommended",), conditions=("none",), every=1),
         "resamples": 100,
     }
     return ProofConfig(str(model), str(out), **{**small, **values})
@@ -276,9 +275,10 @@ def _tiny(model: Path, out: Path, **values: Any) -> ProofConfig:
 def test_a_small_proof_from_end_to_end(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     prove(_tiny(model, out))
-    chosen, results = read_json(out / "chosen.json"), read_json(out / "results.json")
-    assert len(chosen["scores"]["sft"]) == 2
-    assert chosen["chosen"]["sft"] == max(chosen["scores"]["sft"], key=lambda row: row["accuracy"])["values"]
+    results = read_json(out / "results.json")
+    points = results["scores"]["sft"]
+    assert len(points) == 2
+    assert results["chosen"]["sft"] == max(points, key=lambda row: row["accuracy"])["values"]
     rows = {(row["arm"], row["title"]): row for row in results["rows"]}
     assert set(rows) == {
         ("sft_pseudo", "none"),
@@ -291,16 +291,11 @@ def test_a_small_proof_from_end_to_end(model: Path, tmp_path: Path, capsys: pyte
     # the nearest number of steps to equal cost is off by half a step at most
     ours, equal, sft = (rows[arm, "scarce-4"] for arm in ("pra_recommended", "sft_flops", "sft"))
     assert abs(equal["flops"] - ours["flops"]) < 0.75 * sft["flops"] / 2
-    assert all((out / name).stat().st_size > 10_000 for name in ("accuracy.png", "trajectory.png"))
+    assert (out / "accuracy.png").stat().st_size > 10_000
     assert "PRA recommended" in (out / "table.md").read_text()
-    traced = [read_json(path) for path in (out / "runs").glob("*.json")]
-    steps = [
-        [row["step"] for row in run["trace"]["accuracy"]] for run in traced if run.get("trace", {}).get("accuracy")
-    ]
-    assert steps == [[0, 1, 2]]
     # nothing is left to do, and a changed run is refused by nobody but done anew
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")}
-    prove(_tiny(model, out, stage="run"))
+    prove(_tiny(model, out, stage="report"))
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")} == before
     assert "results are in" in capsys.readouterr().out
 
@@ -321,7 +316,7 @@ def _resumed(model: Path, out: Path, workers: int = 1) -> ProofConfig:
         "arms": {"sft": ["clean"], "pra_recommended": ["clean"]},
         "seeds": (1, 2),
     }
-    return _tiny(model, out, workers=workers, **plan, choose=ChooseConfig(grids={}), trace=TraceConfig(every=0))
+    return _tiny(model, out, workers=workers, **plan, choose=ChooseConfig(grids={}))
 
 
 def _runs(out: Path) -> dict[str, Any]:
