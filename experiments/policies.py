@@ -198,22 +198,15 @@ def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
 
     if method == "salimory_sft":
 
-        def saying(text: Callable[[sali.Asked], str]) -> Answerer:
-            """Keeps every turn as a fact with such a text, and tells all of it."""
-
-            def reply(asked: sali.Asked) -> str:
-                if asked.turn:
-                    return sali.YES if asked.role == "filter" else f"ADD FACT {text(asked)} {end}"
-                return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), end])
-
-            return each(reply)
+        def everything_told(asked: sali.Asked) -> str:
+            if asked.turn:
+                return sali.YES if asked.role == "filter" else f"ADD FACT {asked.turn.text} {end}"
+            return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), end])
 
         return {
             "the expert that is imitated": each(lambda one: sali.expert_reply(one, expert, Random(one.prompt()))),
             "an expert without mistakes": each(lambda one: sali.expert_reply(one, ORACLE, Random(one.prompt()))),
-            "keeps everything, and tells all of it": saying(lambda one: one.turn.text if one.turn else ""),
-            "writes the names of what is asked about": saying(lambda one: f"my {one.turn.key if one.turn else ''} is"),
-            "writes that the answer is right": saying(lambda one: "the answer is right"),
+            "keeps everything, and tells all of it": each(everything_told),
             "keeps nothing": each(lambda one: sali.NO if one.role == "filter" else end),
         }
 
@@ -224,18 +217,10 @@ def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
     def everything(view: pico.View) -> str:
         return " ".join(f"ADD t{n}" for n in range(1, len(view.meeting.turns) + 1))
 
-    def giant(view: pico.View) -> str:
-        """Episodic keeps all turns, and merges what it sees into one entry."""
-        if view.role != "episodic":
-            return end
-        merged = "MERGE m1 m2" if len(view.entries) > 1 else ""
-        return " ".join([merged, everything(view), end])
-
     return {
         "the expert that is imitated": of(expert),
         "an expert without mistakes": of(ORACLE),
         "keeps everything, in every store": each(lambda view: f"{everything(view)} {end}"),
-        "keeps everything, merged into long entries": each(giant),
         "keeps nothing": each(lambda view: end),
     }
 

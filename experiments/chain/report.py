@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.chain.arms import ARMS, PROBES, RIVALS
-from experiments.chain.config import ChainConfig
+from experiments.chain.config import ARMS, PROBES, RIVALS, ChainConfig
 from experiments.proof.statistics import estimate
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError

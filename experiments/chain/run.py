@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.chain.arms import ARMS, PROBED, PROBES, Arm
-from experiments.chain.config import FREE, ChainConfig
-from experiments.chain.folds import Fold, choose, make_folds
+from experiments.chain.config import ARMS, FREE, PROBED, PROBES, Arm, ChainConfig
 from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
@@ -19,6 +18,7 @@ from remind.alignment.config import Objective
 from remind.alignment.metrics import checkpoints
 from remind.build import build
 from remind.build.plan import paths_of
+from remind.core.errors import ConfigError
 from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder, as_dict, flatten
@@ -43,6 +43,60 @@ from remind.viewing.patching import answer_score
 
 #: Settings of the build that change how it is made, not what.
 _BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
+
+
+class Fold(NamedTuple):
+    """Ids of dialogues by their part; labelled and pool are equal where PRA learns from the questions of SFT."""
+
+    test: list[str]
+    dev: list[str]
+    labelled: list[str]
+    pool: list[str]
+
+
+def make_folds(inputs: Mapping[str, Sequence[str]], cfg: ChainConfig) -> list[Fold]:
+    """Deal the dialogues of every input by themselves, so that each part has its share of each dataset.
+
+    The order depends on the ids and `fold_seed` alone.
+
+    Args:
+        inputs: ids of the dialogues with questions, by input.
+
+    Raises:
+        ConfigError: too few dialogues for as many folds, dev dialogues and the two parts of training.
+    """
+    folds = [Fold([], [], [], []) for _ in range(cfg.folds)]
+    for source, ids in inputs.items():
+        order = sorted(ids, key=lambda name: hashlib.sha256(f"{cfg.fold_seed}:{name}".encode()).hexdigest())
+        for number, fold in enumerate(folds):
+            test = order[number :: cfg.folds]
+            # dev and training differ from fold to fold, too
+            rest = [name for name in order[number:] + order[:number] if name not in test]
+            train = rest[cfg.dev_dialogues :]
+            spare = int(cfg.pool == "others")
+            if not test or len(train) < 1 + spare:
+                raise ConfigError(
+                    f"{source}: {len(ids)} dialogues are too few for {cfg.folds} folds as they are divided"
+                )
+            labelled = min(max(1, round(cfg.labelled * len(train))), len(train) - spare)
+            fold.test.extend(test)
+            fold.dev.extend(rest[: cfg.dev_dialogues])
+            fold.labelled.extend(train[:labelled])
+            fold.pool.extend(train[labelled:] if spare else train[:labelled])
+    return folds
+
+
+def choose(
+    records: Sequence[StateRecord], dialogues: Sequence[str], most: int | None, categories: Sequence[str] | None
+) -> list[StateRecord]:
+    """At most so many questions of each dialogue, evenly apart: those with a gold answer and of these categories."""
+    chosen = []
+    for name in dialogues:
+        own = [r for r in records if r.dialogue_id == name and r.target is not None and r.answers]
+        own = [r for r in own if categories is None or r.category is None or r.category in categories]
+        count = len(own) if most is None else min(most, len(own))
+        chosen += [own[place * len(own) // count] for place in range(count)]
+    return chosen
 
 
 class Asked(NamedTuple):

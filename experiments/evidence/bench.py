@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,10 +15,11 @@ from experiments.evidence.controls import null_ratios
 from experiments.evidence.crossval import CrossValidation
 from experiments.evidence.data import DialogueQuestions, load
 from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA, prepare
+from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
-from remind.evaluation.statistics import cluster_bootstrap, interval
+from remind.evaluation.statistics import bootstrap, several
 from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import folder_of_saes, load_saes
@@ -32,13 +32,6 @@ BUDGETS = (200, 400, 800, 1600, 3200, 6000)
 _RESAMPLES = 2000
 _COLOURS = ("#9a9a9a", "#c58b1b", "#4a90c2", "#2a5d84", "#b0413e", "#1f7a4d")
 Ratios = Mapping[str, Sequence[np.ndarray]]
-NOTES = (
-    "ratio: share of a question's gold evidence turns that are marked, mean over all questions with evidence",
-    "budgets: tokens of the marked turns' lines, by the backbone's tokenizer",
-    "settings are chosen for each method and budget; the fused weights once per fold",
-    "bm25 and dense read the question as it is asked; the readings in fused leave speakers' names out",
-    "LoCoMo's category 5 (adversarial) has evidence and is counted, also in all",
-)
 
 
 @dataclass
@@ -80,6 +73,11 @@ class BenchEvidenceConfig:
 def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     """Run, write result.json and plot, print the table; the result is also returned.
 
+    A ratio is the share of a question's gold evidence turns that are marked, its mean over all questions with evidence,
+    LoCoMo's category 5 included. Budgets are tokens of the marked turns' lines, by the backbone's tokenizer. Settings
+    are chosen for each method and budget on the other dialogues, the weights of fused once a fold. bm25 and dense read
+    the question as it is asked, the readings in fused leave speakers' names out.
+
     Raises:
         DataError, FormatError: data that cannot be read.
         ConfigError: no gold evidence, or fewer than two dialogues to validate across.
@@ -87,7 +85,7 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     """
     started = perf_counter()
     paths = [cfg.data] if isinstance(cfg.data, str) else list(cfg.data)
-    asked, facts = load(paths, cfg.limit)
+    asked = load(paths, cfg.limit)
     if len(asked) < 2:
         raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data")
     sae_data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [])
@@ -102,7 +100,7 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
 
     validation = CrossValidation(ready, BUDGETS, cfg.budget)
     _, chosen = validation.all_dialogues()
-    ratios, folds = validation.run()
+    ratios = validation.run()
     nulls = null_ratios(ready, encoder, saes, cfg.grounding, BUDGETS) if cfg.controls else {}
     ratios |= nulls
     table = Table(asked, ratios, BUDGETS)
@@ -115,16 +113,10 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
         "ablation_differences": [row for name in extra for row in table.differences("fused", [name])],
         "controls": table.rows(without),
         "control_differences": [row for name in without for row in table.differences("resonance", [name])],
-        "folds": [
-            {"dataset": one.dataset, "held_out": one.dialogue.id, **asdict(choice)}
-            for one, choice in zip(asked, folds, strict=True)
-        ],
         "chosen_on_all": {**asdict(chosen), "sigma": SIGMA},
-        "data": facts,
         "hashes": {"data": input_hashes(paths), "sae": input_hashes([folder])},
         "config": asdict(cfg),
-        "notes": list(NOTES),
-        "versions": _versions(),
+        "versions": versions(),
     }
     result["seconds"] = round(perf_counter() - started, 1)
     out = Path(cfg.out)
@@ -134,27 +126,14 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     return result
 
 
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "sentence-transformers", "bm25s", "numpy", "remind-toolkit")
-    return {"python": platform.python_version(), "platform": platform.platform(), **{n: version(n) for n in names}}
-
-
 def _print(result: dict[str, Any], table: Table, extra: Sequence[str], out: Path) -> None:
-    print("\n".join(result["notes"]))
     print(f"\n{table.text((*METHODS, *extra))}")
-    print(f"\nfused less the best of {', '.join(BASELINES)}, 95 % intervals over questions and over dialogues")
+    print(f"\nfused less the best of {', '.join(BASELINES)}, 95 % intervals over dialogues")
     for row in result["differences"]:
         if row["method"] == "fused":
-            over = (
-                f"[{row['low']:+.3f}, {row['high']:+.3f}], [{row['clustered_low']:+.3f}, {row['clustered_high']:+.3f}]"
-            )
-            print(f"  {row['dataset']:<10}{row['budget']:>6}  − {row['baseline']}: {row['difference']:+.3f} {over}")
+            gain = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            print(f"  {row['dataset']:<10}{row['budget']:>6}  − {row['baseline']}: {gain}")
     print(f"\n{result['seconds']:.0f} s; {out}, {out.with_suffix('.png')}")
-
-
-def _estimate(values: np.ndarray) -> dict[str, Any]:
-    low, high = interval(cluster_bootstrap(values, None, _RESAMPLES))
-    return {"ratio": float(values.mean()), "low": low, "high": high, "n": len(values)}
 
 
 class Table:
@@ -174,7 +153,7 @@ class Table:
         self.datasets = list(dict.fromkeys(one.dataset for one in asked))
 
     def rows(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
-        """A row per dataset, category ("all" last), method and budget, with 95 % intervals over questions."""
+        """A row per dataset, category ("all" last), method and budget, with 95 % intervals over dialogues."""
         found = []
         for dataset in self.datasets:
             here = self.dataset == dataset
@@ -184,35 +163,26 @@ class Table:
                     if method in methods:
                         cell = {"dataset": dataset, "category": category, "method": method}
                         found += [
-                            {**cell, "budget": budget, **_estimate(values[chosen, b])}
+                            {**cell, "budget": budget, **self._estimate(values[chosen, b], chosen, "ratio")}
                             for b, budget in enumerate(self.budgets)
                         ]
         return found
 
     def differences(self, method: str, others: Sequence[str]) -> list[dict[str, Any]]:
-        """`method` less the best of `others` at each budget, paired by question, with both kinds of interval.
-
-        The best is the one with the highest mean ratio there. Besides every dataset, "both" is the mean over datasets.
-        """
+        """`method` less the best of `others` (by mean ratio) at each budget, paired by question."""
         found = []
-        for b, budget in enumerate(self.budgets):
-            drawn: list[tuple[float, np.ndarray, np.ndarray]] = []
-            for dataset in self.datasets:
-                here = self.dataset == dataset
-                means = {other: float(self.values[other][here, b].mean()) for other in others}
-                best = max(means, key=lambda other: means[other])
-                gain = (self.values[method] - self.values[best])[here, b]
-                seed = len(drawn)
-                questions = cluster_bootstrap(gain, None, _RESAMPLES, seed)
-                dialogues = cluster_bootstrap(gain, self.dialogue[here], _RESAMPLES, seed)
-                drawn.append((float(gain.mean()), questions, dialogues))
-                cell = {"method": method, "budget": budget}
-                about = {"dataset": dataset, **cell, "baseline": best, "n": int(here.sum())}
-                found.append(about | _difference(drawn[-1:]))
-            if len(drawn) > 1:
-                about = {"dataset": "both", **cell, "baseline": "best of each", "n": len(self.dataset)}
-                found.append(about | _difference(drawn))
+        for dataset, (b, budget) in product(self.datasets, enumerate(self.budgets)):
+            here = self.dataset == dataset
+            best = max(others, key=lambda other: float(self.values[other][here, b].mean()))
+            gain = (self.values[method] - self.values[best])[here, b]
+            cell = {"dataset": dataset, "method": method, "budget": budget, "baseline": best}
+            found.append({**cell, **self._estimate(gain, here, "difference")})
         return found
+
+    def _estimate(self, values: np.ndarray, here: np.ndarray, name: str) -> dict[str, Any]:
+        estimate = bootstrap(list(values), _RESAMPLES, 0, several(list(self.dialogue[here])))
+        assert estimate is not None
+        return {name: estimate["value"], "low": estimate["low"], "high": estimate["high"], "n": estimate["n"]}
 
     def text(self, methods: Sequence[str]) -> str:
         """Means by method and budget, the datasets one below the other."""
@@ -225,19 +195,6 @@ class Table:
                     means = self.values[method][here].mean(0)
                     lines.append(f"  {method:<40}" + _cells(means, ".3f"))
         return "\n".join(lines)
-
-
-def _difference(drawn: Sequence[tuple[float, np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Mean over datasets, with intervals; drawn: mean, and resampled means by question and by dialogue, of each."""
-    low, high = interval(np.mean([questions for _, questions, _ in drawn], axis=0))
-    clustered_low, clustered_high = interval(np.mean([clusters for _, _, clusters in drawn], axis=0))
-    return {
-        "difference": float(np.mean([mean for mean, _, _ in drawn])),
-        "low": low,
-        "high": high,
-        "clustered_low": clustered_low,
-        "clustered_high": clustered_high,
-    }
 
 
 def _cells(values: Any, form: str) -> str:

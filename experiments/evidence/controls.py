@@ -78,6 +78,7 @@ class Neurons(nn.Module):
 
     def encode(self, h: Tensor) -> SparseCodes:
         """[..., d] to codes [..., k]; features in ascending order."""
+        h = h.float()
         chosen = h.abs().topk(self.k, dim=-1).indices
         values = h.gather(-1, chosen)
         indices, order = torch.where(values < 0, chosen + self.d_in, chosen).sort(dim=-1)

@@ -73,17 +73,14 @@ class CrossValidation:
             for method, setting in track(jobs, "rank", len(jobs))
         }
 
-    def run(self) -> tuple[dict[str, list[np.ndarray]], list[Choice]]:
-        """Method → for each dialogue its held-out ratios [Q, budgets]; and each fold's choice."""
+    def run(self) -> dict[str, list[np.ndarray]]:
+        """Method → for each dialogue its held-out ratios [Q, budgets]."""
         ratios: dict[str, list[np.ndarray]] = {}
-        choices = []
         everyone = range(len(self.dialogues))
         for held in track(everyone, "folds", len(everyone)):
-            found, choice = self.fold([n for n in everyone if n != held], [held])
-            choices.append(choice)
-            for method, values in found.items():
+            for method, values in self.fold([n for n in everyone if n != held], [held])[0].items():
                 ratios.setdefault(method, []).extend(values)
-        return ratios, choices
+        return ratios
 
     def all_dialogues(self) -> tuple[dict[str, list[np.ndarray]], Choice]:
         """Settings chosen on all dialogues, and the ratios of these same ones."""

@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.config import InferenceCostConfig
-from experiments.cost.flops import Counted, Shape, load_config
-from experiments.cost.report import length_label, plot, table
-from experiments.cost.run import check, inference_cost
+from experiments.cost.curve import InferenceCostConfig
+from experiments.cost.flops import Shape, load_config
+from experiments.cost.run import inference_cost, length_label, plot, table
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result, from_file
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, settings
-from experiments.paper.systems import memory_runs, spent, taken
 from remind.core.errors import ModelError
 from remind.evaluation.compare import Run
 from remind.evaluation.tables import markdown_table
@@ -34,15 +32,14 @@ def measured(setting: Setting, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
     """What each condition took for a question: tokens, seconds in the model, operations of its mean prompt and reply.
 
     Seconds are None where answers came from an earlier start. Operations are None where the answering model's
-    configuration is not at hand; the prefill is counted by torch's own counter too, which must agree.
+    configuration is not at hand.
     """
     try:
         if setting.evaluate.answers == "server":
             raise ModelError("the model answers on a server")
-        config = load_config(setting.evaluate.model)
-        shape, counter, why = Shape.of(config), Counted(config), None
+        shape, why = Shape.of(load_config(setting.evaluate.model)), None
     except ModelError as error:
-        shape, counter, why = None, None, str(error)
+        shape, why = None, str(error)
     rows = []
     for name, run in runs.items():
         counts, seconds = run.report["counts"], run.report["seconds"]["model"]
@@ -55,12 +52,9 @@ def measured(setting: Setting, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
             "tokens_written": written,
             "seconds": None if run.report["resumed"] else seconds / asked,
             "operations": None,
-            "prefill_counted": None,
             "no_operations": why,
         }
-        if shape is not None and counter is not None and read:
-            # a causal prefill is half of what the counter counts as a whole square
-            row["prefill_counted"] = check(name, shape, counter, round(read))[0]["counted"]
+        if shape is not None and read:
             row["operations"] = shape.reply(round(read), max(1, round(written)))
         rows.append(row)
     return rows
@@ -102,15 +96,13 @@ def fig12_table8(cfg: PaperConfig) -> Result:
     stages = by_stage(curve["rows"])
     longest = max(row["history"] for row in stages)
     parts = ["## What the conditions took for a question", "", *_conditions(conditions)]
-    costs = taken(memory_runs(cfg.systems))
-    parts += spent(costs)
     plot(curve, out / f"{cfg.item}.png")
     parts += [f"## Table 8: operations by stage, a history of {length_label(longest)} tokens", ""]
     heads = ["way", *STAGES]
     body = [[row["title"], *(f"{row[s]:.3g}" for s in STAGES)] for row in stages if row["history"] == longest]
     parts.append(markdown_table(heads, body))
     parts += ["## Figure 12", "", table(curve).partition("\n\n")[2]]
-    data = {"conditions": conditions, "memory": costs, "stages": stages, "curve": curve}
+    data = {"conditions": conditions, "stages": stages, "curve": curve}
     return Result(data, "\n".join(parts), None)
 
 
@@ -118,16 +110,16 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form)
 
-    heads = ["condition", "questions", "tokens read", "written", "s in the model", "operations", "prefill, by torch"]
+    heads = ["condition", "questions", "tokens read", "written", "s in the model", "operations"]
     body = [
         [row["condition"], str(row["questions"])]
         + [number(row[key], ",.1f") for key in ("tokens_read", "tokens_written")]
         + [number(row["seconds"], ".3f")]
-        + [number(row[key], ".3g") for key in ("operations", "prefill_counted")]
+        + [number(row["operations"], ".3g")]
         for row in rows
     ]
     return [
         markdown_table(heads, body),
-        "Operations: half of the square of attention, as a fused kernel computes it; torch counts all of the square.",
+        "Operations: half of the square of attention, as a fused kernel computes it.",
         "",
     ]

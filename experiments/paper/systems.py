@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.official.files import ResultFile
 from experiments.paper.cells import TITLES, bars, by_dimension, product, recalls, side_by_side
@@ -22,7 +21,7 @@ from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
-from remind.memory.score import MANIFEST, costs, read_costs, read_units
+from remind.memory.score import MANIFEST
 from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
@@ -39,19 +38,6 @@ OURS = {
 }
 #: Tokens of memories that the small form answers from.
 SMALL_TOKENS = 60
-#: Columns of what a system took: heading, where the figure is in a row of `costs`, and its form.
-_SPENT: Sequence[tuple[str, tuple[str, ...], str]] = (
-    ("questions", ("questions",), ",d"),
-    ("calls to ingest", ("ingest", "calls"), ",.0f"),
-    ("tokens", ("ingest", "tokens"), ",.0f"),
-    ("USD", ("ingest", "usd"), ".4f"),
-    ("calls for a question", ("question", "calls"), ".2f"),
-    ("tokens", ("question", "tokens"), ",.1f"),
-    ("USD", ("question", "usd"), ".6f"),
-    ("ms of a retrieval, p50", ("p50_ms",), ".1f"),
-    ("p95", ("p95_ms",), ".1f"),
-    ("bytes on disk", ("bytes",), ",d"),
-)
 _NAME = re.compile(r"[\w.+ -]+")
 _TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
 
@@ -142,43 +128,6 @@ def answers(folder: Path) -> dict[str, Path] | None:
     return found
 
 
-def taken(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """Rows of `remind.memory.score.costs`, one for each system and dataset of the runs.
-
-    Raises:
-        DataError: a run that has not come to its end.
-    """
-    rows = []
-    for folder in folders:
-        units, spent = list(read_units(folder)), list(read_costs(folder))
-        for dataset, name in dict.fromkeys((unit["dataset"], unit["system"]) for unit in units):
-            own = [unit for unit in units if (unit["dataset"], unit["system"]) == (dataset, name)]
-            rows.append(costs(dataset, name, own, spent))
-    return rows
-
-
-def spent(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the systems took, as lines of Markdown; none where there are no rows."""
-    if not rows:
-        return []
-    body = []
-    for row in rows:
-        cells = [row["system"], row["dataset"]]
-        for _, place, form in _SPENT:
-            value: Any = row
-            for step in place:
-                value = value[step]
-            cells.append("–" if value is None else format(value, form))
-        body.append(cells)
-    heads = ["System", "dialogues of", *(head for head, *_ in _SPENT)]
-    return ["## What memory systems took", "", markdown_table(heads, body)]
-
-
-def memory_runs(systems: Sequence[str]) -> list[Path]:
-    """Those of the systems that are runs of memory systems as a whole."""
-    return [folder for text in systems if answers(folder := Path(text).expanduser()) is not None]
-
-
 def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
     """The records that every system is asked, without their prompts, and the ids of all splits: a run of memory systems
     answers every question of a file."""
@@ -263,14 +212,12 @@ def as_printed(names: Iterable[str]) -> list[str]:
 def table1(cfg: PaperConfig) -> Result:
     """See the module. Raises as `evaluate` and `foreign_rows` do."""
     assert cfg.out is not None
-    named = list(cfg.systems)
     found: dict[str, list[tuple[Setting, Rows]]] = {}
     for setting in settings(cfg):
         folder = Path(cfg.out) / f"seed-{setting.seed}"
         systems = cfg.systems
         if cfg.small and not systems:
             systems = [small_baselines(setting, folder / "memory")]
-            named += systems
         for name, path in named_paths(systems).items():
             found.setdefault(name, []).append((setting, foreign_rows(setting, name, path, folder / f"system-{name}")))
         runs = ask(setting, folder / "answers", list(OURS.values()))
@@ -289,7 +236,6 @@ def table1(cfg: PaperConfig) -> Result:
     if "direct" in formats:
         parts += [f"## Tables 6 and 7: {TITLES['direct']}", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
-    memory = taken(memory_runs(named))
-    parts += [*as_printed(found), *spent(memory)]
-    data = {"systems": products, "by_seed": by_seed(found), "memory": memory}
+    parts += as_printed(found)
+    data = {"systems": products, "by_seed": by_seed(found)}
     return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))
