@@ -25,7 +25,6 @@ KINDS = {
     "demo": ("demo", ""),
     "evaluate": ("evaluate", "--states s --model m --out o"),
     "feature": ("feature-pages", ""),
-    "faithfulness": ("experiments.faithfulness:FaithfulnessConfig", ""),
     # a part of a config, given after one that names the rest
     "grounding": ("build-states", "--input i --out o"),
     "inference": ("experiments.cost:InferenceCostConfig", ""),
@@ -39,7 +38,6 @@ KINDS = {
     "refmem": ("build-refmem", "--input i --out o"),
     "sae": ("train-sae", "--out o"),
     "salimory": ("train-memory", ""),
-    "stability": ("experiments.stability:StabilityConfig", "--model m --out o"),
     "world": ("make-world", "--out o"),
 }
 

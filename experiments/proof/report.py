@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.proof.arms import ARMS
-from experiments.proof.conditions import Condition, named
+from experiments.proof.arms import ARMS, Condition, named
 from experiments.proof.config import ProofConfig
-from experiments.proof.plan import Chosen, cells
 from experiments.proof.states import evidence_in_marks, split_records
 from experiments.proof.statistics import Array, estimate, share_of, to_array
 from experiments.proof.store import FALL, RunStore, base_spec, collapsed
@@ -19,7 +17,10 @@ from remind.evaluation.statistics import Estimate
 from remind.evaluation.tables import markdown_table, percent
 from remind.states.pyramid import LEVELS
 from remind.testbed.built import Marks
+from sae.figures import COLOURS, Picture, new_figure
 
+#: Chosen values by arm.
+Chosen = Mapping[str, Mapping[str, Any]]
 #: Arm and title of the condition.
 Cell = tuple[str, str]
 #: By seed.
@@ -27,7 +28,9 @@ Runs = Mapping[int, Mapping[str, Any]]
 Results = Mapping[Cell, Runs]
 
 
-def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) -> list[Path]:
+def report(
+    cfg: ProofConfig, store: RunStore, chosen: Chosen, scores: Mapping[str, Any], results: Results
+) -> list[Path]:
     """Write what the finished runs show.
 
     Returns:
@@ -36,8 +39,6 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
     Raises:
         DataError: the untrained model has not been measured yet.
     """
-    from experiments.proof.plots import plot_accuracy, plot_trajectory
-
     marks = cfg.marks[0] if cfg.marks else None
     base = store.result(base_spec("test", marks))
     questions = split_records(store, "test", *store.config.dialogues("test"), marks)
@@ -46,7 +47,7 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
         comparison.row(results, arm, condition)
         | {"condition": condition.name, "wrong_summaries": condition.wrong, "null": condition.null}
         | {"marks": condition.marks}
-        for arm, condition in cells(cfg)
+        for arm, condition in cfg.cells
         if (arm, condition.title) in results
     ]
     values = {
@@ -55,6 +56,7 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
         "questions": len(questions),
         "steps": cfg.steps,
         "chosen": chosen,
+        "scores": scores,
         "base": {level: comparison.accuracy([base], level) for level in LEVELS},
         "untrained": {name: comparison.ladder(store.result(base_spec("test", name))) for name in cfg.marks},
         "evidence": {name: evidence_in_marks(store, name) for name in cfg.marks},
@@ -64,9 +66,6 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
     write_json(paths[0], values)
     write_text(paths[1], render(values))
     paths.append(plot_accuracy(values, store.out / "accuracy.png"))
-    traced = {cell: run for cell, runs in results.items() for run in runs.values() if run["trace"]["accuracy"]}
-    if traced:
-        paths.append(plot_trajectory(traced, store.out / "trajectory.png"))
     return paths
 
 
@@ -235,3 +234,60 @@ def _points(estimate: Mapping[str, Any] | None) -> str:
     note = f" ({estimate['learned_under']})" if estimate.get("best_of_scarce") else ""
     value, low, high = (100 * estimate[name] for name in ("value", "low", "high"))
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]{note}"
+
+
+# pictures
+
+_SHAPES = ("o", "s", "^", "v", "D", "P", "*", "X")
+
+
+def plot_accuracy(results: Mapping[str, Any], path: Path) -> Path:
+    """Accuracy under x0 with intervals; one panel for each share of wrong summaries, and one for null controls."""
+    rows = results["rows"]
+    shares = sorted({row["wrong_summaries"] for row in rows})
+    groups: list[tuple[str, list[Any]]] = []
+    for wrong in shares:
+        some = [row for row in rows if row["wrong_summaries"] == wrong and row["null"] is None]
+        groups.append(("right summaries" if not wrong else f"{wrong:.0%} of the summaries wrong", some))
+    groups.append(("null controls", [row for row in rows if row["null"] is not None]))
+    groups = [(title, some) for title, some in groups if some]
+    heights = [1 + len({row["title"] for row in some}) for _, some in groups]
+    figure = new_figure(9, max(3.0, 0.55 * sum(heights)))
+    panels = figure.subplots(max(1, len(groups)), 1, squeeze=False, sharex=True, height_ratios=heights or [1])[:, 0]
+    for axes, (title, some) in zip(panels, groups, strict=False):
+        _dots(axes, some, results["base"], title)
+    panels[-1].set_xlabel("accuracy under x0 on test questions (95 % interval)")
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+    return Picture(figure).save(path)
+
+
+def _dots(axes: Any, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any], title: str) -> None:
+    names = list(dict.fromkeys(row["title"] for row in rows))
+    arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
+    order = list(ARMS)
+    for number, arm in enumerate(arms):
+        own = [row for row in rows if row["arm"] == arm]
+        shift = 0.7 * ((number + 0.5) / len(arms) - 0.5)
+        values = [row["accuracy"]["x0"] for row in own]
+        style = order.index(arm) % len(COLOURS)
+        axes.errorbar(
+            [one["value"] for one in values],
+            [names.index(row["title"]) + shift for row in own],
+            xerr=[[one["value"] - one["low"] for one in values], [one["high"] - one["value"] for one in values]],
+            fmt=_SHAPES[style],
+            color=COLOURS[style - 1],
+            markersize=5,
+            capsize=2,
+            label=ARMS[arm].title,
+        )
+    for level, line in (("x0", ":"), ("x1", "-."), ("x2", "--")):
+        axes.axvline(base[level]["value"], color="grey", linestyle=line, linewidth=1, label=f"untrained, {level}")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(axis="x", alpha=0.3)
