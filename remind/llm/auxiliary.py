@@ -24,6 +24,7 @@ from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import ChatModel, Reply, Request, Stage
+from remind.llm.structured import NotValid
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
 from remind.text import words
@@ -327,18 +328,17 @@ class ChatLLM:
         """Ask for all items at once and read each reply; the stand-in writes what is missing."""
         if stage not in self.models or not items:
             return stand_in(list(items))
-        requests = list(map(make, items))
-        written: dict[int, T] = {}
-        for n, reply in enumerate(self._replies(stage, requests)):
+        requests = [make(item) for item in items]
+        written: list[T] = []
+        for item, request, reply in zip(items, requests, self._replies(stage, requests), strict=True):
             try:
                 if reply.failure is not None:
-                    raise asking.Unusable(reply.message)
-                written[n] = read(items[n], reply)
-            except asking.Unusable as error:
-                self.failures.append(Failure(stage, requests[n].sample, reply.failure or "unusable", str(error)))
-        missing = [n for n in range(len(items)) if n not in written]
-        written.update(zip(missing, stand_in([items[n] for n in missing]) if missing else [], strict=True))
-        return [written[n] for n in range(len(items))]
+                    raise NotValid(reply.message)
+                written.append(read(item, reply))
+            except NotValid as error:
+                self.failures.append(Failure(stage, request.sample, reply.failure or "unusable", str(error)))
+                written += stand_in([item])
+        return written
 
     def _replies(self, stage: Stage, requests: Sequence[Request]) -> list[Reply]:
         self.asked[stage] += len(requests)

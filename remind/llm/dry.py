@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remind.core.errors import DataError
 from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
@@ -32,17 +31,14 @@ class DryRun:
         ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
 
     Raises:
-        DataError: the file cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, ledger: Ledger) -> None:
         self.path, self.ledger = Path(path).expanduser(), ledger
         self.replies: dict[str, Reply] = {}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_bytes(b"")
-        except OSError as error:
-            raise DataError(f"cannot be written: {error.strerror}", self.path) from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(b"")
 
     def report(self) -> str:
         """The ledger as text: calls, and at most how many tokens and USD they cost."""

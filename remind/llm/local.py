@@ -7,6 +7,7 @@ from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
@@ -46,21 +47,20 @@ class LocalChat(CachedChat):
         return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
-        """Generate what is not recorded; a request with a temperature, or with a body of its own, is refused.
+        """Generate what is not recorded.
 
         A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
+
+        Raises:
+            ModelError: a request with a temperature or with tools.
         """
         from remind.models.generate import generate
 
-        rooms: dict[int, list[int]] = {}
-        for place, request in enumerate(asked):
-            if request.temperature == 0 and request.body is None:
-                rooms.setdefault(request.max_tokens, []).append(place)
-                continue
-            why = "answers greedily: temperature 0" if request.body is None else "takes no tools; name a chat server"
-            put(place, Reply("", finished=False, failure="refused", message=f"a local model {why}"))
-        for room, places in sorted(rooms.items()):
+        if any(request.temperature or request.body for request in asked):
+            raise ModelError("a local model answers greedily and takes no tools; name a chat server")
+        for room in sorted({request.max_tokens for request in asked}):
+            places = [place for place, request in enumerate(asked) if request.max_tokens == room]
             done = [False] * len(places)
             for n, place in enumerate(places):
                 if recorded := self.recorded(asked[place]):
