@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,7 @@ from remind.states.pyramid import (
     render,
 )
 from remind.states.records import FACTUAL
+from remind.text.answers import Verdict as Verdict
 from remind.text.thoughts import without_thoughts
 from remind.text.words import guide, kind_of, target_speakers
 
@@ -44,21 +45,6 @@ MOST = 6
 _MAX_CHARACTERS = 400
 
 _MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A judge's verdict on one case.
-
-    Attributes:
-        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
-        failure: why there is none: as in `remind.llm.request.Reply`, or "neither" where the reply is neither verdict.
-        message: the same in a line.
-    """
-
-    value: bool | None
-    failure: str | None = None
-    message: str = ""
 
 
 class Form(BaseModel):

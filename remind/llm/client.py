@@ -62,7 +62,7 @@ class CachedChat(ABC):
     @property
     def name(self) -> str:
         """Identifies endpoint and model, without any key."""
-        return self.endpoint.identity
+        return f"{self.endpoint.identity} {self.weights}".rstrip()
 
     @abstractmethod
     def ask(self, asked: Sequence[Request], put: Put) -> None:
@@ -75,9 +75,8 @@ class CachedChat(ABC):
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
         """
-        own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
-        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        asked = [replace(request, **given) for request in requests]
+        own = {name: getattr(self.endpoint, name) for name in ("max_tokens", "temperature")}
+        asked = [replace(one, **{name: value for name, value in own.items() if value is not None}) for one in requests]
         replies: dict[int, Reply] = {}
 
         def put(place: int, reply: Reply) -> None:

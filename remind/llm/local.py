@@ -34,17 +34,15 @@ class LocalChat(CachedChat):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         super().__init__(endpoint, cache, ledger)
-        from remind.models.backbone import load_backbone
+        from remind.models.backbone import load_backbone, model_folder
         from remind.models.generate import check_generates
 
         self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
         check_generates(self.backbone)
-        self._files = _files_hash(self.backbone.name)
-        self.weights = f"{self._files} {self.backbone.dtype} transformers {version('transformers')}"
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
+        folder = model_folder(self.backbone.name)
+        files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
+        about = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        self.weights = sha256_json([about, str(self.backbone.dtype), version("transformers")])[:16]
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Generate what is not recorded.
@@ -85,17 +83,6 @@ def as_prompt(messages: Sequence[Message]) -> str:
         return "\n\n".join([*front, talk[0].text])
     heads = {"user": "Request", "assistant": "Your reply"}
     return "\n\n".join([*front, *(f"{heads[message.role]}:\n{message.text}" for message in talk)])
-
-
-def _files_hash(name: str) -> str:
-    """Names, sizes and times of the files of a model's folder, hashed; the name itself where there is no folder."""
-    from remind.models.backbone import model_folder
-
-    folder = model_folder(name)
-    if folder is None:
-        return name
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return sha256_json([[str(one), one.stat().st_size, one.stat().st_mtime_ns] for one in files])[:16]
 
 
 def _reply(output: Generation, seconds: float) -> Reply:
