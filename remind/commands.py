@@ -133,7 +133,7 @@ COMMANDS = {
     ),
     "merge-annotations": Command(
         "remind.refmem.merge:MergeConfig",
-        "remind.refmem.merge:merge_and_show",
+        "remind.refmem.merge:merge",
         "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
     ),
 }

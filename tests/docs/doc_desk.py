@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +29,7 @@ from fault_proxy import Proxy
 from in_process import run_module
 
 from remind.commands import COMMANDS
+from remind.core.files import write_rows
 
 _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test {1}"
 #: Few turns to a dialogue. Retrieval keeps a dialogue so short whole where it is not told otherwise.
@@ -218,8 +219,8 @@ class Desk:
 
     def _annotate(self, command: Command) -> None:
         """What annotators would hand in: everybody agrees with the drafts."""
-        from remind.refmem.annotations import Row, write_annotations
         from remind.refmem.items import read_items
+        from remind.refmem.merge import Row
 
         items = read_items(self.folder / str(command.option("--drafts")))
         for name in ("Ana", "Ben", "Cem"):
@@ -227,7 +228,8 @@ class Desk:
                 Row(item.id, name, item.answers, item.evidence, item.images, confidence=5, fingerprint=item.fingerprint)
                 for item in items
             ]
-            write_annotations(rows, self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl")
+            path = self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl"
+            write_rows(path, map(asdict, rows))
 
 
 DEMO = Command("Makefile", "remind demo")

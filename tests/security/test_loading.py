@@ -20,7 +20,7 @@ from remind.core.errors import ModelError, RemindError
 from remind.data.sample import sample_path
 from remind.grounding.ground import load_saes
 from remind.models.backbone import load_backbone
-from remind.refmem.images import ClipEncoder
+from remind.refmem.cluster import clip_encoder
 from remind.train_pra.run import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
@@ -109,7 +109,7 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
     plant(folder, canary, "preprocessor_config.json", image_processor_type="Own", auto_map=auto_map)
     # by default the library asks at the terminal; this answer would let it
     with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
-        ClipEncoder(str(folder))
+        clip_encoder(str(folder))
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
