@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.proof.arms import ARMS
-from remind.viewing.plots.trajectory import plot_trajectory as draw_trajectory
+from remind.viewing.plots import plot_trajectory as draw_trajectory
 from sae.figures import COLOURS, Picture, new_figure
 
 if TYPE_CHECKING:
