@@ -113,7 +113,7 @@ COMMANDS = {
     ),
     "plot-run": Command(
         "remind.viewing.config:PlotRunConfig",
-        "remind.viewing.plots.trajectory:plot_run",
+        "remind.viewing.plots:plot_run",
         "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
     ),
     "make-world": Command(

@@ -73,10 +73,10 @@ def write_pages(cfg: AnnotateConfig) -> list[Path]:
 
 def page_html(data: Mapping[str, Any]) -> str:
     """The page that shows `page_data`."""
-    package = "remind.refmem"
-    scripts = [(package, f"page/{name}.js") for name in ("state", "context", "form", "keys")]
-    values = {"data": data, "pictures": True, "annotator": data["annotator"], "total": len(data["items"])}
-    return page(package, "page/page.html.j2", scripts=scripts, styles=[(package, "page/page.css")], **values)
+    parts = ["page/page.css", *(f"page/{name}.js" for name in ("state", "context", "form", "keys"))]
+    values = {"annotator": data["annotator"], "total": len(data["items"])}
+    title = f"Annotation by {data['annotator']}"
+    return page("remind.refmem", "page/page.html.j2", *parts, data=data, pictures=True, title=title, **values)
 
 
 def page_data(
