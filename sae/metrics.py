@@ -17,7 +17,6 @@ from sae.errors import ActivationError, LayerError, ShapeError
 from sae.topk import SparseCodes, TopKSAE
 
 if TYPE_CHECKING:
-    from sae.buffer import Shuffled
     from sae.harvest import TokenBatch
 
 #: Numbers of hidden states held in float64 at a time: 2^24, 128 MB.
@@ -237,7 +236,7 @@ class LayerEvaluation(Evaluation):
 @torch.no_grad()
 def evaluate(
     coders: Mapping[int, TopKSAE],
-    batches: Iterable[Mapping[int, Tensor] | TokenBatch | Shuffled],
+    batches: Iterable[Mapping[int, Tensor] | TokenBatch],
     *,
     allow_empty: bool = False,
 ) -> dict[int, LayerEvaluation]:

@@ -255,13 +255,13 @@ def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
         small: dict[str, Any] = {"layers": ["middle", "late"], "limit": 2000, "window": 256, "idf_turns": 300}
         return quick_sae(backbone, [str(corpus_path())], out, device, dtype, trainer=trainer, **small)
     folder = out / "sae"
-    if folder.exists():
+    if (folder / "report.json").is_file():
         return folder
     talk = _illustrated_world(out / "talk", train=6, rule="none", by_template=False, seed=90_000)
     trainer = replace(trainer, d_sae=512, k=16, steps=150, warmup_steps=10)
     trainer = replace(trainer, init_tokens=4096, dead_tokens=20_000, log_every=5)
     config = TrainSAEConfig(out=str(folder), backbone=backbone, layers=[2, 3], data=str(talk), trainer=trainer)
-    config = replace(config, image_tokens=9, held_out=0.2, idf_turns=300, loss_windows=0, device=device, dtype=dtype)
+    config = replace(config, resume=True, image_tokens=9, held_out=0.2, idf_turns=300, loss_windows=0, device=device, dtype=dtype)
     return train_sae(config)
 
 

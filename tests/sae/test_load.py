@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sae.archive import read_archive
 from safetensors.torch import save_file
 from torch import Tensor
 
 import sae
 from sae import FormatError, JumpReLUSAE, TopKSAE
-from sae.archive import read_archive
 
 D, N, K = 24, 96, 7
 
