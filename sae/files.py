@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from secrets import token_hex
@@ -40,7 +40,8 @@ def atomic(target: Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"cannot be written ({reason}); choose another folder", target) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -78,9 +79,9 @@ def parsed(path: Path, read: Callable[[Path], Any]) -> Any:
     """What `read` makes of a file. Raises FormatError for one that is missing or damaged."""
     try:
         return read(path)
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError, MemoryError) as error:
+    except (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot be read, or damaged: {reason}", path) from None
+        raise FormatError(f"cannot be read: {reason}", path) from None
 
 
 def write_torch(path: Path, value: Any) -> None:

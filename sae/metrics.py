@@ -237,8 +237,6 @@ class LayerEvaluation(Evaluation):
 def evaluate(
     coders: Mapping[int, TopKSAE],
     batches: Iterable[Mapping[int, Tensor] | TokenBatch],
-    *,
-    allow_empty: bool = False,
 ) -> dict[int, LayerEvaluation]:
     """Evaluate every layer's coder on held-out activations.
 
@@ -246,9 +244,8 @@ def evaluate(
         coders: by layer.
         batches: token batches of `sae.harvest`, or mappings of layer to [N, d_in], where visual tokens are unknown.
             Layers without a coder are ignored.
-        allow_empty: return evaluations of no tokens instead of raising, for processes that share the batches.
 
-    Raises ActivationError for no tokens, or values that are not finite, LayerError or ShapeError for another batch.
+    Raises ActivationError for values that are not finite, LayerError or ShapeError for another batch.
     """
     results = {layer: LayerEvaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
     for number, batch in enumerate(batches):
@@ -266,6 +263,4 @@ def evaluate(
                     results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
                 except (ActivationError, ShapeError) as error:
                     raise type(error)(f"batch {number}, layer {layer}: {error}") from None
-    if not allow_empty and not all(result.tokens for result in results.values()):
-        raise ActivationError("no tokens to evaluate on")
     return results

@@ -174,5 +174,5 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (BadZipFile, EOFError) as error:
+    except BadZipFile as error:
         raise FormatError(f"damaged, or not an npz file ({error})", path) from None

@@ -316,7 +316,7 @@ class Run:
             return
         cfg, coders = self.cfg, self.trained.coders
         windows = make_windows(self.backbone, dialogues, self.size, "tokenise held-out", cfg.image_tokens)
-        results = evaluate(coders, self._harvester(windows, "evaluate")(), allow_empty=True)
+        results = evaluate(coders, self._harvester(windows, "evaluate")())
         self.scores = {layer: self._summary(result) for layer, result in results.items()}
         if not cfg.loss_windows or not self.backbone.causal:
             return
@@ -328,7 +328,6 @@ class Run:
             self._harvester(some, "loss recovered").inputs(),
             special_ids=self.backbone.tokenizer.all_special_ids,
             sink_factor=cfg.sink_factor or None,
-            allow_empty=True,
         )
         self.recovered = {str(layer): self._summary(result) for layer, result in spliced.items()}
 

@@ -207,36 +207,8 @@ def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(
         plan.check(gpu)
 
 
-@pytest.mark.parametrize(
-    ("windows", "sizes"),
-    [
-        (16, {"d_sae": 128, "batch_size": 512, "init_tokens": 1024}),
-        (2, {"d_sae": 128, "batch_size": 1024, "init_tokens": 4096}),
-    ],
-    ids=["forward", "start"],
-)
-def test_the_plan_is_what_a_run_holds(nano: Backbone, tmp_path: Path, windows: int, sizes: dict[str, int]) -> None:
-    data = write_chat(tmp_path / "chat.jsonl", 6, 40)
-    trainer = SAETrainConfig(k=8, steps=5, **sizes)  # type: ignore[arg-type]
-    cfg = TrainSAEConfig(data=str(data), out=str(tmp_path), window=128, trainer=trainer)
-    cfg = changed(cfg, buffer_tokens=2048, windows_per_batch=windows, checkpoint_every=0)
-    run = Run(cfg, nano, [4, 3, 2], Processes())
-    with Held() as held:
-        for weight in nano.model.parameters():
-            held.note(weight.detach())
-        run.train(read_dialogues([data], cfg))
-    planned = memory_plan(cfg, nano, [4, 3, 2], 128, sum(len(window.ids) for window in run.windows))
-    assert planned.total() == pytest.approx(held.most, rel=0.1)
 
 
-def test_a_run_that_cannot_fit_is_refused_before_it_starts(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
-    with pytest.raises(ConfigError, match="more memory than there is") as refused:
-        train_sae(changed(run[1], out=str(tmp_path / "out")))
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
