@@ -198,7 +198,7 @@ class Desk:
         """The folder, a home of its own, a key, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
         from remind.train_sae import TrainSAEConfig
-        from remind.train_sae import train as quick
+        from remind.train_sae import run as quick
 
         own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up"}
         shorter = (*(quick.quick_sae.__defaults__ or ())[:-1], 1)
