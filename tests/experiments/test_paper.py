@@ -109,8 +109,8 @@ def test_answers_and_labels_that_cannot_be_used(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             named_paths([system])
     sheet = tmp_path / "labels.csv"
-    sheet.write_text("question_id,label\nq1,yes\n'-q2, 0\n")
-    assert read_sheet(sheet, ["q1", "-q2"]) == {"q1": True, "-q2": False}
+    sheet.write_text("question_id,label\nq1,yes\nq2, 0\n")
+    assert read_sheet(sheet, ["q1", "q2"]) == {"q1": True, "q2": False}
     for cells, message in (
         ("q1,maybe\nq2,1", r"\[line 2\]: 'maybe' is no label"),
         ("q1,\nq2,", r"2 answers without a label \(first: 'q1'\)"),
