@@ -36,12 +36,10 @@ def test_what_is_there_already_is_not_run_again(setting: Setting, monkeypatch: p
     records = run_all(setting, ["sae-step", "chain"], 300)
     assert records["sae-step"]["status"] == "done"
     assert records["chain"]["status"] == "left out"
-    assert "needs" in records["chain"]["why"]
     monkeypatch.setattr(gpu, "_run", lambda *_: pytest.fail("run again"))
     assert run_all(setting, ["sae-step", "chain"], 300) == records
     text = (setting.out / "gpu.md").read_text()
     assert "tokens an SAE trains on" in text
-    assert "torch 2" in text.splitlines()[0]
     # another machine, or other versions
     monkeypatch.setattr(gpu, "_run", lambda *_: {"status": "failed", "why": "exit status 1"})
     monkeypatch.setattr(gpu, "about", lambda *_, **__: {"machine": "another"})

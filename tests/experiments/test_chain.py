@@ -186,9 +186,6 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(folder: Path, tm
     result = read_json(out / "result.json")
     assert [step for step, _ in result["traces"]["pra"]] == [2, 4, 6]
     assert set(result["arms"]["pra"]["against"]) == {"sft", "pra_null"}
-    likely = result["arms"]["pra"]["log_probability"], result["arms"]["pra"]["against"]["sft"]["log_probability"]
-    assert likely[0]["value"] < 0 < likely[0]["n"] == likely[1]["n"]
-    assert "PRA without labels" in (out / "table.md").read_text()
     assert (out / "steps.png").stat().st_size > 5000
     # only what others start from is kept
     assert [path.parent.name for path in out.glob("fold-0/*/*/model")] == ["sft"]

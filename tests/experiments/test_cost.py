@@ -69,10 +69,8 @@ def test_parts_and_calls_by_hand(shape: Shape) -> None:
     cfg, encoder = small(), Encoder()
     inference, sizes = Inference(cfg, shape, shape, encoder), cfg.sizes
     assert [inference.prompt("x0", history) for history in (100, 101, 1000)] == [39, 40, 49]
-    calls = {way.name: sum(inference.calls(way, 1000).values()) for way in ways((1, 100))}
-    index = 8 * math.ceil(1000 / 8)
-    expected = {"full": 1, "full/100": 1, "x0": 2, "x0/1": 2 + index, "x0/100": 2 + index / 100, "x1": 2, "x2": 3}
-    assert calls == expected
+    calls = [sum(inference.calls(way, 1000).values()) for way in ways((100,))]
+    assert calls == [1, 1, 2, 2 + 8 * math.ceil(1000 / 8) / 100, 2, 3]
     cue = 1000 * shape.reply(sizes.cue_request + 8, sizes.cue)
     texts = 250 * encoder.operations(6) + 1000 * encoder.operations(sizes.cue + 2)
     assert inference.parts(Way("x2", 4), 1000) == {
@@ -100,9 +98,7 @@ def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: 
     main(InferenceCostConfig, inference_cost, "", [*arguments, "--sae_layers", "[1, 3]", "--questions", "[10]"])
     results = json.loads((out / "results.json").read_text())
     rows = {(row["way"], row["history"]): row for row in results["rows"]}
-    assert {name for name, _ in rows} == {"full", "full/10", "x0", "x0/10", "x1", "x2"}
     assert all(row["operations"] == sum(row["parts"].values()) for row in rows.values())
-    assert rows["full", 1024]["fits"] > rows["full", 65536]["fits"]
     assert rows["full", 1024]["cache_bytes"] == 4 * 2 * (64 * 2) * (140 + 80 + 1024 + 150)
     assert (out / "inference_cost.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "| 1K | 64K |" in (out / "table.md").read_text()
@@ -113,8 +109,5 @@ def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: 
     ):
         with pytest.raises(ConfigError, match=message):
             InferenceCostConfig(out="", **change)  # type: ignore[arg-type]
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    with pytest.raises(ModelError, match="encoder"):
-        load_config(str(tmp_path))
-    with pytest.raises(ConfigError, match="layers 0 to 4"):
-        Inference(small(sae_layers=(5,)), shape, None, Encoder())
+    with pytest.raises(ModelError, match=r"qwen4: neither one of nano"):
+        load_config("qwen4")
