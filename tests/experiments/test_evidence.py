@@ -108,7 +108,7 @@ def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, settings
     windowed = WindowedCodes(grounder.encoder, config.window_tokens, 1)
     codes = windowed.dialogue_codes(dialogue)
     texts = [q.text for q in asked]
-    held = encode_questions(grounder.encoder, codes, dialogue, texts, strategies, config.anchor_codes)
+    held = encode_questions(grounder.encoder, codes, dialogue, texts, strategies)
     run = torch.full((8, 2), -1)
     states = [
         FactualState(dialogue, question, tuple(part), strategy)
@@ -193,7 +193,7 @@ def test_a_run_leaves_rows_table_and_plot(config: BenchEvidenceConfig, tmp_path:
     best = max(whole[name, 200]["ratio"] for name in ("random", "bm25", "dense", "bm25+dense"))
     assert gain["difference"] == pytest.approx(whole["fused", 200]["ratio"] - best)
     names = {
-        *(f"resonance, {name}" for name in ("no_idf", "no_broadcast", "no_smoothing", "strategy_anchors")),
+        *(f"resonance, {name}" for name in ("no_idf", "no_broadcast", "no_smoothing")),
         *(f"{name} for SAE" for name in ("untrained", "neurons")),
     }
     assert {row["method"] for row in result["controls"]} == names
