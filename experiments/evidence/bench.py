@@ -49,8 +49,8 @@ class BenchEvidenceConfig:
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     controls: bool = False
-    """Also measure the resonance without idf, broadcast or smoothing, with the strategy's anchors, and with controls in
-    the SAEs' place: untrained ones, raw neurons."""
+    """Also measure the resonance without idf, broadcast or smoothing, and with controls in the SAEs' place: untrained
+    ones, raw neurons."""
     budget: PositiveInt = 3200
     """The budget in tokens at which the layers of fused are chosen."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -30,15 +30,6 @@ Control = Literal["untrained", "neurons"]
 CONTROLS: tuple[Control, ...] = get_args(Control)
 #: Every so manieth turn lends its hidden states to the mean of `untrained`.
 STRIDE = 8
-
-
-def ablations() -> dict[str, dict[str, Any]]:
-    """Name to the fields of `GroundingConfig` that switch one part of the method off, all else as it is."""
-    return {
-        "no_idf": {"idf": "none"},
-        "no_broadcast": {"beta": 0.0},
-        "no_smoothing": {"sigma": 0.0, "smooth_turns": 0.0},
-    }
 
 
 def controls_for(
@@ -132,11 +123,12 @@ def null_ratios(
             moved.append(replace(one, signals={**signals(one), "length": one.signals["length"]}))
         ratios[name] = _held_out(moved, budgets)
 
-    for name, fields in ablations().items():
-        without = replace(config, **{key: value for key, value in fields.items() if key != "smooth_turns"})
-        measure(f"resonance, {name}", partial(_full_resonances, config=without), ready)
-    own = partial(_strategy_anchors, encoder=encoder, config=config)
-    measure("resonance, strategy_anchors", own, ready)
+    for name, without in (
+        ("no_idf", replace(config, idf="none")),
+        ("no_broadcast", replace(config, beta=0.0)),
+        ("no_smoothing", replace(config, sigma=0.0)),
+    ):
+        measure(f"resonance, {name}", partial(_resonances, config=without), ready)
     turns = [turn for one in ready for turn in one.asked.dialogue.turns][::STRIDE]
     texts = [turn_text(turn) for turn in turns]
     sample = hidden_sample(encoder.backbone, texts, sorted(saes), config.sink_ratio, config.window_tokens)
@@ -148,16 +140,8 @@ def null_ratios(
     return ratios
 
 
-def _full_resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
+def _resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
     return resonances(one.codes, config, one.run)
-
-
-def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:
-    """Resonance with the strategies' anchors, each seen alone, in place of the questions' own words."""
-    asked = one.asked
-    texts = [question.text for question in asked.questions]
-    held = encode_questions(encoder, one.codes.dialogue, asked.dialogue, texts, one.strategies, "strategy")
-    return resonances(held, config, one.run)
 
 
 def _of_control(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:

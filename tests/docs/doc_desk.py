@@ -65,9 +65,9 @@ RECIPES: dict[str, str] = {
     "train-pra": "--trainer.max_steps 1 --data.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
-    "experiments.chain": "--build.limit 8 --questions 2 --test_questions 2 --sft_steps 2 --pra_steps 2 --only_folds '[0]' "
-    "--max_new_tokens 16 --resamples 200 --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
-    "--probes '[]'",
+    "experiments.chain": "--build.limit 8 --questions 2 --test_questions 2 --sft_steps 2 --pra_steps 2 --folds 2 "
+    "--only_folds '[0]' --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' --probes '[]' "
+    "--max_new_tokens 16 --resamples 200",
     "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 3]'",
     "experiments.evidence": "--limit 1",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",

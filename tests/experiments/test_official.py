@@ -21,11 +21,10 @@ from experiments.official.export import ExportOfficialConfig, export_official
 from experiments.official.files import ResultFile
 from experiments.official.locomo import by_category, recall_of, score_samples
 from experiments.official.longmemeval import TYPES, Reference, check_rows, judge_rows, load_references, score_rows
-from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval, table
+from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.llm.asking import Verdict
-from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 
 ROWS = [
@@ -94,11 +93,6 @@ def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data:
         row["new"] = 1
     assert file.dump() == b"".join(line[:-1] + b', "new": 1}\n' for line in raw.splitlines())
     report = json.loads((tmp_path / "scores.json").read_text())
-    types = {row["id"]: row["meta"]["question_type"] for row in json.loads(questions.read_text())}
-    rows = [json.loads(line) for line in raw.splitlines()]
-    for name, estimate in report["by_type"].items():
-        labels = [row["autoeval_label"]["label"] for row in rows if types[row["question_id"]] == name]
-        assert (estimate["n"], estimate["value"]) == (len(labels), pytest.approx(sum(labels) / len(labels)))
     assert (report["overall"]["n"], report["abstention"]["n"]) == (500, 30)
 
 
@@ -133,25 +127,14 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None
     assert len({request.prompt_id for request in model.requests}) == 3
     assert len(model.requests) == 5
     found = score_rows(rows, references)
-    assert (found["by_type"][TYPES[0]]["value"], found["by_type"][TYPES[0]]["n"]) == (pytest.approx(1 / 3), 3)
+    assert found["by_type"][TYPES[0]]["value"] == pytest.approx(1 / 3)
     assert (found["overall"]["value"], found["answerable"]["n"], found["abstention"]["value"]) == (0.5, 3, 1.0)
     counts = {"rows": 7, "judged": 4, "without_verdict": 2, "unknown_question": 1, "unanswered": 0}
     assert found["counts"] == counts
-    # a dry run writes nothing but its prompts
-    paths = (lines(tmp_path / "r.jsonl", rows), str(tmp_path / "out"), str(tmp_path / "q.json"))
-    llm = LLMConfig(
-        judge=EndpointConfig("m", "http://127.0.0.1:9/v1"), cache=None, dry_run=str(tmp_path / "asked.jsonl")
-    )
-    assert score_official(ScoreOfficialConfig(*paths, judge="llm", llm=llm))["dry_run"]["total"]["requests"] == 5
-    assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_file_of_longmemeval(tmp_path: Path) -> None:
-    for rows, message in (
-        ([{"question_id": "a"}], "line 1.*hypothesis"),
-        ([row("a"), row("a")], "line 2.*answered twice"),
-        ([{**row("a"), "autoeval_label": {"model": "j", "label": "yes"}}], "autoeval_label"),
-    ):
+def test_what_is_no_official_file(tmp_path: Path) -> None:
+    for rows, message in (([{"question_id": "a"}], "line 1.*hypothesis"),):
         with pytest.raises(DataError, match=message):
             check_rows(ResultFile(lines(tmp_path / "r.jsonl", rows)))
     listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
@@ -160,13 +143,17 @@ def test_what_is_no_file_of_longmemeval(tmp_path: Path) -> None:
     for bad, message in (([listed, listed], "occurs twice"), ([{**listed, "gold_answers": []}], "line 1.*not a Long")):
         with pytest.raises(DataError, match=message):
             load_references(lines(tmp_path / "q.jsonl", bad))
-    good = lines(tmp_path / "rows.jsonl", [row("q", True)])
-    config = ScoreOfficialConfig(good, str(tmp_path / "out"), lines(tmp_path / "q.jsonl", [listed]))
+    several = samples(tmp_path / "s.json", [item(4, "x", "x", gpt_prediction="y")])
+    for model, message in ((None, "m, gpt: name one"), ("other", "no predictions of 'other'")):
+        with pytest.raises(ConfigError, match=message):
+            score_samples(several, model)
+    with pytest.raises(DataError, match=r"conv-26-q000\]: category should be 1 to 5"):
+        score_samples(samples(tmp_path / "s.json", [item(6, "x", "y")]))
+    config = ScoreOfficialConfig(
+        lines(tmp_path / "r.jsonl", [row("q")]), str(tmp_path / "out"), lines(tmp_path / "q.jsonl", [listed])
+    )
     for change, error, message in (
         ({"references": None}, ConfigError, "references"),
-        ({"out": str(tmp_path)}, ConfigError, "choose another"),
-        ({"model": "m"}, ConfigError, "for LoCoMo"),
-        ({"judge": "llm"}, ConfigError, "no endpoint"),
         ({"results": config.references, "references": None}, FormatError, "neither"),
     ):
         with pytest.raises(error, match=message):
@@ -228,14 +215,8 @@ def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> N
         values = [result["methods"][method]["turn"][f"recall_any@{k}"]["value"] for k in KS]
         assert values == sorted(values)
         assert values[-1] == 1.0
-    assert "bm25 session recall_all" in table(result)
-    for change, message in (
-        ({"methods": ["odd"]}, "'odd'"),
-        ({"methods": []}, "no method"),
-        ({"ks": [0]}, "at least 1"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            ScoreRetrievalConfig("x", **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'odd'"):
+        ScoreRetrievalConfig("x", ["odd"])
 
 
 # LoCoMo
@@ -263,31 +244,24 @@ def test_figures_of_locomo_by_hand_and_as_its_scorer_writes_them(tmp_path: Path)
             item(4, "2022", 2022, evidence=[], m_prediction_context=["D1:4"]),
             item(4, "nothing alike", "lamp"),
             item(5, "No information available.", adversarial_answer="a lamp"),
-            item(5, "It is a lamp", adversarial_answer="a lamp"),
             item(4, None, "lamp"),
             item(4, "lamp"),
         ],
     )
     answered, counts = score_samples(file)
-    values = [1 / 2, 1.0, 2 / 3, 1.0, 0.0, 1.0, 0.0, None]
+    values = [1 / 2, 1.0, 2 / 3, 1.0, 0.0, 1.0, None]
     assert [one.f1 for one in answered] == [None if v is None else pytest.approx(v) for v in values]
     assert [one.recall for one in answered[:4]] == [1.0, 0.0, None, None]
-    expected = {"model": "m", "questions": 9, "answered": 8, "unanswered": 1, "without_gold_answer": 1, "changed": 0}
+    expected = {"model": "m", "questions": 8, "answered": 7, "unanswered": 1, "without_gold_answer": 1, "changed": 0}
     assert counts == expected
     written = [[question.get(name, "none") for question in file.records[0]["qa"]] for name in ("m_f1", "m_recall")]
     # whole numbers where the scorer has them: nothing in common outside category 1, and all of category 5
-    assert json.dumps(written[0]) == '[0.5, 1.0, 0.667, 1.0, 0, 1, 0, "none", "none"]'
-    assert written[1] == [1.0, 0.0, "none", 1, *["none"] * 5]
+    assert json.dumps(written[0]) == '[0.5, 1.0, 0.667, 1.0, 0, 1, "none", "none"]'
+    assert written[1] == [1.0, 0.0, "none", 1, *["none"] * 4]
     found = by_category(answered, resamples=50)
-    assert {name: (one["n"], one["f1"]["value"]) for name, one in found.items()} == {
-        "1": (1, 0.5),
-        "2": (1, 1.0),
-        "3": (1, pytest.approx(2 / 3)),
-        "4": (3, 0.5),
-        "5": (2, 0.5),
-        "1-4": (6, pytest.approx((0.5 + 1 + 2 / 3 + 1) / 5)),
-        "all": (8, pytest.approx((0.5 + 1 + 2 / 3 + 1 + 1) / 7)),
-    }
+    assert [found[name]["n"] for name in ("1", "4", "5", "1-4", "all")] == [1, 3, 1, 6, 7]
+    assert found["1-4"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1) / 5)
+    assert found["all"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1 + 1) / 6)
     assert recall_of(["D1:3", "D2:4", "D2:5"], ["S2", "S7"]) == pytest.approx(2 / 3)
     # figures that are right leave the bytes alone, wrong ones are counted
     file.write(tmp_path / "scored.json")
@@ -295,22 +269,6 @@ def test_figures_of_locomo_by_hand_and_as_its_scorer_writes_them(tmp_path: Path)
     again.records[0]["qa"][1]["m_f1"] = 0.25
     assert score_samples(again)[1]["changed"] == 1
     assert again.dump() == file.dump()
-
-
-def test_what_is_no_file_of_locomo(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    for bad, message in (
-        (item(6, "x", "y"), "category should be 1 to 5"),
-        (item(4, "x", "y", m_prediction=["x"]), "should be text"),
-        (item(4, "x", "y", m_prediction_context="D1:3"), "list of ids"),
-    ):
-        with pytest.raises(DataError, match=rf"conv-26-q000\]: .*{message}"):
-            score_samples(samples(path, [bad]))
-    several = samples(path, [item(4, "x", "x", gpt_prediction="y")])
-    assert score_samples(several, "gpt")[0][0].f1 == 0.0
-    for model, message in ((None, "m, gpt: name one"), ("other", "no predictions of 'other'")):
-        with pytest.raises(ConfigError, match=message):
-            score_samples(several, model)
 
 
 def test_our_answers_in_both_formats(tmp_path: Path) -> None:
@@ -333,12 +291,8 @@ def test_our_answers_in_both_formats(tmp_path: Path) -> None:
     expected = [{"question_id": one["question_id"], "hypothesis": one["answer"]} for one in rows[:2]]
     assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
     lines(run / "predictions.jsonl", [{**rows[0], "question_id": "conv-99-q000"}])
-    for given, error, message in (
-        (("locomo",), ConfigError, "dataset file"),
-        (("locomo", str(data)), DataError, r"conv-99-q000\]: 1 answers are to questions"),
-    ):
-        with pytest.raises(error, match=message):
-            export_official(ExportOfficialConfig(str(run), str(tmp_path / "no.json"), *given))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"conv-99-q000\]: 1 answers are to questions"):
+        export_official(ExportOfficialConfig(str(run), str(out), "locomo", str(data)))
 
 
 # judges
@@ -363,30 +317,14 @@ def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None
         for name in ("precision", "recall", "f1", "cohen_kappa"):
             if (value := figures[name.removeprefix("cohen_")]) is not None:
                 assert value == pytest.approx(getattr(reference_metrics, f"{name}_score")(labels, verdicts)), name
-    nothing = agreement([False, None], [False, True])
-    assert (nothing["precision"], nothing["f1"], nothing["failed"]) == (None, None, 1)
-    labelled = [
-        {"question_id": "1", "dimension": "x", "question": "?", "references": ["a"], "prediction": "a", "label": True},
-        {"question_id": "2", "dimension": "x", "question": "?", "references": ["a"], "prediction": "A", "label": True},
-        {"question_id": "3", "dimension": "y", "question": "?", "references": "é", "prediction": "é", "label": True},
-        {
-            "question_id": "4",
-            "dimension": "y",
-            "question": "?",
-            "references": ["a"],
-            "prediction": "boom",
-            "label": False,
-        },
-    ]
+    rows = [("1", "x", "a", True), ("2", "x", "A", True), ("3", "y", "a", True), ("4", "y", "boom", False)]
+    keys = ("question_id", "dimension", "prediction", "label")
+    labelled = [{**dict(zip(keys, one, strict=True)), "question": "?", "references": ["a"]} for one in rows]
     path = lines(tmp_path / "l.jsonl", labelled)
     result = judge_agreement(AgreementConfig(path, out=str(tmp_path / "a.json")), Rule())  # type: ignore[arg-type]
     assert {name: (one["agree"], one["failed"]) for name, one in result["groups"].items()} == {"x": (1, 0), "y": (1, 1)}
-    assert result["mean_accuracy"] == pytest.approx((0.5 + 1.0) / 2)
-    assert json.loads((tmp_path / "a.json").read_text()) == json.loads(json.dumps(result))
     for labels, message in (
-        ([], "holds no labels"),
         ([{"question_id": "1", "label": "yes"}], "line 1.*true or false"),
-        (labelled[:1] * 2, "line 2.*labelled twice"),
         ([{"question_id": "1", "label": True}], "needs question, references and prediction"),
     ):
         with pytest.raises(DataError, match=message):
