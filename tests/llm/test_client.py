@@ -263,10 +263,11 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
     assert "sk-for" not in str(proxy.heads)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-cut\nin two")
-    with pytest.raises(ModelError, match="holds a character no key has") as caught:
-        OpenAIChat(EndpointConfig("m"))
-    assert "sk-cut" not in str(caught.value)
+    for wrong in ("sk-cut\nin two", '"sk-cut"'):
+        monkeypatch.setenv("OPENAI_API_KEY", wrong)
+        with pytest.raises(ModelError, match="holds a character no key has") as caught:
+            OpenAIChat(EndpointConfig("m"))
+        assert "sk-cut" not in str(caught.value)
 
 
 def test_a_redirect_is_not_followed() -> None:
