@@ -132,19 +132,6 @@ def test_retrieval_leaves_a_backbone_that_reads_x0_at_once_room_for_the_rest() -
     assert cap("minilm", codes="joint") == 384
 
 
-def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> None:
-    data = _locomo()
-    cited = (["D1:1", "D1:1"], ["D1:1", "D9:9"], ["D1:2", "D8:1; D8:2"])
-    data["qa"] = [{**data["qa"][0], "evidence": evidence} for evidence in cited]
-    path = tmp_path / "in.json"
-    path.write_text(json.dumps([data, {**data, "sample_id": "conv-2"}]))
-    outlines = {limit: outline(BuildStatesConfig(str(path), "", limit=limit)) for limit in (1, 2, None)}
-    assert [(corpus.references, len(corpus.dangling)) for corpus in outlines.values()] == [(4, 0), (8, 2), (14, 6)]
-    assert {item.question_id for item in outlines[2].dangling} == {"conv-1-q001", "conv-2-q001"}
-    whole = read(path)
-    assert (outlines[None].references, tuple(outlines[None].dangling)) == (whole.references, whole.dangling)
-
-
 def test_the_hint_to_abstain_is_of_the_whole_input(tmp_path: Path) -> None:
     """One unanswerable question anywhere in the files, whether it is built or not, invites all to abstain."""
 

@@ -38,8 +38,6 @@ def test_a_process_finds_its_part(text: str | None, environment: Mapping[str, st
     ("text", "environment", "word"),
     [
         ("0/4", {}, "from 1 to n"),
-        ("second", {}, "auto or slurm"),
-        ("slurm", {}, "neither"),
         ("auto", {"RANK": "4", "WORLD_SIZE": "4"}, "not a valid part"),
         ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "3"}, "name the parts"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,24 +112,6 @@ def test_what_is_cached_is_not_encoded_again(park: Dialogue, counting: Any, tmp_
     counting.seen.clear()
     perception.perceive(park, [ask(park, "Who moves to Lisbon?")])
     assert counting.seen == ["Who moves to Lisbon?"]
-
-
-def test_a_damaged_file_is_rebuilt_and_said_so(
-    park: Dialogue, bag: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = perceive(park, bag, tmp_path)
-    (path,) = tmp_path.rglob("*.safetensors")
-    content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b""):
-        path.unlink()
-        path.write_bytes(damaged)
-        with caplog.at_level(logging.WARNING):
-            assert perceive(park, bag, tmp_path) == expected
-        assert f"{path} is damaged" in caplog.text
-        assert path.read_bytes() == content
-        caplog.clear()
-        perceive(park, bag, tmp_path)
-        assert "damaged" not in caplog.text
 
 
 @pytest.mark.parametrize(

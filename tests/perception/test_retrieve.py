@@ -189,11 +189,9 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("locomo/locomo_dev.json", "hybrid"), ("realtalk/Chat_5_Nicolas_Nebraas.json", "cue")]
-)
-def test_real_dialogues_to_the_prompt(name: str, method: str, remind_data: Path, tmp_path: Path) -> None:
-    corpus = read(remind_data / name)
+@pytest.mark.parametrize("method", ["hybrid", "cue"])
+def test_real_dialogues_to_the_prompt(method: str, remind_data: Path, tmp_path: Path) -> None:
+    corpus = read(remind_data / "realtalk" / "Chat_5_Nicolas_Nebraas.json")
     dialogue = corpus.dialogues[0]
     questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:8]
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
