@@ -13,14 +13,12 @@ from unittest import mock
 import pytest
 import torch
 from in_process import run_module
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from remind import PRAConfig, PRATrainer
 from remind.core.errors import ModelError, RemindError
 from remind.data.sample import sample_path
 from remind.grounding.ground import load_saes
 from remind.models.backbone import load_backbone
-from remind.refmem.images import ClipEncoder
 from remind.train_pra.run import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
@@ -96,20 +94,6 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: 
         plant(model, canary, name, auto_map=auto_map)
     with mock.patch("builtins.input", side_effect=AssertionError("the user is asked whether to run it")):
         assert load_backbone(model).tokenize("hi").ids
-
-
-def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> None:
-    folder = tmp_path / "clip"
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    CLIPModel(
-        CLIPConfig(text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 32}, projection_dim=8)
-    ).save_pretrained(folder)
-    CLIPImageProcessor().save_pretrained(folder)
-    auto_map = {"AutoImageProcessor": "own.Own"}
-    plant(folder, canary, "preprocessor_config.json", image_processor_type="Own", auto_map=auto_map)
-    # by default the library asks at the terminal; this answer would let it
-    with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
-        ClipEncoder(str(folder))
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
