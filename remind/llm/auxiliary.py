@@ -22,7 +22,7 @@ from remind.llm.structured import NotValid
 from remind.states import prompts
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text import words
-from remind.text.offline import OfflineLLM as OfflineLLM
+from remind.text.words import OfflineLLM as OfflineLLM
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
