@@ -25,8 +25,8 @@ from remind.states.pyramid import (
     render,
 )
 from remind.states.records import FACTUAL
-from remind.text.answers import Verdict as Verdict
 from remind.text.thoughts import without_thoughts
+from remind.text.words import Verdict as Verdict
 from remind.text.words import guide, kind_of, target_speakers
 
 #: The template each stage asks with.

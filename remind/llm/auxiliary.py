@@ -22,7 +22,7 @@ from remind.llm.structured import NotValid
 from remind.states import prompts
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text import words
-from remind.text.offline import OfflineLLM as OfflineLLM
+from remind.text.words import OfflineLLM as OfflineLLM
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -145,8 +145,8 @@ class ChatLLM:
         Cues that a dialogue's index holds from an earlier build are in that build's manifest.
         """
         failed = Counter(failure.stage for failure in self.failures)
-        counts = {stage: {"asked": self.asked[stage], "failed": failed[stage]} for stage in self.models}
-        stages = {stage: {"prompt": prompts.prompt_id(TEMPLATES[stage]), **one} for stage, one in counts.items()}
+        about = ((stage, prompts.prompt_id(TEMPLATES[stage])) for stage in self.models)
+        stages = {stage: {"prompt": one, "asked": self.asked[stage], "failed": failed[stage]} for stage, one in about}
         failures = [asdict(failure) for failure in self.failures]
         return {"stages": stages, "stand_in": self.stand_in.name, "failures": failures, "costs": self.ledger.summary()}
 

@@ -158,18 +158,15 @@ class OpenAIChat(CachedChat):
         self._schemas = True  # until the server refuses one
         # what the first requests failed by; None once one was answered
         self._failures: list[str] | None = []
-        http = openai.DefaultHttpxClient(
-            follow_redirects=False,  # the prompt would go to a host that nobody named
-            timeout=endpoint.timeout,
-            event_hooks={"request": [self._sending], "response": [self._received]},
-        )
-        self._client = openai.OpenAI(
-            api_key=self._key,
-            base_url=endpoint.base_url,
-            max_retries=endpoint.retries,
-            timeout=endpoint.timeout,
-            http_client=http,
-        )
+        hooks: dict[str, Any] = {"request": [self._sending], "response": [self._received]}
+        # redirects: the prompt would go to a host that nobody named
+        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
+        own: dict[str, Any] = {
+            "base_url": endpoint.base_url,
+            "max_retries": endpoint.retries,
+            "timeout": endpoint.timeout,
+        }
+        self._client = openai.OpenAI(api_key=self._key, http_client=http, **own)
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
@@ -298,14 +295,12 @@ def _reply(data: Any) -> Reply:
     finished = reason not in ("length", "max_tokens")
     if not text.strip() and not said.get("tool_calls"):
         why = f"the reply is empty (finish_reason {reason})"
-        return replace(
-            _failed("server" if finished else "invalid", why), prompt_tokens=prompt, completion_tokens=completion
-        )
+        return _failed("server" if finished else "invalid", why, prompt, completion)
     return Reply(text, None, prompt, completion, finished)
 
 
-def _failed(failure: ReplyFailure, message: str) -> Reply:
-    return Reply("", finished=False, failure=failure, message=" ".join(message.split()))
+def _failed(failure: ReplyFailure, message: str, prompt: int = 0, completion: int = 0) -> Reply:
+    return Reply("", None, prompt, completion, finished=False, failure=failure, message=" ".join(message.split()))
 
 
 def _said(error: Any) -> str:
@@ -322,7 +317,7 @@ def _key(endpoint: EndpointConfig) -> str:
     key = os.environ.get(endpoint.key_env or "", "").strip()
     if not key:
         raise ModelError(f"no key for {endpoint.base_url}: set the environment variable {endpoint.key_env}")
-    if not key.isascii() or not key.isprintable():
+    if not key.isascii() or not key.isprintable() or json.dumps(key) != f'"{key}"':
         raise ModelError(f"the key in {endpoint.key_env} holds a character no key has; is it cut or quoted wrongly?")
     return key
 
@@ -340,7 +335,6 @@ class Chats:
 
         self.cfg, self.ledger = cfg, ledger or Ledger()
         self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run, self.ledger)
-        self._cache: ReplyCache | None = None
         self._open: dict[str, ChatModel] = {}
 
     def stage(self, stage: Stage) -> ChatModel | None:
@@ -356,17 +350,16 @@ class Chats:
             return None
         if model := self._open.get(repr(endpoint)):
             return model
-        if self._cache is None and self.cfg.cache is not None:
-            self._cache = ReplyCache(self.cfg.cache)
+        cache = None if self.cfg.cache is None else ReplyCache(self.cfg.cache)
         if self.dry is not None:
             from remind.llm.dry import DryChat
 
-            model = DryChat(endpoint, self.dry, self._cache)
+            model = DryChat(endpoint, self.dry, cache)
         elif endpoint.local:
             from remind.llm.local import LocalChat
 
-            model = LocalChat(endpoint, self._cache, self.ledger)
+            model = LocalChat(endpoint, cache, self.ledger)
         else:
-            model = OpenAIChat(endpoint, self._cache, self.ledger)
+            model = OpenAIChat(endpoint, cache, self.ledger)
         self._open[repr(endpoint)] = model
         return model

@@ -12,23 +12,10 @@ from typing import Any, Literal, Protocol
 
 from remind.states import prompts
 
-#: What the memory systems ask for; they share one endpoint.
-MemoryStage = Literal[
-    "extract",
-    "update",
-    "facts",
-    "keyphrases",
-    "summaries",
-    "events",
-    "time_range",
-    "note",
-    "read",
-    "memory",
-    "compress",
-    "profile",
-]
-#: What a request is made for; costs are counted by it, and each but those of memory may have an endpoint of its own.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", "explain", MemoryStage]
+#: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
+#: these share an endpoint.
+Stage = str
+MemoryStage = Stage
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.

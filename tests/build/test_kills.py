@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from forked import Forked
 from small_corpus import contents
 
 from remind.core.errors import DataError
-from remind.states.dataset import load_states, read_states
+from remind.states.dataset import load_states
 
 
 def written(*folders: Path) -> int:
@@ -56,24 +55,3 @@ def test_a_build_that_is_killed_anywhere_ends_with_the_same_states(
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert contents(out) == contents(whole)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Forked]
-) -> None:
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(b"x" * (free - (24 << 10)))
-    process = start(corpus, small_disk / "out", tmp_path / "cache")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 2
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith("error: "), errors
-    assert f"{small_disk}/out" in last
-    assert "No space left on device" in last
-    assert not [path for path in small_disk.rglob("*") if path.suffix == ".tmp"]
-    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    process = start(corpus, small_disk / "out", tmp_path / "cache")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert len(read_states(small_disk / "out")) == 12

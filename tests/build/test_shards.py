@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from small_corpus import contents
 import remind.build.states
 from remind.build import BuildStatesConfig, build
 from remind.build.plan import shard_of
-from remind.core.errors import ConfigError, FormatError
+from remind.core.errors import ConfigError
 from remind.core.processes import Shard, device_of
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
@@ -38,8 +36,6 @@ def test_a_process_finds_its_part(text: str | None, environment: Mapping[str, st
     ("text", "environment", "word"),
     [
         ("0/4", {}, "from 1 to n"),
-        ("second", {}, "auto or slurm"),
-        ("slurm", {}, "neither"),
         ("auto", {"RANK": "4", "WORLD_SIZE": "4"}, "not a valid part"),
         ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "3"}, "name the parts"),
     ],
@@ -115,13 +111,6 @@ def test_a_folder_is_gone_on_with_by_the_same_build_alone(
         build(config(limit=1))
     build(config(limit=1, overwrite=True))
     assert "6 questions over 6 dialogues" in capsys.readouterr().out
-    # states of before are neither taken for these nor added to
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "manifest.json").write_text(json.dumps({"format": "remind-states", "format_version": 3}))
-    with pytest.raises(FormatError, match="format version 3, not 4; make them anew: remind build-states"):
-        build(replace(config(), out=str(old)))
-    assert [path.name for path in old.iterdir()] == ["manifest.json"]
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "monday.txt").write_text("dear diary")
     for more in ({}, {"overwrite": True}):

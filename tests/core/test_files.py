@@ -9,7 +9,6 @@ from remind.core.errors import DataError
 from remind.core.files import (
     atomic_folder,
     atomic_path,
-    input_hashes,
     read_json,
     sweep,
     write_json,
@@ -67,15 +66,3 @@ def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes
     with pytest.raises(DataError, match=message) as caught:
         read_json(path)
     assert "\n" not in str(caught.value)
-
-
-def test_every_input_has_its_own_hash(tmp_path: Path) -> None:
-    for name in ("a/x.jsonl", "b/x.jsonl", "talk/images/1.png", "talk/more/1.png", "talk/x.jsonl"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    inputs = [tmp_path / "a" / "x.jsonl", tmp_path / "b" / "x.jsonl", tmp_path / "talk"]
-    hashes = input_hashes(inputs)
-    assert list(hashes) == ["x.jsonl", "x.jsonl (2)", "images/1.png", "more/1.png", "x.jsonl (3)"]
-    assert len(set(hashes.values())) == 5
-    (tmp_path / "talk/images/1.png").write_text("changed")
-    assert input_hashes(inputs) != hashes

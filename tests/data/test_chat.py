@@ -1,5 +1,3 @@
-from dataclasses import astuple
-
 import pytest
 
 from remind import read
@@ -28,31 +26,6 @@ def test_turns_of_several_dialogues_and_sessions(written):
     ]
     assert d1.speakers == ("Ana", "Ben", "Cem")
     assert [(t.id, t.speaker, t.text) for t in d2.turns] == [("S1:T1", "user", "elsewhere")]
-
-
-def test_whole_dialogues_and_openai_parts(tmp_path, written):
-    (tmp_path / "cat.png").write_bytes(b"x")
-    parts = [
-        {"type": "text", "text": "look"},
-        {"type": "image_url", "image_url": {"url": "https://example.org/1.jpg"}},
-        {"type": "image_url", "image_url": "data:image/png;base64,AAAA"},
-        {"type": "text", "text": "here"},
-    ]
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "name": "Ana", "content": parts}]
-    images = [
-        "cat.png",
-        {"path": "cat.png", "caption": "a cat"},
-        {"url": "https://example.org/2.jpg", "source": "mine"},
-    ]
-    turns = [{"speaker": "Ben", "text": "", "images": images[:2]}, {"speaker": "Ben", "text": "", "images": images[2:]}]
-    path = written("mine.jsonl", {"id": "a", "messages": messages}, {"turns": turns})
-    a, b = read(path).dialogues
-    assert (a.id, b.id) == ("a", "mine-00002")
-    assert [(turn.speaker, turn.text) for turn in a.turns] == [("system", "be kind"), ("Ana", "look\nhere")]
-    urls = ["https://example.org/1.jpg", "data:image/png;base64,AAAA"]
-    assert [astuple(i) for i in a.images] == [(n, None, None, url) for n, url in enumerate(urls)]
-    cat = str((tmp_path / "cat.png").resolve())
-    assert [astuple(i) for i in b.images] == [(0, cat, None, None), (1, cat, "a cat", None), (2, None, None, "mine")]
 
 
 def test_turns_without_words_are_left_out_and_counted(written, caplog):

@@ -71,27 +71,6 @@ def test_the_bundled_sample_in_other_shapes(tmp_path: Path, nested: bool, answer
 
 
 @pytest.mark.parametrize(
-    ("evidence", "pieces", "found", "dangling"),
-    [
-        ("{session: of, turn: at}", [{"of": "b", "at": 2}, {"of": "b", "at": 9}], ("b:T2",), ("b:9",)),
-        ("{line: .}", [" Ben:  What\nnow?", "What now?", "hi"], ("b:T2",), ("hi",)),
-        ("{id: .}", ["b:T2", "a:T7"], ("b:T2",), ("a:T7",)),
-    ],
-)
-def test_evidence_by_session_and_turn_or_by_line(
-    tmp_path: Path, evidence: str, pieces: list[Any], found: tuple[str, ...], dangling: tuple[str, ...]
-) -> None:
-    """What several turns say names none of them."""
-    log = {"a": [["Ana", "hi"]], "b": [["Ana", "hi"], ["Ben", "What now?"]]}
-    mapping = f"""{{count_from: 1, dialogue: {{sessions: log, questions: qa.list}}, turn: {{speaker: 0, text: 1}},
-        question: {{text: q, evidence: why}}, evidence: {evidence}}}"""
-    corpus = read(*write(tmp_path, mapping, x={"log": log, "qa": {"list": [{"q": "?", "why": pieces}]}}))
-    assert corpus.questions[0].evidence == found
-    assert tuple(lost.reference for lost in corpus.dangling) == dangling
-    assert corpus.references == len(pieces)
-
-
-@pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ("turn.txt", "x", "unknown key 'turn.txt'; did you mean turn.text?"),

@@ -8,7 +8,6 @@ import pytest
 from fuzzing import seeds
 
 from remind import read
-from remind.core.errors import FormatError
 from remind.data.readers import sniff
 
 GOOD = json.dumps({"speaker": "Ana", "text": "hi"})
@@ -47,17 +46,6 @@ def test_files_that_are_no_records(tmp_path, refused, content, message):
     path = make(tmp_path, "x.jsonl", content)
     for format in (None, "chat"):
         assert refused(path, format).startswith(message)
-
-
-def test_no_such_file_and_unknown_formats(tmp_path, refused):
-    windows = make(tmp_path, "x.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
-    assert len(read(windows).dialogues[0].turns) == 2
-    assert refused(tmp_path / "none.json") == ": no such file"
-    path = make(tmp_path, "x.jsonl", GOOD)
-    assert refused(path, "loco").startswith(": unknown format 'loco'; known: refmem, locomo")
-    for name, content in (("x.json", '{"a": 1}'), ("x.csv", "speaker,text\n1,2\n"), ("x.txt", "hello")):
-        with pytest.raises(FormatError, match="not in a known format"):
-            read(make(tmp_path, name, content))
 
 
 def test_a_folder_of_one_format(tmp_path, caplog, refused):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters
 
@@ -35,20 +35,6 @@ def test_one_dialogue_is_divided_by_evidence(evidence: list[tuple[str, ...]], by
     assert splits == assign_splits(data.questions, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
     if len(evidence_clusters(data.questions)) > 1:
         assert {"train", "test"} <= set(splits.values())
-
-
-def test_several_dialogues_are_never_divided_inside() -> None:
-    data = corpus([(f"d{n % 10}", (f"t{n % 7}",), None) for n in range(100)])
-    splits = assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2))
-    sides = [{splits[q.id] for q in data.questions if q.dialogue_id == f"d{n}"} for n in range(10)]
-    assert all(len(side) == 1 for side in sides)
-    flat = [next(iter(side)) for side in sides]
-    assert (flat.count("train"), flat.count("dev"), flat.count("test")) == (3, 2, 5)
-    assert assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2, seed=1)) != splits
-    given = corpus([("d", ("t0",), "test"), ("d", ("t1",), "train"), ("e", (), None)])
-    assert assign_splits(given.questions, SplitConfig()) == {"q0": "test", "q1": "train", "q2": "test"}
-    with pytest.raises(ConfigError):
-        SplitConfig(train=0.8, dev=0.3)
 
 
 ROWS = st.lists(st.tuples(st.sampled_from("de"), st.sampled_from(["train", "dev", "test"]), EVIDENCE), max_size=12)

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.chain.arms import VARIANTS
-from experiments.chain.folds import make_folds
 from forked import Forked
 
 from experiments.chain.config import VARIANTS, ChainConfig

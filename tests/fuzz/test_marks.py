@@ -6,7 +6,6 @@ import functools
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_corpus import strip_markers
@@ -16,7 +15,6 @@ from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.backbone import load_backbone
 from remind.models.chat import chat_ids, end_token_id, prompt_ids
-from remind.models.images import Pictures
 from remind.models.nano import nano_tokenizer
 from remind.states.pyramid import (
     MARKER,
@@ -25,7 +23,6 @@ from remind.states.pyramid import (
     ReflectiveState,
     Segment,
     Strategy,
-    one_line,
 )
 from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
@@ -103,49 +100,8 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
     assert specials(NANO, chat_ids(NANO, rows[0])) == specials(NANO, chat_ids(NANO, rows[1]))
 
 
-@given(st.lists(names, min_size=2, max_size=4), names)
-@settings(max_examples=10)
-def test_pixels_stand_only_where_images_do(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], caption: str
-) -> None:
-    from PIL import Image as Pillow
-
-    path = tmp_path_factory.getbasetemp() / "a.png"
-    Pillow.new("RGB", (64, 64), (9, 9, 9)).save(path)
-    backbone = backbone_of("nano-untrained")
-    shown = Pictures(backbone, 16)
-    turns = tuple(
-        Turn(f"t{n}", text, text, images=(Image(n, str(path), caption),) if n == 0 else (Image(n, None, caption),))
-        for n, text in enumerate(texts)
-    )
-    dialogue = Dialogue("d", (Session("s", None, turns),))
-    factual = FactualState(dialogue, Question("q", "d", texts[0]), (Segment(0, len(turns) - 1),), Strategy(()))
-    record = record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), caption), "train")
-    config = backbone.model.config
-    counts = []
-    for level in ("x0", "x1", "x2"):
-        ids = shown.prompt(backbone.tokenizer, record, level)
-        counts.append([ids.count(t) for t in (config.image_token_id, config.vision_start_token_id)])
-    assert counts == [[shown._block(str(path)), 1]] * 3
-
-
 @given(records)
 @settings(max_examples=25)
 def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
     assert record.target is not None
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}
-
-
-def small(turns: list[Turn], **fields: Any) -> StateRecord:
-    dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
-    question = Question("q", "d", "why?", **fields)
-    factual = FactualState(dialogue, question, (Segment(0, len(turns) - 1),), Strategy(()))
-    return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "train")
-
-
-def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
-    turns = [Turn("t0", "Ana", "I wrote </explanation> there"), Turn("t1", "Ben", "ok")]
-    record = small(turns, answers=("the </answer> tag",), evidence=("t0", "t1"))
-    assert record.target is not None
-    assert parse_answer(record.target).evidence == record.evidence_lines
-    assert parse_answer(record.target).answer == one_line("the </answer> tag") == "the ‹/answer> tag"

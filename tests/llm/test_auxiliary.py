@@ -141,7 +141,6 @@ def test_a_summary_is_laid_out_by_option() -> None:
     [
         ("strategy", {**STRATEGY, "reasoning": [" "]}, "reasoning"),
         ("strategy", Reply("no JSON", failure="invalid", message="no JSON value"), "no JSON value"),
-        ("summary", {**SUMMARY, "conclusion": "<answer></answer>"}, "conclusion"),
         ("summary", {**SUMMARY, "evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
     ],
 )

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_samples import ask, chat
-from fault_proxy import Proxy, completion, error
+from chat_samples import ask
+from fault_proxy import Proxy
 from forked import Forked
 
 from remind.core.errors import DataError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 
 ASKER = Path(__file__).with_name("asker.py")
@@ -82,31 +81,6 @@ def test_two_processes_at_once_pay_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert dict(row[::2] for row in replies) == {n: f"you said: question {n}" for n in range(count)}
         assert total["calls"] == count
     assert sum(rows(tmp_path / name)[-1]["now"]["calls"] for name in "ab") == count
-
-
-def test_failures_are_asked_again_and_invalid_replies_are_not(quick: None, tmp_path: Path) -> None:
-    ways = {"busy": error(503, "busy"), "bad": error(400, "bad"), "long": error(400, "context length")}
-
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        return ways.get(body["messages"][0]["content"], (200, {}, completion("no json")))
-
-    requests = [ask("busy"), ask("bad"), ask("long"), ask("odd", schema={"type": "object"})]
-    kinds = ["server", "refused", "too_long", "invalid"]
-    odd, costs = [], []
-    with Proxy(answer=answer) as proxy:
-        for hits in (2 + 1 + 1 + 1, 2 * (2 + 1 + 1) + 1):
-            ledger, cache = Ledger(), ReplyCache(tmp_path / "c.sqlite")
-            replies = chat(proxy.url, cache, ledger, retries=1, price_prompt=1e6).complete(requests)
-            assert [reply.failure for reply in replies] == kinds
-            assert proxy.hits == hits
-            odd.append(replies[3])
-            costs.append(ledger.summary()["total"])
-    assert odd[1] == replace(odd[0], calls=0, cached=True, seconds=odd[1].seconds)
-    assert costs[1]["failures"] == dict.fromkeys(kinds, 1)
-    # the replies of the first run are in the second's costs
-    assert [one["calls"] for one in costs] == [4, 4]
-    assert costs[1]["now"]["calls"] == 3
-    assert costs[0]["cost_usd"] == costs[1]["cost_usd"] == 10
 
 
 def test_files_that_are_no_cache(tmp_path: Path) -> None:

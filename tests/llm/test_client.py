@@ -18,7 +18,7 @@ from remind.core.errors import ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Ledger, table
+from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
 
@@ -57,16 +57,13 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
 @pytest.mark.parametrize(
     ("content", "tries", "failure", "reason"),
     [
-        (b"[]", 3, "server", "not a chat completion"),
         (body({"content": 3}), 3, "server", "not a chat completion"),
-        (body(choices=[]), 3, "server", "not a chat completion"),
         (body({"content": None}), 3, "server", "empty"),
         (body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
         (b'{"error": {"code": 502, "message": "model overloaded"}}', 3, "server", "model overloaded"),
         (b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
         (body(choices=[{"error": {"code": 502, "message": "up"}, "message": {"content": "x"}}]), 3, "server", "up"),
         (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "empty (finish_reason length)"),
-        (body({"content": ""}, "content_filter"), 1, "refused", "content_filter"),
         (body({"content": None, "refusal": "I can't help with that."}), 1, "refused", "I can't help with that."),
     ],
 )
@@ -85,38 +82,16 @@ def test_broken_replies_are_asked_again_or_told_and_never_cached(
         assert model.complete([ask("bad")])[0].text == "well"
 
 
-def test_odd_but_whole_replies(tmp_path: Path) -> None:
-    bodies = {
-        "parts": body({"content": [{"text": "a"}, {"text": "b"}]}, usage=None),
-        "surrogate": body({"content": "a\ud800"}, usage={"prompt_tokens": 7, "completion_tokens": "7"}),
-        "no reason": body({"content": "c"}, None),
-        "cut": body({"content": "half"}, "max_tokens"),
-    }
-    with Proxy(answer=lambda sent: (200, {}, bodies[sent["messages"][0]["content"]])) as proxy:
-        for hits in (4, 5):  # what was cut off is asked for again
-            ledger = Ledger()
-            replies = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"), ledger).complete(
-                [ask(name) for name in bodies]
-            )
-            found = [("ab", True), ("a?", True), ("c", True), ("half", False)]
-            assert [(reply.text, reply.finished) for reply in replies] == found
-            assert (proxy.hits, ledger.summary()["total"]["unknown_usage"]) == (hits, 2)
-            assert "2 replies came without a usable count" in table(ledger.summary())
-
-
 @pytest.mark.parametrize(
     ("status", "said", "failure", "tries"),
     [
         (401, "Incorrect API key provided: sk-abcd****wxyz", "refused", 1),
-        (404, "The model `m` does not exist", "refused", 1),
         (400, "max_tokens is too large: this model supports at most 16384 completion tokens", "refused", 1),
         (400, "This model's maximum context length is 4096 tokens. However, you requested 5000", "too_long", 1),
-        (422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000", "too_long", 1),
         # by their codes, whatever the words
         (400, {"message": "too much", "code": "context_length_exceeded"}, "too_long", 1),
         (500, {"error": {"message": "", "type": "exceed_context_size_error"}}, "too_long", 2),
         (429, "slow down", "server", 2),
-        (503, ["<html>busy</html>"], "server", 2),
     ],
 )
 def test_errors_of_a_request_are_told_in_the_servers_words(status: int, said: Any, failure: str, tries: int) -> None:
@@ -263,10 +238,11 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
     assert "sk-for" not in str(proxy.heads)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-cut\nin two")
-    with pytest.raises(ModelError, match="holds a character no key has") as caught:
-        OpenAIChat(EndpointConfig("m"))
-    assert "sk-cut" not in str(caught.value)
+    for wrong in ("sk-cut\nin two", '"sk-cut"'):
+        monkeypatch.setenv("OPENAI_API_KEY", wrong)
+        with pytest.raises(ModelError, match="holds a character no key has") as caught:
+            OpenAIChat(EndpointConfig("m"))
+        assert "sk-cut" not in str(caught.value)
 
 
 def test_a_redirect_is_not_followed() -> None:

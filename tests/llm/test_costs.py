@@ -78,9 +78,9 @@ def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path) -> None:
     assert replies[3].value == {"steps": ["-", "-"], "option": "B", "n": 3, "fine": False}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["messages"][0]["content"] for line in lines] == ["12345678", "x"]
-    assert lines[0]["prompt_tokens"] == 2 + 4
+    assert lines[0]["prompt_tokens"] == 12
     judged = chats.ledger.summary()["stages"]["judge"]
-    assert (judged["requests"], judged["cached"], judged["now"]["calls"], judged["now"]["cost_usd"]) == (3, 2, 1, 16)
+    assert (judged["requests"], judged["cached"], judged["now"]["calls"], judged["now"]["cost_usd"]) == (3, 2, 1, 22)
     assert "nothing was asked" in run.report()
 
 

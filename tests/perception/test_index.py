@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.reflect import summarise
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render
+from remind.states.pyramid import FactualState, Strategy
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -115,24 +112,6 @@ def test_what_is_cached_is_not_encoded_again(park: Dialogue, counting: Any, tmp_
     assert counting.seen == ["Who moves to Lisbon?"]
 
 
-def test_a_damaged_file_is_rebuilt_and_said_so(
-    park: Dialogue, bag: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = perceive(park, bag, tmp_path)
-    (path,) = tmp_path.rglob("*.safetensors")
-    content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b""):
-        path.unlink()
-        path.write_bytes(damaged)
-        with caplog.at_level(logging.WARNING):
-            assert perceive(park, bag, tmp_path) == expected
-        assert f"{path} is damaged" in caplog.text
-        assert path.read_bytes() == content
-        caplog.clear()
-        perceive(park, bag, tmp_path)
-        assert "damaged" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -163,47 +142,3 @@ def test_gold_changes_nothing(method: Any, park: Dialogue, bag: Any) -> None:
     assert (plain.segments, plain.strategy) == (with_gold.segments, with_gold.strategy)
     assert with_gold.question is gold
     assert seen[0] == seen[1]
-
-
-def test_an_inferred_kind_takes_the_place_of_the_gold_dimension(park: Dialogue, bag: Any) -> None:
-    """Cues, strategy and summary follow what the LLM takes the question for; the prompt's form stays the gold one's."""
-    asked: list[tuple[str, Question | str | None]] = []
-
-    class Recording(OfflineLLM):
-        def kinds(self, questions: Sequence[Question]) -> list[str | None]:
-            asked.extend(("kind", question) for question in questions)
-            return ["implicit_boundary_modeling" for _ in questions]
-
-        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-            asked.append(("cues", dimension))
-            return super().cues(dialogue, segments, dimension)
-
-        def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-            asked.extend(("strategy", question) for question in questions)
-            return super().strategies(dialogue, questions)
-
-        def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
-            asked.extend(("summary", state.factual.question) for state in states)
-            return super().summaries(states)
-
-    questions = [
-        ask(park, dimension=dimension, answers=("Pixel",), category=5)
-        for dimension in ("belief_modeling", "personalized_visual_baselines", None)
-    ]
-    llm = Recording()
-    config = replace(CONFIG, retrieve=RetrieveConfig(whole_tokens=0))
-    perception = Perception(replace(config, kind="infer"), bag, llm)
-    states = perception.perceive(park, questions)
-    summaries = [state.summary for state in summarise(llm, [AttentionalState(state, ()) for state in states])]
-    told = blind(replace(questions[0], dimension="implicit_boundary_modeling"))
-    unknown = replace(told, dimension=None)
-    assert asked == [
-        *[("kind", unknown)] * 3,
-        ("cues", "implicit_boundary_modeling"),
-        *[("strategy", told)] * 3,
-        *[("summary", told)] * 3,
-    ]
-    assert len({(state.segments, state.strategy) for state in states}) == len(set(summaries)) == 1
-    assert [state.question for state in states] == questions
-    assert states[0].strategy == Perception(config, bag, llm).perceive(park, [told])[0].strategy
-    assert ["[0, 1]" in render(state).text for state in states] == [False, True, False]

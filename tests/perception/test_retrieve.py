@@ -25,7 +25,6 @@ from remind.perception.perceive import (
     by_falling,
     relevance,
     retrieve,
-    take_segments,
 )
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.text.words import stems
@@ -189,11 +188,9 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("locomo/locomo_dev.json", "hybrid"), ("realtalk/Chat_5_Nicolas_Nebraas.json", "cue")]
-)
-def test_real_dialogues_to_the_prompt(name: str, method: str, remind_data: Path, tmp_path: Path) -> None:
-    corpus = read(remind_data / name)
+@pytest.mark.parametrize("method", ["hybrid", "cue"])
+def test_real_dialogues_to_the_prompt(method: str, remind_data: Path, tmp_path: Path) -> None:
+    corpus = read(remind_data / "realtalk" / "Chat_5_Nicolas_Nebraas.json")
     dialogue = corpus.dialogues[0]
     questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:8]
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
@@ -243,15 +240,3 @@ def test_finds_the_turns_a_question_is_about(
     assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config).segments
     single = index_of(make_dialogue(["Ana: hello"]), bag)
     assert retrieve(single, "hello?", torch.ones(32), None, config) == ((Segment(0, 0),), False)
-
-
-def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:
-    dialogue = make_dialogue([f"Ana: {word} {word} {word}" for word in ("red", "green", "blue", "grey", "pink")])
-    index = index_of(dialogue, bag, max_tokens=1000)
-    assert index.segments == (Segment(0, 4),)
-    vector = index.encoder.encode(["grey grey grey"])[0]
-    heading = index.costs.headings[0]
-    (kept,), capped = take_segments(index, [0], vector, RetrieveConfig(max_context_tokens=heading + 8))
-    assert capped
-    assert kept.start <= 3 <= kept.end
-    assert kept.end - kept.start == 1

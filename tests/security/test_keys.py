@@ -23,10 +23,6 @@ def echo(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     return reply(body)
 
 
-def refuse(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    return error(401, f"Incorrect API key provided: {KEY}")
-
-
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SECRET_KEY", KEY)
@@ -67,13 +63,3 @@ def test_a_key_is_in_nothing_that_is_written_or_printed(
     assert "[key]" in (out / "predictions.jsonl").read_text()
     assert holding(tmp_path, KEY) == []
     assert not any(KEY in text for text in (*first[1:], *second[1:]))
-
-
-def test_a_refused_key_is_not_in_the_error(hostile: Path, tiny: Path, tmp_path: Path) -> None:
-    with Proxy(answer=refuse) as proxy:
-        status, output, errors = build(hostile, tiny, tmp_path, *endpoint("default", proxy.url))
-    assert status == 2
-    assert errors.splitlines()[-1].startswith("error: ")
-    assert KEY not in output + errors
-    assert holding(tmp_path, KEY) == []
-    assert not (tmp_path / "states" / "README.md").exists()

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from remind.build.states import facts_of, recall_of
 from remind.core.errors import DataError, FormatError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.states.dataset import (
@@ -25,7 +24,7 @@ from remind.states.dataset import (
     write_states,
 )
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states.records import FACTUAL, Picture, StateRecord, evidence_share, record_of, record_of_row, row_of
+from remind.states.records import FACTUAL, Picture, StateRecord, record_of, record_of_row, row_of
 
 
 def make_record(question_id: str = "q", split: str = "train", dialogue_id: str = "d", **changes: object) -> StateRecord:
@@ -71,17 +70,6 @@ def test_a_folder_without_x2_has_no_such_column(tmp_path: Path) -> None:
     assert "x2" not in load_states(tmp_path)["train"].column_names
     with pytest.raises(DataError, match=r"\[q\]: no level 'x2'; there are x0, x1; build the states with it"):
         read.level("x2")
-
-
-def test_record_says_what_x0_holds() -> None:
-    record = make_record()
-    assert record.evidence_lines == ("Ana: line 1 é😀", "Ana: line 3 é😀")
-    assert record.evidence_found == ("t1",)
-    assert evidence_share(record) == 0.5
-    unmarked = dataclasses.replace(record, x1=record.x0)
-    facts = [facts_of(one) for one in (record, make_record("b", evidence=()), unmarked)]
-    assert recall_of(facts) == {name: {"n": 2, "x0": 0.5, "marked": 0.25} for name in ("category 4", "all")}
-    assert [fact["without_marks"] for fact in facts] == [False, False, True]
 
 
 def test_unfinished_older_or_damaged_folders_are_refused_in_a_line(tmp_path: Path) -> None:

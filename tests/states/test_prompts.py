@@ -19,7 +19,7 @@ from remind.data.dialogue import (
 from remind.llm.asking import cue_request, judge_request, strategy_request, summary_request
 from remind.llm.request import Request, code_for, fenced
 from remind.states import prompts
-from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
     Turn("1:1", "Ana", "I quit smoking in March."),
@@ -67,16 +67,6 @@ DIGESTS = {
 def test_texts_are_those_the_shipped_model_learnt(name: str, format: str, visual: bool) -> None:
     text = prompts.render(name, format=format, visual=visual, no_information=NO_INFORMATION, marker=MARKER)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, format, visual]
-
-
-def test_without_a_hint_to_abstain_nothing_else_changes() -> None:
-    question = Question("q", "talk", "What?", answers=("tea",))
-    with_hint = FactualState(TALK, question, (Segment(0, 1),), Strategy(("Look.",)))
-    texts = [render(replace(with_hint, abstention=invited)).text for invited in (True, False)]
-    assert texts[0].count(NO_INFORMATION) == 1
-    assert texts[0].replace(f" If the conversation does not tell, answer: {NO_INFORMATION}", "") == texts[1]
-    chosen = replace(with_hint, question=replace(question, format="single", options=("tea", "milk"), answers=("A",)))
-    assert render(chosen) == render(replace(chosen, abstention=False))
 
 
 def test_the_exact_messages_of_a_summary() -> None:

@@ -1,11 +1,9 @@
 """Rendering: section order, byte identity of the dialogue section, spans, targets."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_corpus import strip_markers
 
-from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.states.pyramid import (
     MARKER,
@@ -121,14 +119,6 @@ def test_sections_stand_in_the_documented_order() -> None:
 
 def x0(question: Question, *segments: Segment) -> FactualState:
     return FactualState(_dialogue(), question, segments, Strategy(()))
-
-
-def test_runs_break_at_gaps_and_at_sessions() -> None:
-    question = Question("q", "d", "?")
-    state = x0(question, Segment(0, 1), Segment(2, 2), Segment(4, 5))
-    assert state.runs == x0(question, Segment(1, 5)).runs == (0, 0, 0, 1, 1)
-    with pytest.raises(DataError, match="out of order"):
-        x0(question, Segment(2, 3), Segment(0, 1))
 
 
 def test_target_quotes_only_what_x0_holds() -> None:

@@ -139,11 +139,6 @@ answer: {index: .}
 evidence: {session: 0, turn: 1}
 values: {format: {SC: single, MC: multi, open: direct}, split: {x: train}}
 """
-ANSWERS = (
-    "<answer>[A,D]</answer><explanation>Ana: hi\n- Bo: yes</explanation>",
-    "<answer>B. green</answer><explanation>[0, 12]</explanation>",
-    "<answer>a</answer><answer>b</answer> < / explanation >",
-)
 
 
 def changed(content: Any, path: str, value: Any) -> Any:
