@@ -121,18 +121,12 @@ def test_signals_of_turns(sentences: SentenceEncoder) -> None:
     torch.testing.assert_close(found["dense"][[3, 6], 0], vectors @ asked)
 
 
-def test_dates_that_questions_name() -> None:
-    for text, dates in {
-        "on 31.12.2023 or 2023-05-08?": [NamedDate(5, 2023, 8), NamedDate(12, 2023, 31)],
-        "the 3rd of June, 2023": [NamedDate(6, 2023, 3)],
-        "on 3 June or on August 9th": [NamedDate(6, None, 3), NamedDate(8, None, 9)],
-        "during October": [NamedDate(10)],
-        "may they march 40 miles?": [],
-    }.items():
-        assert list(named_dates(text)) == dates
-
-
 def test_how_close_days_are() -> None:
+    assert list(named_dates("on 3 June, 2023-05-08 or 31.12.2023, may they march?")) == [
+        NamedDate(5, 2023, 8),
+        NamedDate(12, 2023, 31),
+        NamedDate(6, None, 3),
+    ]
     days = [date(2023, 12, 31), date(2024, 1, 2), date(2024, 1, 3), None]
     assert closeness(days, [NamedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
     # without a year the nearest one counts, also over New Year

@@ -11,10 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     T5Config,
 )
 
@@ -22,7 +18,7 @@ from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.images import chat_inputs
-from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
+from remind.models.nano import nano_model, save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
 
@@ -68,31 +64,6 @@ def test_qwen3_vl_folder(nano, nano_folder, tmp_path):
     assert all(torch.equal(one[key], two[key]) for key in one)
     with torch.no_grad():
         assert torch.equal(nano.model(**one).logits, loaded.model(**two).logits)
-
-
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB_SIZE}
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "kind", "max_length"),
-    [
-        (LlamaForCausalLM, LlamaConfig(**TINY, intermediate_size=64, max_position_embeddings=77), "causal", 77),
-        (BertForMaskedLM, BertConfig(**TINY, intermediate_size=64, max_position_embeddings=40), "encoder", 40),
-    ],
-)
-def test_other_architectures(tmp_path, model, config, kind, max_length):
-    model = model(config)
-    model.save_pretrained(tmp_path)
-    nano_tokenizer().save_pretrained(tmp_path)
-    backbone = load_backbone(tmp_path)
-    assert (backbone.kind, backbone.n_layers, backbone.hidden_size) == (kind, 2, 32)
-    assert backbone.max_length == max_length
-    ids = torch.tensor([[5, 6, 7, 8]])
-    states = backbone.hidden_states(ids, None, [0, 1, 2])
-    with torch.no_grad():
-        expected = model.eval()(ids, output_hidden_states=True).hidden_states
-    for layer in (0, 1):
-        torch.testing.assert_close(states[layer], expected[layer])
 
 
 # hidden states
@@ -163,20 +134,6 @@ def test_positions_of_images(nano, tmp_path):
     assert positions[:, 0].tolist() == expected
     del inputs["mm_token_type_ids"]
     assert torch.equal(nano.position_ids(inputs), positions)
-
-
-def test_messages_as_inputs(nano, minilm, tmp_path):
-    inputs = chat_inputs(nano, question(tmp_path, (130, 70)))
-    # 130 x 70 becomes 128 x 64 pixels: 4 x 2 image tokens of 32 x 32 pixels
-    assert inputs["image_grid_thw"].tolist() == [[1, 4, 8]]
-    visual = inputs["input_ids"] == nano.model.config.image_token_id
-    assert int(visual.sum()) == 8
-    assert torch.equal(inputs["mm_token_type_ids"], visual.int())
-    image = f"<|vision_start|>{'<|image_pad|>' * 8}<|vision_end|>"
-    expected = f"<|im_start|>user\n{image}What is it? <|image_pad|><|im_end|>\n<|im_start|>assistant\n"
-    assert nano.tokenizer.decode(inputs["input_ids"][0]) == expected
-    with pytest.raises(ModelError, match="images need"):
-        chat_inputs(minilm, question(tmp_path, (64, 64)))
 
 
 def test_inside_a_lora_wrapper(nano, tmp_path):

@@ -130,22 +130,6 @@ def test_prompt_keeps_the_template_special_and_the_text_plain(parts):
     assert prompt_ids(TOKENIZER, text) == assembled(text)
 
 
-def test_without_a_template_a_prompt_is_text_and_a_line_end_after_a_bos_token():
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = nano_tokenizer()
-    tokenizer.chat_template = None
-    assert tokenizer.decode(prompt_ids(tokenizer, "a <|im_end|>")) == "a <|im_end|>\n"
-    with pytest.raises(ModelError, match="chat template"):
-        chat_ids(tokenizer, [{"role": "user", "content": "a"}])
-    tokenizer.bos_token = "<|endoftext|>"
-    plain, bos = prompt_ids(tokenizer, "hi"), tokenizer.bos_token_id
-    assert plain[0] != bos
-    special = [("<|endoftext|>", bos)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=special)
-    assert prompt_ids(tokenizer, "hi") == [bos, *plain]
-
-
 def test_end_token():
     bert, other = minilm_tokenizer(), nano_tokenizer()
     other.eos_token = "<|endoftext|>"

@@ -61,14 +61,6 @@ def test_answers_from_a_memory() -> None:
         assert answer(state, form, key) == right
 
 
-def test_a_reader_is_given_little() -> None:
-    """Ten lines of six words fill the context: the oldest is not read."""
-    lines = [("semantic", f"2023-03-{n:02}", "my pet is now dog") for n in range(2, 12)]
-    old = ("semantic", "2023-03-01", "my pet is cat")
-    found = [answer(memory(old, *some), "previous", "pet") for some in (lines, lines[:3])]
-    assert found == [w.UNKNOWN, "cat"]
-
-
 def test_the_truth_is_that_of_all_turns_but_chatter() -> None:
     """Against the last line of each session that a search by hand finds."""
     life = w.make_life(1, 1)
