@@ -154,13 +154,13 @@ def given_data(path: Path) -> Any:
     return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)[1])
 
 
-@pytest.mark.parametrize("kind", ["single", "multi", "direct"])
-def test_the_page_is_the_same_whatever_the_generated_answer(kind: str, tmp_path: Path) -> None:
-    texts = []
-    for answers, maker in (("A", "m1"), ("D", "m2")):
-        given = item("i", kind, answers=tuple(answers), made_by=maker, prompt_id=maker, cluster_id=maker)
-        texts.append(write(tmp_path / "p.html", [given], corpus(), "Ana").read_text(encoding="utf-8"))
-    assert texts[0] == texts[1]
+def test_the_page_is_the_same_whatever_the_generated_answer(tmp_path: Path) -> None:
+    for kind in ("single", "multi", "direct"):
+        texts = set()
+        for answers, maker in (("A", "m1"), ("D", "m2")):
+            given = item("i", kind, answers=tuple(answers), made_by=maker, prompt_id=maker, cluster_id=maker)
+            texts.add(write(tmp_path / "p.html", [given], corpus(), "Ana").read_text(encoding="utf-8"))
+        assert len(texts) == 1
     # it stands first in every draft: 600 draws of 1/3 have a deviation of 11.5
     places = Counter(candidates_for(item(f"d{n}", "direct"), "Ana", 0).index("a quiet life") for n in range(600))
     assert all(abs(places[n] - 200) < 5 * 11.6 for n in range(3))

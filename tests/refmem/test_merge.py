@@ -39,44 +39,31 @@ def test_items_and_rows_are_read_back_equal(tmp_path: Path) -> None:
     assert read_annotations(path, ITEMS) == rows
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"id": "\ud800"}, "Invalid JSON"),
-        ({"id": "one"}, "its id occurs twice"),
-        ({"branch": "sound"}, "branch: Input should be 'text' or 'image'"),
-        ({"images": [True]}, "images.0: Input should be a valid integer"),
-        ({"dimension": "mood"}, "unknown dimension"),
-        ({"answers": ["E"]}, "an answer that is no option"),
-        ({"format": "single"}, "several answers"),
-    ],
-)
-def test_an_item_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = tmp_path / "i.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in (asdict(SINGLE), {**asdict(MULTI), **change})))
-    with pytest.raises(DataError, match=message) as caught:
-        read_items(path)
-    assert str(caught.value).startswith(f"{path} [line 2")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"fingerprint": "0" * 16}, "another build"),
-        ({"answers": ["A", "B"]}, "one answer, not 2"),
-        ({"answers": []}, "answers or confidence are missing"),
-        ({"confidence": 10**40}, "confidence: Input should be less than or equal to 5"),
-        ({"seconds": math.nan}, "seconds"),
-        ({"annotator": " "}, "annotator: Value error, is blank"),
-        ({"item_id": "two", "answers": ["A"], "fingerprint": None}, "Ana has annotated the item twice"),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = tmp_path / "a.jsonl"
-    write_rows(path, [asdict(row(MULTI, "Ana", "A")), {**asdict(row(SINGLE, "Ana", "B")), **change}])
-    with pytest.raises(DataError, match=message) as caught:
-        read_annotations(path, ITEMS)
-    assert str(caught.value).startswith(f"{path} [line 2")
+def test_a_record_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (read_items, {"id": "one"}, "its id occurs twice"),
+        (read_items, {"id": "\ud800"}, "Invalid JSON"),
+        (read_items, {"branch": "sound"}, "branch: Input should be 'text' or 'image'"),
+        (read_items, {"images": [True]}, "images.0: Input should be a valid integer"),
+        (read_items, {"answers": ["E"]}, "an answer that is no option"),
+        (read_items, {"format": "single"}, "several answers"),
+        (read_annotations, {"fingerprint": "0" * 16}, "another build"),
+        (read_annotations, {"answers": ["A", "B"]}, "one answer, not 2"),
+        (read_annotations, {"answers": []}, "answers or confidence are missing"),
+        (read_annotations, {"confidence": 10**40}, "confidence: Input should be less than or equal to 5"),
+        (read_annotations, {"seconds": math.nan}, "seconds"),
+        (read_annotations, {"annotator": " "}, "annotator: Value error, is blank"),
+        (read_annotations, {"item_id": "two", "fingerprint": None}, "Ana has annotated the item twice"),
+    ]
+    for read, change, message in wrong:
+        rows = [asdict(row(MULTI, "Ana", "B")), {**asdict(row(SINGLE, "Ana", "B")), **change}]
+        if read is read_items:
+            rows = [asdict(SINGLE), {**asdict(MULTI), **change}]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        with pytest.raises(DataError, match=message) as caught:
+            read(path, *[ITEMS][: read is read_annotations])
+        assert str(caught.value).startswith(f"{path} [line 2")
 
 
 def test_letters_are_categories_and_options_decisions() -> None:
@@ -104,9 +91,8 @@ def test_letters_are_categories_and_options_decisions() -> None:
     assert (phrase("Ｃafé, au lait."), phrase("!?")) == ("café au lait", "!?")
 
 
-@pytest.mark.parametrize(
-    ("kind", "votes", "answers"),
-    [
+def test_answers_by_majority() -> None:
+    cases: list[tuple[str, Any, tuple[str, ...] | None]] = [
         ("single", "BBC", ("B",)),
         ("single", "BC", None),
         ("multi", ("AC", "CA", "A"), ("A", "C")),
@@ -114,12 +100,11 @@ def test_letters_are_categories_and_options_decisions() -> None:
         ("multi", ("AB", "BC", "AC"), None),
         ("direct", (["a quiet life"], ["A quiet life."], ["a loud life"]), ("a quiet life",)),
         ("direct", (["her", "his"], ["Her"], ["her", "his"]), ("her", "his")),
-    ],
-)
-def test_answers_by_majority(kind: str, votes: Any, answers: tuple[str, ...] | None) -> None:
-    given = item("i", kind)
-    out = decide(given, [row(given, name, vote) for name, vote in zip(NAMES, votes, strict=False)])
-    assert (out.answers, "answers" in out.open) == (answers, answers is None)
+    ]
+    for kind, votes, answers in cases:
+        given = item("i", kind)
+        out = decide(given, [row(given, name, vote) for name, vote in zip(NAMES, votes, strict=False)])
+        assert (out.answers, "answers" in out.open) == (answers, answers is None)
 
 
 def test_evidence_and_removal_by_majority_and_ties() -> None:
