@@ -64,8 +64,8 @@ def ours(args: argparse.Namespace, data: Sequence[Tensor], d_sae: int, n_layers:
     trainer.start({layer: torch.cat(list(data)).to(args.device) for layer in range(n_layers)})
     dead = dead_features(args, d_sae)
     # silent for longer than a feature may be, and too weak to come back within the rounds
-    trainer.state.tokens = config.dead_tokens
-    for one in trainer.state.layers.values():
+    trainer.tokens = config.dead_tokens
+    for one in trainer.layers.values():
         one.silent[dead] = 1 << 40
         with torch.no_grad():
             one.coder.W_enc[:, dead] *= 1e-3

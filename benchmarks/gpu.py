@@ -282,9 +282,12 @@ def chain(setting: Setting) -> list[Figure]:
     command = [sys.executable, "-m", "experiments.chain", "--config", "configs/chain_smollm2.yaml", "--out", str(out)]
     command += ["--build.input", json.dumps(setting.data), "--build.device", setting.device]
     if setting.small:
-        command += ["--model", "nano", "--build.backbone", "minilm", "--small", "true", "--folds", "2"]
-        command += ["--dev_dialogues", "0", "--pool", "same", "--arms", "[pra]", "--probes", "[]", "--trace_every", "0"]
-    command += ["--build.sae", "null"] if setting.small else []
+        words = (
+            "--model nano --build.backbone minilm --build.sae null --build.limit 8 --questions 2 --test_questions 2 "
+        )
+        words += "--sft_steps 2 --pra_steps 2 --max_new_tokens 16 --resamples 200 --folds 2 --only_folds [0] "
+        words += "--dev_dialogues 0 --pool same --arms [pra] --probes [] --trace_every 0"
+        command += words.split()
     subprocess.run(command, cwd=ROOT, check=True)
     arms = read_json(out / "result.json")["arms"]
     return [Figure(f"chain, {name}: score from x0", arm["score"]["value"], "share") for name, arm in arms.items()]

@@ -37,13 +37,8 @@ class FormatError(SAEError):
 
 
 class StorageError(SAEError, OSError):
-    """A file that could not be written: no space, no permission, a limit of the system. `errno` is the system's."""
+    """A file that could not be written: no space, no permission, a limit of the system."""
 
-    def __init__(self, message: str, path: str | Path, errno: int | None = None) -> None:
+    def __init__(self, message: str, path: str | Path) -> None:
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
-        self.errno = errno
-
-
-class Stopped(Exception):
-    """Training that ended early because it was asked to; a checkpoint is written where there are any."""

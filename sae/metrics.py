@@ -17,7 +17,6 @@ from sae.errors import ActivationError, LayerError, ShapeError
 from sae.topk import SparseCodes, TopKSAE
 
 if TYPE_CHECKING:
-    from sae.buffer import Shuffled
     from sae.harvest import TokenBatch
 
 #: Numbers of hidden states held in float64 at a time: 2^24, 128 MB.
@@ -237,9 +236,7 @@ class LayerEvaluation(Evaluation):
 @torch.no_grad()
 def evaluate(
     coders: Mapping[int, TopKSAE],
-    batches: Iterable[Mapping[int, Tensor] | TokenBatch | Shuffled],
-    *,
-    allow_empty: bool = False,
+    batches: Iterable[Mapping[int, Tensor] | TokenBatch],
 ) -> dict[int, LayerEvaluation]:
     """Evaluate every layer's coder on held-out activations.
 
@@ -247,9 +244,8 @@ def evaluate(
         coders: by layer.
         batches: token batches of `sae.harvest`, or mappings of layer to [N, d_in], where visual tokens are unknown.
             Layers without a coder are ignored.
-        allow_empty: return evaluations of no tokens instead of raising, for processes that share the batches.
 
-    Raises ActivationError for no tokens, or values that are not finite, LayerError or ShapeError for another batch.
+    Raises ActivationError for values that are not finite, LayerError or ShapeError for another batch.
     """
     results = {layer: LayerEvaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
     for number, batch in enumerate(batches):
@@ -267,6 +263,4 @@ def evaluate(
                     results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
                 except (ActivationError, ShapeError) as error:
                     raise type(error)(f"batch {number}, layer {layer}: {error}") from None
-    if not allow_empty and not all(result.tokens for result in results.values()):
-        raise ActivationError("no tokens to evaluate on")
     return results

@@ -33,13 +33,10 @@ class Processes:
         """[n, ...] of every process (n may differ), one after the other."""
         if self.count == 1:
             return rows
-        counts = torch.zeros(self.count, dtype=torch.int64, device=rows.device)
-        counts[self.rank] = len(rows)
-        longest = int(self.total(counts).max())
-        padded = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
-        parts = [torch.empty_like(padded) for _ in range(self.count)]
-        torch.distributed.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
+        from accelerate.utils import gather, gather_object, pad_across_processes
+
+        parts = gather(pad_across_processes(rows)[None])
+        return torch.cat([part[:count] for part, count in zip(parts, gather_object([len(rows)]), strict=True)])
 
     def wait(self) -> None:
         """Wait until every process is here."""

@@ -2,7 +2,7 @@
 
 - sparsify: folders with `cfg.json` and `sae.safetensors`, named by what they read (`layers.10`, `embed_tokens`);
   activation topk, no transcoders.
-- Qwen-Scope: `layer10.sae.pt`, a zip archive of tensors (`sae.archive`: nothing is unpickled). The output of block 10,
+- Qwen-Scope: `layer10.sae.pt`, read with `weights_only`, so that nothing is run. The output of block 10,
   from which b_dec is not subtracted; k is in the name of the repository (`..._L0_50`), or given.
 - Gemma Scope: `layer_10/width_16k/average_l0_39/params.npz`, JumpReLU, no subtraction; the output of block 10.
 - Anything else by a file `sae_mapping.json` in the folder; see `Mapping`.
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from sae import files
-from sae.archive import read_archive
 from sae.errors import FormatError
 from sae.topk import MAPPING, MOST, TopKSAE, checked, coder_of
 
@@ -41,7 +40,7 @@ class Mapping:
         k: of topk, the active features of a token; of the others the entries of a token's codes.
         subtract_b_dec: whether the encoder reads h - b_dec, or h.
         layers: number of the hidden state, as in `sae.hooks` (0 embeddings, n the output of block n), to a file below
-            the folder: safetensors, npz, or a zip archive of PyTorch.
+            the folder: safetensors, npz, or what `torch.save` wrote.
     """
 
     tensors: dict[str, str] = field(default_factory=lambda: dict(_TENSORS))
@@ -157,20 +156,23 @@ def _mapped(path: Path, mapping: Mapping, device: torch.device | str) -> TopKSAE
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, nothing executed. Raises FormatError."""
-    readers: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    readers: dict[str, Callable[[Path], Any]] = {
         ".safetensors": files.read_tensors,
         ".npz": _read_npz,
-        ".pt": read_archive,
-        ".pth": read_archive,
+        ".pt": files.read_torch,
+        ".pth": files.read_torch,
     }
     if path.suffix not in readers:
         raise FormatError(f"is not a file of tensors ({', '.join(readers)})", path)
-    return readers[path.suffix](path)
+    tensors = files.parsed(path, readers[path.suffix])
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise FormatError("holds no dictionary of tensors", path)
+    return tensors
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, TypeError, BadZipFile, EOFError) as error:
+    except BadZipFile as error:
         raise FormatError(f"damaged, or not an npz file ({error})", path) from None

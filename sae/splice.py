@@ -97,7 +97,6 @@ def loss_recovered(
     *,
     special_ids: Collection[int] = (),
     sink_factor: float | None = 10.0,
-    allow_empty: bool = False,
 ) -> dict[int | str, LossRecovered]:
     """Run a language model clean, spliced and ablated over the same text.
 
@@ -109,13 +108,12 @@ def loss_recovered(
         batches: inputs of the model as in `sae.harvest.harvest`: input_ids [B, T], optionally attention_mask [B, T],
             and whatever else its forward takes. `labels` and `logits_to_keep` are ignored.
         special_ids, sink_factor: as in `harvest`, of the coders' training.
-        allow_empty: return figures of no tokens instead of raising, for processes that share the batches.
 
     Returns:
         Layer to figures; with several coders also "all", every layer spliced (or ablated) at once.
 
     Raises ConfigError, LayerError or ShapeError for a model `Head` refuses, coders or masks that do not fit, and
-    ActivationError for values that are not finite, or nothing to predict.
+    ActivationError for values that are not finite.
     """
     head = Head(model)
     if not coders:
@@ -156,8 +154,6 @@ def loss_recovered(
             results[name]._sums += _figures(head, targets, clean, changed, int(keep.sum()))
             if not bool(torch.isfinite(results[name]._sums).all()):
                 raise ActivationError(f"batch {number}: the loss with layer {name} replaced is not finite")
-    if not allow_empty and not all(result.tokens for result in results.values()):
-        raise ActivationError("nothing to predict: no text token follows another in these batches")
     return results
 
 

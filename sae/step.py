@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor
 from sae.config import SAETrainConfig
 from sae.errors import ActivationError
 from sae.parallel import Processes
-from sae.topk import TopKSAE, largest
+from sae.topk import TopKSAE, coder_of, largest
 
 #: Tokens whose pre-activations exist at a time on a CPU, where they then stay in its cache; elsewhere by memory alone.
 _ROWS = 1024
@@ -214,6 +214,19 @@ class LayerState:
     mean: Tensor | None
     mse_scale: float
     silent: Tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values, from which `load` makes it again."""
+        own = {"scale": self.scale, "mean": self.mean, "mse_scale": self.mse_scale, "silent": self.silent}
+        return {**own, "coder": self.coder.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    @classmethod
+    def load(cls, state: dict[str, Any], config: SAETrainConfig) -> LayerState:
+        """From a `state_dict`."""
+        coder = feature_major(coder_of(state["coder"], config.k, {}, state["silent"].device))
+        optimizer = make_optimizer(coder, config)
+        optimizer.load_state_dict(state["optimizer"])
+        return cls(coder, optimizer, state["scale"], state["mean"], state["mse_scale"], state["silent"])
 
 
 def stored(coder: TopKSAE) -> dict[str, Tensor]:

@@ -17,20 +17,18 @@ Files of other publishers are read by `sae.published`.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sae import files
 from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
 
 CONFIG, WEIGHTS, SCALER, IDF = "cfg.json", "sae_weights.safetensors", "activation_scaler.json", "idf.safetensors"
@@ -201,8 +199,6 @@ class TopKSAE(nn.Module):
 
         After an interrupted write the folder does not load. Raises FormatError for metadata that is not JSON.
         """
-        from sae import files
-
         folder, tensors = Path(folder), {name: tensor.detach() for name, tensor in self.named_parameters()}
         config = {
             "architecture": "jumprelu" if "threshold" in tensors else "topk",
@@ -219,8 +215,8 @@ class TopKSAE(nn.Module):
             "metadata": {"sae_lens_version": _FORMAT_VERSION, **self.metadata},
         }
         # without cfg.json a folder does not load, so old settings are never read with new weights
-        with files.storage(folder / CONFIG):
-            (folder / CONFIG).unlink(missing_ok=True)
+        if (folder / CONFIG).exists():
+            (folder / CONFIG).unlink()
         files.write_tensors(folder / WEIGHTS, tensors)
         files.write_json(folder / CONFIG, config)
 
@@ -321,9 +317,9 @@ def load(path: str | Path, *, k: int | None = None, device: torch.device | str =
         return load_published(path, k, device)
     if not path.is_dir():
         raise FormatError("no such folder; an SAE is a folder with cfg.json and sae_weights.safetensors", path)
-    config = parsed(path / CONFIG, lambda file: json.loads(file.read_bytes()))
-    if not isinstance(config, dict) or not isinstance(config.get("metadata") or {}, dict):
-        raise FormatError("is not a JSON object, or its metadata is none", path / CONFIG)
+    config = files.read_json(path / CONFIG)
+    if not isinstance(config.get("metadata") or {}, dict):
+        raise FormatError("its metadata is not a JSON object", path / CONFIG)
     # settings of sae-lens before version 6
     kwargs, normalise = config.get("activation_fn_kwargs") or {}, config.get("normalize_activations")
     if config.get("activation_fn", config.get("activation_fn_str")) == "topk" and "k" in kwargs:
@@ -347,7 +343,7 @@ def load(path: str | Path, *, k: int | None = None, device: torch.device | str =
     dtype = _DTYPES.get(str(config.get("dtype", "float32")).removeprefix("torch."))
     if dtype is None:
         raise FormatError(f"dtype {config['dtype']!r} is not known", path / CONFIG)
-    stored = parsed(path / WEIGHTS, load_file)
+    stored = files.read_tensors(path / WEIGHTS)
     if not bool((stored.get("scaling_factor", torch.ones(1)) == 1).all()):
         raise FormatError("a fine-tuning scaling_factor other than 1 is not part of Eq. 2", path / WEIGHTS)
     names = ("W_enc", "W_dec", "b_dec", *_MORE[str(architecture)])
@@ -396,8 +392,8 @@ def sae_paths(folder: Path) -> dict[int, Path]:
         elif name == "embed_tokens":
             layer = 0
         elif path.is_dir():
-            config = parsed(path / CONFIG, lambda file: json.loads(file.read_bytes()))
-            metadata = config.get("metadata") if isinstance(config, dict) else None
+            config = files.read_json(path / CONFIG)
+            metadata = config.get("metadata")
             hook = str((metadata if isinstance(metadata, dict) else config).get("hook_name", ""))
             if match := re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", hook):
                 layer = int(match[1]) + (match[2] == "post")
@@ -415,13 +411,13 @@ def file_hashes(folder: Path) -> dict[str, str]:
     if (folder / MAPPING).exists():
         from sae.published import Mapping as Published
 
-        files = [folder / MAPPING, *(folder / name for name in Published.read(folder / MAPPING).layers.values())]
+        found = [folder / MAPPING, *(folder / name for name in Published.read(folder / MAPPING).layers.values())]
     else:
         inside = [one for path in sae_paths(folder).values() for one in (path.iterdir() if path.is_dir() else (path,))]
         named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
-        files = [path for path in named if path.name != "training.json"]
+        found = [path for path in named if path.name != "training.json"]
     hashes = {}
-    for path in sorted(files):
+    for path in sorted(found):
         with path.open("rb") as file:
             hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
@@ -432,18 +428,10 @@ def load_idf(folder: str | Path) -> Tensor | None:
     path = Path(folder) / IDF
     if not path.exists():
         return None
-    idf = parsed(path, load_file).get("idf")
+    idf = files.read_tensors(path).get("idf")
     if idf is None or idf.ndim != 1:
         raise FormatError("holds no tensor idf [d_sae]", path)
     return idf.float()
-
-
-def parsed(path: Path, read: Callable[[Path], Any]) -> Any:
-    """What `read` makes of a file. Raises FormatError for one that is missing or damaged."""
-    try:
-        return read(path)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise FormatError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
 
 
 def checked(tensors: Mapping[str, Tensor | None], d_in: int, d_sae: int, path: Path) -> dict[str, Tensor]:
@@ -486,7 +474,7 @@ def _fold(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtyp
     if not subtract:
         w["b_enc"] += w["b_dec"] @ w["W_enc"]
     if normalisation == "expected_average_only_in":
-        scale = parsed(folder / SCALER, lambda file: json.loads(file.read_bytes())["scaling_factor"])
+        scale = files.read_json(folder / SCALER).get("scaling_factor")
         if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
             raise FormatError(f"scaling_factor must be a positive number, not {scale!r}", folder / SCALER)
         w["W_enc"] *= scale

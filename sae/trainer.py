@@ -1,46 +1,32 @@
-"""Training of Top-K SAEs: several layers in one pass over the same tokens, on one process or many."""
+"""Training of Top-K SAEs: several layers in one pass over the same tokens, on one process or many.
+
+A run may have a folder: `metrics.jsonl`, and `checkpoint-<step>` with `data-<rank>.pt` (where each process is in its
+data) and `trainer.pt`, which is written last and makes a checkpoint whole.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sae import checkpoint, files, step
+from sae import files, step
 from sae.config import SAETrainConfig
-from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError, Stopped
+from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError
 from sae.parallel import Processes
 from sae.step import LayerState
 from sae.topk import TopKSAE
 
-_COUNTS = ("steps", "tokens", "drawn", "skipped")
-#: Called with (steps done, steps in all, layer to its latest figures).
-Progress = Callable[[int, int, Mapping[int, Mapping[str, float]]], None]
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """Where a run keeps what it resumes from (a folder of its own), and the steps between checkpoints."""
-
-    folder: Path
-    every: int = 500
-
-
-@dataclass
-class TrainerState:
-    """All that changes in training. `drawn` counts the batches taken, `skipped` those left out."""
-
-    layers: dict[int, LayerState]
-    steps: int = 0
-    tokens: int = 0
-    drawn: int = 0
-    skipped: int = 0
-    figures: dict[int, dict[str, float]] = field(default_factory=dict)
+METRICS, CHECKPOINTS, _STATE = "metrics.jsonl", "checkpoint-*", "trainer.pt"
 
 
 @dataclass(frozen=True)
@@ -59,11 +45,10 @@ def train(
     config: SAETrainConfig,
     *,
     device: torch.device | str = "cpu",
-    metrics: str | Path | None = None,
-    progress: Progress | None = None,
-    checkpoints: Checkpoints | None = None,
+    folder: str | Path | None = None,
+    save_steps: int = 0,
     accelerator: Any = None,
-    stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Trained:
     """Train one coder per layer. The seed and the batches fix the result bit for bit on CPU.
 
@@ -72,77 +57,94 @@ def train(
             each. With several processes, this process's part of each batch.
         config: settings shared by the layers.
         device: where the coders are trained.
-        metrics: a JSONL file to write: one line per layer every `log_every` steps (loss, aux, fvu, l0, dead, lr).
-        progress: called after each step, and with no figures just before the first one.
-        checkpoints: None: a killed run is lost. Otherwise it resumes from its last checkpoint, to the same bits on CPU;
-            batches without `load_state_dict` are drawn again.
+        folder: of the run: metrics.jsonl has one line per layer every `log_every` steps (loss, aux, fvu, l0, dead, lr).
+        save_steps: steps between checkpoints in the folder, of which the newest is kept; 0: none. From a checkpoint
+            that is there the run goes on, to the same bits on CPU; batches without `load_state_dict` are drawn again.
         accelerator: an `accelerate.Accelerator` that joined the processes; its trackers get the figures, too.
-        stop: asked after each step; where it is true in any process, all of them end with a checkpoint.
+        callbacks: of transformers. Of their events there are on_train_begin, on_log, on_step_end, on_save and
+            on_train_end, with this config for `args` and layer to coder for `model`; of what they may set in `control`,
+            should_save and should_training_stop, which count where any process sets them.
 
     Returns:
         Coders with the normalisation folded in, without gradient.
 
-    Raises Stopped where `stop` ended it before the last step; ActivationError, ShapeError or LayerError for values that
-    are not finite or batches that do not fit; ConfigError for checkpoints of another configuration; FormatError or
-    StorageError for files.
+    Raises ActivationError, ShapeError or LayerError for values that are not finite or batches that do not fit;
+    ConfigError for a checkpoint of another configuration; FormatError or StorageError for files.
     """
-    trainer = Trainer(config, device, metrics, Processes(accelerator))
-    source = iter(batches)
+    from transformers import TrainerControl, TrainerState
+
+    trainer = Trainer(config, device, folder, Processes(accelerator))
+    processes, source, total = trainer.processes, iter(batches), config.total_steps
     # batches the start was computed from, still to be trained on
-    first: list[dict[int, Tensor]] = []
-    if not (checkpoints and trainer.resume(checkpoints.folder, source)):
-        first = trainer.begin(source)
-    total = config.total_steps
-    if progress is not None:
-        progress(trainer.state.steps, total, {})
-    while trainer.state.steps < total:
-        batch = first.pop(0) if first else trainer.draw(source)
-        if batch is None:
+    first = [] if save_steps and trainer.resume(source) else trainer.begin(source)
+    state, control = TrainerState(max_steps=total, is_world_process_zero=processes.main), TrainerControl()
+
+    def tell(event: str, **more: Any) -> None:
+        state.global_step = trainer.steps
+        coders = {number: layer.coder for number, layer in trainer.layers.items()}
+        for callback in callbacks:
+            getattr(callback, event)(config, state, control, model=coders, **more)
+
+    tell("on_train_begin")
+    while trainer.steps < total and (drawn := first.pop(0) if first else trainer.draw(source)) is not None:
+        if trainer.step(drawn.batch):
+            logs = trainer.log()
+            tell("on_log", logs=logs)
+        control.should_save = bool(save_steps) and trainer.steps % save_steps == 0
+        tell("on_step_end")
+        save, stop = processes.totals([control.should_save, control.should_training_stop], trainer.device)
+        if save and save_steps and trainer.steps < total:
+            trainer.save(drawn)
+            tell("on_save")
+        if stop:
             break
-        latest = trainer.step(batch)
-        done = trainer.state.steps
-        if progress is not None:
-            progress(done, total, latest)
-        stopping = stop is not None and trainer.processes.totals([int(stop())], trainer.device)[0] > 0
-        # what the start was computed from is not in a checkpoint, and is trained on first
-        if checkpoints and (stopping or done % checkpoints.every == 0) and done < total and not first:
-            trainer.save(checkpoints.folder, source)
-        if stopping and done < total and not (checkpoints and first):
-            raise Stopped(f"after step {done} of {total}")
+    tell("on_train_end")
     return trainer.finish()
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A batch, and how many were drawn and skipped with it, and the state of the source after it."""
+
+    batch: dict[int, Tensor]
+    drawn: int
+    skipped: int
+    source: Any
+
+
 class Trainer:
-    """The parts of `train`: starting, drawing batches, one step for all layers, checkpoints. All state in `state`."""
+    """The parts of `train`: starting, drawing batches, one step for all layers, checkpoints."""
 
     def __init__(
         self,
         config: SAETrainConfig,
         device: torch.device | str,
-        metrics: str | Path | None = None,
+        folder: str | Path | None = None,
         processes: Processes | None = None,
     ) -> None:
         self.config, self.device = config, torch.device(device)
         # bfloat16 is for the encoder product alone
         self.dtype = torch.float64 if config.dtype == "float64" else torch.float32
-        self.processes = processes or Processes()
-        self.metrics = Path(metrics) if metrics is not None and self.processes.main else None
-        self.state = TrainerState({})
+        self.folder, self.processes = None if folder is None else Path(folder), processes or Processes()
+        self.layers: dict[int, LayerState] = {}
+        self.figures: dict[int, dict[str, float]] = {}
+        self.steps = self.tokens = self.drawn = self.skipped = 0
         self._widths: dict[int, int] = {}
         self._workspace: dict[str, Tensor] = {}
 
-    def begin(self, source: Iterator[Any]) -> list[dict[int, Tensor]]:
+    def begin(self, source: Iterator[Any]) -> list[Drawn]:
         """Start the coders from the first batches, which are returned: they are still to be trained on."""
-        batches: list[dict[int, Tensor]] = []
+        first: list[Drawn] = []
         tokens = 0
-        if self.metrics is not None:
-            self.metrics.parent.mkdir(parents=True, exist_ok=True)
-            self.metrics.write_bytes(b"")
-        while tokens < self.config.init_tokens and (batch := self.draw(source)) is not None:
-            batches.append(batch)
-            tokens += self._tokens(batch)
-        if not batches:
+        while tokens < self.config.init_tokens and (drawn := self.draw(source)) is not None:
+            first.append(drawn)
+            tokens += self._tokens(drawn.batch)
+        if not first:
             raise ActivationError("there are no activations to train on")
+        if self.folder is not None and self.processes.main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / METRICS).write_bytes(b"")
+        batches = [drawn.batch for drawn in first]
         sizes = [len(next(iter(batch.values()))) for batch in batches]
         for number in list(batches[0]):
             # the batches become parts of what is joined, so that no token is held twice but those of one layer
@@ -150,17 +152,16 @@ class Trainer:
             for batch, part in zip(batches, joined.split(sizes), strict=True):
                 batch[number] = part
             self.start({number: self.processes.gather(joined)})
-        return batches
+        return first
 
     def start(self, sample: Mapping[int, Tensor]) -> None:
         """Fix normalisation and loss scale and start the coders, from [N, d_in] raw activations per layer."""
-        self.state.layers |= {number: step.start(h, self.config, number) for number, h in sample.items()}
+        self.layers |= {number: step.start(h, self.config, number) for number, h in sample.items()}
 
-    def draw(self, source: Iterator[Any]) -> dict[int, Tensor] | None:
+    def draw(self, source: Iterator[Any]) -> Drawn | None:
         """The next batch all processes can use; None when the data of one of them, or the steps, are at an end."""
-        state = self.state
-        while state.drawn - state.skipped < self.config.total_steps:
-            batch, number = next(source, None), state.drawn
+        while self.drawn - self.skipped < self.config.total_steps:
+            batch, number = next(source, None), self.drawn
             accepted, failure = None, None
             if batch is not None:
                 try:
@@ -170,12 +171,13 @@ class Trainer:
             available, usable = self.processes.totals([batch is not None, accepted is not None], self.device)
             if available < self.processes.count:
                 return None
-            state.drawn += 1
-            if usable == self.processes.count:
-                return accepted
+            self.drawn += 1
+            if usable == self.processes.count and accepted is not None:
+                state = source.state_dict() if hasattr(source, "state_dict") else None
+                return Drawn(accepted, self.drawn, self.skipped, state)
             if not self.config.skip_nonfinite:
                 raise failure or ActivationError(f"batch {number}: activations of another process are not finite")
-            state.skipped += 1
+            self.skipped += 1
         return None
 
     def accept(self, number: int, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -197,91 +199,96 @@ class Trainer:
             accepted[key] = h
         return accepted
 
-    def step(self, batch: Mapping[int, Tensor]) -> Mapping[int, Mapping[str, float]]:
-        """One optimiser step for every layer on raw activations; returns the latest logged figures."""
-        state, config = self.state, self.config
-        lr = config.rate(state.steps)
-        log = state.steps in (0, config.total_steps - 1) or (state.steps + 1) % config.log_every == 0
-        tokens = self._tokens(batch)
-        state.tokens += tokens
+    def step(self, batch: Mapping[int, Tensor]) -> bool:
+        """One optimiser step for every layer on raw activations; returns whether there are new `figures`."""
+        config, lr, tokens = self.config, self.config.rate(self.steps), self._tokens(batch)
+        log = self.steps in (0, config.total_steps - 1) or (self.steps + 1) % config.log_every == 0
+        self.tokens += tokens
         for number, h in batch.items():
-            current = state.layers[number]
-            common = (tokens, state.tokens, lr, config, self.processes, self._workspace, log)
-            if (figures := step.train_step(current, h, *common)) is not None:
-                state.figures[number] = figures
-        state.steps += 1
-        if log:
-            self._log()
-        return state.figures
+            common = (tokens, self.tokens, lr, config, self.processes, self._workspace, log)
+            if (figures := step.train_step(self.layers[number], h, *common)) is not None:
+                self.figures[number] = figures
+        self.steps += 1
+        return log
+
+    def log(self) -> dict[str, float]:
+        """Add the latest figures to the metrics file and the trackers; returns them by `layer_04/fvu` and so on."""
+        if self.folder is not None and self.processes.main:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                for number, figures in self.figures.items():
+                    row = {"step": self.steps, "tokens": self.tokens, "layer": number, **figures}
+                    file.write(json.dumps(row) + "\n")
+        rows = self.figures.items()
+        flat = {f"layer_{number:02d}/{name}": value for number, row in rows for name, value in row.items()}
+        if self.processes.accelerator is not None:
+            self.processes.accelerator.log(flat, step=self.steps)
+        return flat
 
     def finish(self) -> Trained:
         """Fold the normalisation into the coders."""
         coders = {}
-        for number, current in self.state.layers.items():
-            coder = current.coder.finalize(current.scale, current.mean)
+        for number, layer in self.layers.items():
+            coder = layer.coder.finalize(layer.scale, layer.mean)
             coder.W_enc = torch.nn.Parameter(coder.W_enc.detach().contiguous())
             coders[number] = coder.requires_grad_(False).eval()
-        state = self.state
-        return Trained(coders, state.steps, state.tokens, state.skipped, state.figures)
+        return Trained(coders, self.steps, self.tokens, self.skipped, self.figures)
 
-    def save(self, folder: Path, source: Iterator[Any]) -> None:
-        """Write a checkpoint. Raises ActivationError, and keeps the last one, where a parameter is not finite."""
-        state = self.state
-        for number, current in state.layers.items():
-            if not all(bool(torch.isfinite(p.sum())) for p in current.coder.parameters()):
-                raise ActivationError(f"layer {number}: not finite after step {state.steps}; a lower lr may help")
-        plain = {
-            **{name: getattr(state, name) for name in _COUNTS},
-            "figures": {str(number): values for number, values in state.figures.items()},
-            "config": asdict(self.config),
-            "logged": self.metrics.stat().st_size if self.metrics is not None else 0,
-        }
-        data = source.state_dict() if hasattr(source, "state_dict") else None
-        checkpoint.save(folder, state.steps, state.layers, plain, data, self.processes)
+    def save(self, last: Drawn) -> None:
+        """Write a checkpoint in place of the one before; `last` is the batch of the step that has ended.
 
-    def resume(self, folder: Path, source: Iterator[Any]) -> bool:
-        """Restore the newest checkpoint in the folder; False where there is none."""
-        path = checkpoint.newest(folder)
-        if path is None:
+        Raises ActivationError, and keeps the one before, where a parameter is not finite.
+        """
+        assert self.folder is not None
+        for number, layer in self.layers.items():
+            if not all(bool(torch.isfinite(p.sum())) for p in layer.coder.parameters()):
+                raise ActivationError(f"layer {number}: not finite after step {self.steps}; a lower lr may help")
+        target = self.folder / CHECKPOINTS.replace("*", str(self.steps))
+        data = {"drawn": last.drawn, "skipped": last.skipped, "source": last.source}
+        files.write_torch(target / f"data-{self.processes.rank}.pt", data)
+        self.processes.wait()
+        if self.processes.main:
+            layers = {number: layer.state_dict() for number, layer in self.layers.items()}
+            counts = {"steps": self.steps, "tokens": self.tokens, "figures": self.figures, "layers": layers}
+            run = {"config": asdict(self.config), "processes": self.processes.count}
+            files.write_torch(target / _STATE, {**run, **counts})
+            for old in self.folder.glob(CHECKPOINTS):
+                if old != target:
+                    shutil.rmtree(old, ignore_errors=True)
+        self.processes.wait()
+
+    def resume(self, source: Iterator[Any]) -> bool:
+        """Go on from the newest checkpoint in the folder; False where there is none."""
+        found = [] if self.folder is None else [*self.folder.glob(f"{CHECKPOINTS}/{_STATE}")]
+        if self.folder is None or not found:
             return False
+        path = max(found, key=lambda state: int(state.parent.name.rpartition("-")[2]))
+        saved = files.read_torch(path, self.device)
+        data = files.read_torch(path.parent / f"data-{self.processes.rank}.pt")
         try:
-            saved = files.read_json(path / checkpoint.STATE)
-            config = {**saved["config"], "betas": tuple(saved["config"]["betas"])}
-            if changed := [name for name, value in asdict(self.config).items() if config.get(name) != value]:
-                raise ConfigError(f"{path}: from a run with another {changed[0]} ({config.get(changed[0])})")
-            if saved["processes"] != self.processes.count:
-                raise ConfigError(f"{path}: from a run of {saved['processes']} processes, not {self.processes.count}")
-            layers = checkpoint.load(path, saved, self.config, self.device)
-            figures = {int(number): values for number, values in saved["figures"].items()}
-            counts = {name: int(saved[name]) for name in _COUNTS}
+            config = saved["config"] | {"processes": saved["processes"]}
+            for name, value in {**asdict(self.config), "processes": self.processes.count}.items():
+                if config.get(name) != value:
+                    raise ConfigError(f"{path.parent}: from a run with another {name} ({config.get(name)})")
+            self.layers = {number: LayerState.load(one, self.config) for number, one in saved["layers"].items()}
+            self.steps, self.tokens, self.figures = saved["steps"], saved["tokens"], saved["figures"]
+            self.drawn, self.skipped = data["drawn"], data["skipped"]
         except (KeyError, TypeError) as error:
             raise FormatError(f"is not a checkpoint of this version ({error!r})", path) from None
-        self.state = TrainerState(layers, figures=figures, **counts)
-        self._widths = {number: current.coder.d_in for number, current in layers.items()}
-        data = checkpoint.load_data(path, self.processes.rank)
-        if data is not None and hasattr(source, "load_state_dict"):
-            source.load_state_dict(data)
+        self._widths = {number: layer.coder.d_in for number, layer in self.layers.items()}
+        if data["source"] is not None and hasattr(source, "load_state_dict"):
+            source.load_state_dict(data["source"])
         else:
-            for _ in range(self.state.drawn):
+            for _ in range(self.drawn):
                 next(source, None)
-        if self.metrics is not None and self.metrics.exists():
-            with self.metrics.open("r+b") as file:
-                file.truncate(saved["logged"])
+        log = self.folder / METRICS
+        if self.processes.main and log.exists():
+            # steps after the checkpoint are run again
+            lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.steps]
+            with files.atomic(log) as temporary:
+                temporary.write_text("".join(kept), encoding="utf-8")
         return True
 
     def _tokens(self, batch: Mapping[int, Tensor]) -> int:
         """Tokens of the batch over all processes."""
         return self.processes.totals([len(next(iter(batch.values())))], self.device)[0]
-
-    def _log(self) -> None:
-        """Append the latest figures to the metrics file, and give them to the trackers."""
-        state = self.state
-        if self.metrics is not None:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                for number, figures in state.figures.items():
-                    row = {"step": state.steps, "tokens": state.tokens, "layer": number, **figures}
-                    file.write(json.dumps(row) + "\n")
-        if self.processes.accelerator is not None:
-            rows = state.figures.items()
-            flat = {f"layer_{number:02d}/{name}": value for number, row in rows for name, value in row.items()}
-            self.processes.accelerator.log(flat, step=state.steps)

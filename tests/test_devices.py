@@ -118,7 +118,7 @@ def test_steps_of_an_sae() -> None:
         trainer.start({0: torch.cat(data).to(device)})
         for number in range(12):
             trainer.step(trainer.accept(number, {0: data[number % len(data)]}))
-        return {name: value.cpu() for name, value in trainer.state.layers[0].coder.state_dict().items()}
+        return {name: value.cpu() for name, value in trainer.layers[0].coder.state_dict().items()}
 
     found, expected = compute(DEVICE), compute("cpu")
     assert found.keys() == expected.keys()

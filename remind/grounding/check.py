@@ -39,7 +39,7 @@ def check_sae(cfg: CheckSAEConfig) -> dict[str, Any]:
     dialogues = read_dialogues(data_paths(cfg.data), settings)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
     check_saes(backbone, coders, folder=cfg.sae)
-    run = Run(settings, backbone, list(coders), Processes(), Path())
+    run = Run(settings, backbone, list(coders), Processes())
     run.trained = Trained(coders, steps=0, tokens=0, skipped=0, figures={})
     run.evaluate(dialogues)
     layers = {}

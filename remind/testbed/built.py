@@ -71,9 +71,10 @@ def train_saes(cfg: BuiltConfig, model: str, out: Path, trained: bool = True) ->
     Args:
         trained: False: as they are before training, random directions (a null control).
     """
+    from remind.core.run_folder import REPORT
     from remind.train_sae import TrainSAEConfig, train_sae
 
-    if out.exists():
+    if (out / REPORT).is_file():
         return out
     talk = make_world(WorldConfig(train=cfg.talk, dev=0, test=0, rule="none", by_template=False, seed=90_000))
     path = out.with_name(f"{out.name}-talk.jsonl")
@@ -81,7 +82,8 @@ def train_saes(cfg: BuiltConfig, model: str, out: Path, trained: bool = True) ->
     write_refmem(talk.corpus, path)
     trainer = cfg.sae if trained else replace(cfg.sae, steps=1, lr=1e-12)
     layers: list[int | str] = list(cfg.layers)
-    return train_sae(TrainSAEConfig(out=str(out), backbone=model, layers=layers, data=str(path), trainer=trainer))
+    same = {"backbone": model, "layers": layers, "data": str(path), "trainer": trainer}
+    return train_sae(TrainSAEConfig(out=str(out), resume=True, **same))
 
 
 def build_world(

@@ -1,9 +1,10 @@
-"""Whether two answers mean the same, by their words."""
+"""Whether two answers mean the same: a verdict, and the rule that gives one by words."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from remind.text.words import stem, words
 
@@ -18,6 +19,21 @@ _NUMBERS = {
     )
 }
 _UNKNOWN = ("no information", "not mentioned", "not enough information", "cannot be determined", "does not tell")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's verdict on one case.
+
+    Attributes:
+        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
+        failure: why there is none: as in `remind.llm.request.Reply`, or "neither" where the reply is neither verdict.
+        message: the same in a line.
+    """
+
+    value: bool | None
+    failure: str | None = None
+    message: str = ""
 
 
 def _answer_tokens(text: str) -> list[str]:

@@ -15,7 +15,7 @@ class TrainSAEConfig:
     """Train one Top-K SAE per layer of a backbone on dialogue text and images."""
 
     out: str
-    """Folder to write: one subfolder layer_<LL> per layer. Must not exist unless overwrite is set."""
+    """Run folder: one subfolder layer_<LL> per layer, config.yaml, metrics.jsonl, checkpoints until it is finished."""
     data: str | list[str] = field(default_factory=list)
     """Files or folders of dialogues (DialogCC, MSC, Friends, your own). Empty: the bundled synthetic small talk."""
     format: str | None = None
@@ -56,17 +56,15 @@ class TrainSAEConfig:
     trainer: SAETrainConfig = field(default_factory=SAETrainConfig)
     """Size, optimiser and schedule."""
     checkpoint_every: NonNegativeInt = 500
-    """Steps between checkpoints, kept in <out>.partial until the run is finished; 0: none."""
+    """Steps between checkpoints, of which the newest is kept until the run is finished; 0: none."""
     resume: bool = False
-    """Continue an interrupted run with the same settings from its last checkpoint."""
+    """Continue an interrupted run with the same settings from its newest checkpoint, if there is one."""
     trackers: list[str] = field(default_factory=list)
     """Trackers of Accelerate to report to (tensorboard, wandb, ...), in addition to metrics.jsonl."""
     device: str = "cpu"
     """Device of backbone and SAEs; under accelerate launch, that of each process."""
     dtype: str = "float32"
     """Precision of the backbone."""
-    overwrite: bool = False
-    """Replace an existing folder, and discard an interrupted run."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

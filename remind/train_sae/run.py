@@ -1,43 +1,197 @@
-"""The stages of one run: harvest, train, evaluate, count document frequencies, save."""
+"""One SAE per layer, trained on dialogues and saved with what grounding needs (Eq. 2)."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
+import os
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor
+from transformers import TrainerCallback
 
-from remind.core.errors import ConfigError
-from remind.core.files import atomic_folder, write_json
-from remind.core.processes import TERMINATED, Termination
+from remind.core.errors import ConfigError, ModelError
+from remind.core.files import atomic_folder, input_hashes, read_json, sha256_json, write_json
+from remind.core.processes import Termination
 from remind.core.progress import ProgressBar, track
+from remind.core.run_folder import CONFIG, REPORT, RunFolder
 from remind.data.dialogue import Dialogue
+from remind.data.readers import mapping_files
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
-from remind.train_sae.config import TrainSAEConfig
+from remind.train_sae.config import TrainSAEConfig, default_layers
+from remind.train_sae.corpus import data_paths, read_corpus
 from remind.train_sae.memory import memory_plan
-from sae import DocumentFrequency, layer_folder, save_idf
+from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
-from sae.errors import Stopped
+from sae.config import SAETrainConfig
 from sae.harvest import HarvestStats, TokenBatch, harvest
+from sae.hooks import resolve_layers
 from sae.metrics import Sums, evaluate
 from sae.parallel import Processes
 from sae.splice import loss_recovered
-from sae.trainer import Checkpoints, Trained, train
+from sae.trainer import CHECKPOINTS, METRICS, Trained, train
 
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
+#: Hashes of the dialogues of a run.
+DATA = "data.json"
+#: Settings in which a resumed run may differ from the one it continues.
+_FREE = {"out", "resume", "trackers", "checkpoint_every", "cache", "device", "buffer_on", "idf_turns", "loss_windows"}
 
-CHECKPOINTS, _METRICS = "checkpoints", "metrics.jsonl"
+
+def train_sae(cfg: TrainSAEConfig, *callbacks: TrainerCallback) -> Path:
+    """Train, evaluate and save one SAE per layer, alone or under `accelerate launch`, on a part of each batch each.
+
+    SIGTERM and Ctrl-C to any process end the step under way on all of them, save, and raise SystemExit (143, 130).
+
+    Args:
+        callbacks: see `sae.trainer.train`.
+
+    Returns:
+        The run folder: config.yaml, data.json, metrics.jsonl, report.json and one SAE per layer, each with
+        `training.json` and `idf.safetensors`.
+
+    Raises:
+        ConfigError, DataError, FormatError: settings or data that cannot be used; a folder that is in use, or holds a
+            run that is not to be resumed, or with other settings.
+        ModelError: the backbone, its layers or its activations; a disk that is full.
+    """
+    out = Path(cfg.out)
+    folder = RunFolder(out)
+    folder.check(cfg.resume)
+    processes = _processes(cfg)
+    if processes.count > 1:
+        cfg.device = str(processes.accelerator.device)
+    with folder.held() if processes.main else nullcontext():
+        if (out / REPORT).is_file():
+            print(f"SAEs: {out} (trained before)")
+            return out
+        try:
+            run = _run(cfg, folder, processes, callbacks)
+        except SAEError as error:
+            raise ModelError(f"{cfg.backbone}: {error}") from None
+    if cfg.trackers:
+        processes.accelerator.end_training()
+    if processes.main:
+        run.report()
+        print(f"SAEs: {out}")
+    return out
+
+
+def _run(cfg: TrainSAEConfig, folder: RunFolder, processes: Processes, callbacks: Sequence[TrainerCallback]) -> Run:
+    training, held_out = read_corpus(cfg)
+    backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
+    run = Run(cfg, backbone, _layers(cfg, backbone), processes)
+    hashes = input_hashes([*data_paths(cfg.data), *mapping_files(cfg.format)])
+    if processes.main:
+        folder.claim(cfg, cfg.resume, _FREE)
+        if (folder.path / DATA).is_file() and read_json(folder.path / DATA) != hashes:
+            raise ConfigError(f"{folder.path} was run on other data, which a resumed run must keep")
+        write_json(folder.path / DATA, hashes)
+    processes.wait()
+    try:
+        run.train(training, callbacks)
+        run.evaluate(held_out)
+        if processes.main:
+            run.save(hashes)
+        processes.wait()
+    finally:
+        # a run without a checkpoint cannot be resumed and leaves nothing
+        if processes.main and not (folder.path / REPORT).is_file() and not any(folder.path.glob(CHECKPOINTS)):
+            for name in (CONFIG, DATA, METRICS):
+                (folder.path / name).unlink(missing_ok=True)
+    return run
+
+
+def quick_sae(
+    backbone: str,
+    data: Sequence[str],
+    cache: str | Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    steps: int = 400,
+    **settings: Any,
+) -> Path:
+    """Train a small SAE of one late layer for demos, kept under `cache` by model, data and settings.
+
+    Args:
+        settings: fields of `TrainSAEConfig` in place of the small ones; layers may also be "middle" and "late".
+
+    Returns:
+        A folder for `sae.load_layers`.
+    """
+    trainer = SAETrainConfig(
+        d_sae=2048,
+        steps=steps,
+        batch_size=1024,
+        lr=1e-3,
+        warmup_steps=20,
+        decay_share=0.5,
+        dead_tokens=50_000,
+    )
+    small = {"layers": ["late"], "trainer": trainer, "limit": 8000, "loss_windows": 0, "checkpoint_every": 0}
+    fields = {**small, "backbone": backbone, "device": device, "dtype": dtype, **settings}
+    cfg = TrainSAEConfig("", [str(path) for path in data], **fields)
+    folder = Path(backbone)
+    # a model folder or GGUF file may be written anew under the same name
+    files = [(path, path.stat()) for path in sorted([folder, *folder.rglob("*")]) if path.is_file()]
+    parts = {
+        "config": {**asdict(cfg), "data": sorted(input_hashes(data_paths(cfg.data)).values())},
+        "model": [(str(path.relative_to(folder.parent)), stat.st_size, stat.st_mtime_ns) for path, stat in files]
+        or backbone,
+        "version": version("remind-toolkit"),
+    }
+    out = Path(cache) / f"{folder.name}-{sha256_json(parts)[:16]}"
+    cfg.out, cfg.resume = str(out), True
+    return out if (out / REPORT).is_file() else train_sae(cfg)
+
+
+def _processes(cfg: TrainSAEConfig) -> Processes:
+    """Those of the launcher, joined by accelerate."""
+    if unknown := [name for name in cfg.trackers if name not in LOGGER_TYPE_TO_CLASS]:
+        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    device = torch.accelerator.current_accelerator(check_available=True)
+    # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
+    accelerator = Accelerator(
+        cpu=device is None or device.type == "mps",
+        log_with=cfg.trackers or None,
+        project_dir=f"{cfg.out}.trackers",
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) != accelerator.num_processes:
+        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
+    if accelerator.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise ConfigError("SAEs are trained data-parallel; launch with a DDP configuration, not FSDP or DeepSpeed")
+    if cfg.trainer.batch_size % accelerator.num_processes:
+        among = f"split among {accelerator.num_processes} processes"
+        raise ConfigError(f"batch_size {cfg.trainer.batch_size} cannot be {among}")
+    if accelerator.num_processes > 1:
+        atexit.register(accelerator.state.destroy_process_group)
+    if cfg.trackers:
+        accelerator.init_trackers("remind-sae", config={name: str(value) for name, value in asdict(cfg).items()})
+    return Processes(accelerator)
+
+
+def _layers(cfg: TrainSAEConfig, backbone: Backbone) -> list[int]:
+    # late: after the last block but one, where grounding gains most on real text; middle: where steering changes most
+    named = {"late": max(1, backbone.n_layers - 1), "middle": max(1, backbone.n_layers // 2)}
+    names = default_layers(backbone.n_layers) if cfg.layers is None else cfg.layers
+    try:
+        return resolve_layers(backbone.model, [named.get(str(name), name) for name in names])
+    except LayerError as error:
+        raise ModelError(f"{cfg.backbone}: {error}") from None
 
 
 @dataclass
@@ -84,13 +238,35 @@ class Harvester:
         self.stats = HarvestStats(**state)
 
 
+class _OfTheCommand(TrainerCallback):
+    """The bar on the screen, and the signals that end a run."""
+
+    def __init__(self, signals: Termination, buffer: ShuffleBuffer, total: int) -> None:
+        self.signals, self.bar, self.note = signals, ProgressBar("train", total), ""
+        buffer.progress = lambda written, wanted: self.bar.step(
+            0, f"filling the activation buffer: {written:,} of {wanted:,} tokens"
+        )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # the time so far says nothing of the ETA
+        self.bar.skip(state.global_step)
+        self.bar.step(0)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        named = {name.removesuffix("/fvu"): value for name, value in kwargs["logs"].items() if name.endswith("/fvu")}
+        self.note = "  ".join(f"{name.replace('_', ' ')} FVU {fvu:.3f}" for name, fvu in named.items())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.advance_to(state.global_step, self.note)
+        if self.signals.requested:
+            control.should_save = control.should_training_stop = True
+
+
 class Run:
     """What the stages of one run hand on."""
 
-    def __init__(
-        self, cfg: TrainSAEConfig, backbone: Backbone, layers: list[int], processes: Processes, folder: Path
-    ) -> None:
-        self.cfg, self.backbone, self.layers, self.processes, self.folder = cfg, backbone, layers, processes, folder
+    def __init__(self, cfg: TrainSAEConfig, backbone: Backbone, layers: list[int], processes: Processes) -> None:
+        self.cfg, self.backbone, self.layers, self.processes = cfg, backbone, layers, processes
         self.size = window_size(backbone, cfg.window)
         self.device = torch.device(cfg.device)
         self.dialogues: dict[str, Sequence[Dialogue]] = {}
@@ -100,52 +276,37 @@ class Run:
         self.scores: dict[int, dict[str, Any]] = {}
         self.recovered: dict[str, Any] | None = None
 
-    def train(self, dialogues: Sequence[Dialogue]) -> None:
+    def train(self, dialogues: Sequence[Dialogue], callbacks: Sequence[TrainerCallback] = ()) -> None:
         """Train on windows of these dialogues, from the last checkpoint if there is one."""
         cfg, seed, processes = self.cfg, self.cfg.trainer.seed, self.processes
         self.dialogues["training"] = dialogues
-        if cfg.trainer.batch_size % processes.count:
-            raise ConfigError(f"batch_size {cfg.trainer.batch_size} cannot be split among {processes.count} processes")
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
         tokens = sum(len(window.ids) for window in self.windows)
         memory = memory_plan(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
         memory.check(self.device, say=processes.main)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
-        buffer = ShuffleBuffer(
-            self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed=seed, epochs=None, drop_last=True,
-            device="cpu" if cfg.buffer_on == "host" else None,
-        )  # fmt: skip
-        checkpoints = Checkpoints(self.folder / CHECKPOINTS, cfg.checkpoint_every) if cfg.checkpoint_every else None
-        with ProgressBar("train", cfg.trainer.total_steps) as bar:
-
-            def progress(done: int, _: int, figures: Any) -> None:
-                if figures:
-                    bar.advance_to(done, "  ".join(f"layer {n} FVU {one['fvu']:.3f}" for n, one in figures.items()))
-                else:  # before the first step: the time so far says nothing of the ETA
-                    bar.skip(done)
-                    bar.step(0)
-
-            buffer.progress = lambda written, wanted: bar.step(
-                0, f"filling the activation buffer: {written:,} of {wanted:,} tokens"
-            )
-            try:
-                with Termination() as termination:
-                    self.trained = train(
-                        buffer,
-                        cfg.trainer,
-                        device=cfg.device,
-                        metrics=self.folder / _METRICS,
-                        progress=progress,
-                        checkpoints=checkpoints,
-                        accelerator=processes.accelerator,
-                        stop=lambda: termination.requested > 0,
-                    )
-            except Stopped as early:
-                hint = "set resume to continue" if checkpoints else "checkpoint_every is 0, so nothing is kept"
-                if processes.main:
-                    print(f"stopped by SIGTERM {early}; {hint}", file=sys.stderr)
-                raise SystemExit(TERMINATED) from None
+        device = "cpu" if cfg.buffer_on == "host" else None
+        buffer = ShuffleBuffer(self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed, device)
+        with Termination(signal.SIGTERM, signal.SIGINT) as signals:
+            own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
+            with own.bar:
+                self.trained = train(
+                    buffer,
+                    cfg.trainer,
+                    device=cfg.device,
+                    folder=cfg.out,
+                    save_steps=cfg.checkpoint_every,
+                    accelerator=processes.accelerator,
+                    callbacks=[own, *callbacks],
+                )
+        if processes.totals([signals.requested], self.device)[0] and self.trained.steps < cfg.trainer.total_steps:
+            number = signal.Signals(signals.requested or signal.SIGTERM)
+            hint = "resume to continue" if cfg.checkpoint_every else "checkpoint_every is 0, so nothing is kept"
+            if processes.main:
+                step = f"step {self.trained.steps} of {cfg.trainer.total_steps}"
+                print(f"stopped by {number.name} at {step}; {hint}", file=sys.stderr)
+            raise SystemExit(128 + number)
         self.stats = HarvestStats(*processes.totals(list(astuple(harvester.stats)), self.device))
 
     def evaluate(self, dialogues: Sequence[Dialogue]) -> None:
@@ -155,7 +316,7 @@ class Run:
             return
         cfg, coders = self.cfg, self.trained.coders
         windows = make_windows(self.backbone, dialogues, self.size, "tokenise held-out", cfg.image_tokens)
-        results = evaluate(coders, self._harvester(windows, "evaluate")(), allow_empty=True)
+        results = evaluate(coders, self._harvester(windows, "evaluate")())
         self.scores = {layer: self._summary(result) for layer, result in results.items()}
         if not cfg.loss_windows or not self.backbone.causal:
             return
@@ -167,25 +328,35 @@ class Run:
             self._harvester(some, "loss recovered").inputs(),
             special_ids=self.backbone.tokenizer.all_special_ids,
             sink_factor=cfg.sink_factor or None,
-            allow_empty=True,
         )
         self.recovered = {str(layer): self._summary(result) for layer, result in spliced.items()}
 
-    def save(self, out: Path, hashes: dict[str, str]) -> None:
-        """Write the folder of coders, whole or not at all. hashes: of the data, for the record."""
-        frequencies = self._frequencies()
-        with atomic_folder(out) as folder:
-            shutil.copyfile(self.folder / _METRICS, folder / _METRICS)
-            for layer, coder in self.trained.coders.items():
-                inner = layer < self.backbone.n_layers
-                hook = f"blocks.{layer}.hook_resid_pre" if inner else f"blocks.{layer - 1}.hook_resid_post"
-                coder.metadata = {"model_name": self.cfg.backbone, "hook_name": hook, "layer": layer}
-                coder.metadata["context_size"] = self.size
-                place = layer_folder(folder, layer)
+    def save(self, hashes: dict[str, str]) -> None:
+        """Write the coders, each whole, and then the report; checkpoints go. hashes: of the data, for the record."""
+        out, frequencies, records = Path(self.cfg.out), self._frequencies(), {}
+        for layer, coder in self.trained.coders.items():
+            inner = layer < self.backbone.n_layers
+            hook = f"blocks.{layer}.hook_resid_pre" if inner else f"blocks.{layer - 1}.hook_resid_post"
+            coder.metadata = {"model_name": self.cfg.backbone, "hook_name": hook, "layer": layer}
+            coder.metadata["context_size"] = self.size
+            records[layer] = self._record(layer, hashes)
+            with atomic_folder(layer_folder(out, layer)) as place:
                 coder.save(place)
                 save_idf(place, frequencies[layer])
-                write_json(place / "training.json", self._record(layer, hashes))
-                self._report(layer)
+                write_json(place / "training.json", records[layer])
+        write_json(out / REPORT, {"layers": records})
+        for checkpoint in out.glob(CHECKPOINTS):
+            shutil.rmtree(checkpoint)
+
+    def report(self) -> None:
+        """Print the figures of each layer."""
+        trained, names = self.trained, {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead"}
+        names["recovered"] = "loss recovered"
+        for layer, figures in trained.figures.items():
+            line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {figures['fvu']:.3f}"
+            score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
+            shown = [f"{title} {score[name]:.3f}" for name, title in names.items() if score.get(name) is not None]
+            print(line + ("; held out: " + ", ".join(shown) if shown else ""))
 
     def _summary(self, result: Sums) -> dict[str, Any]:
         """Figures over the tokens of all processes."""
@@ -248,11 +419,3 @@ class Run:
             "processes": self.processes.count,
             "versions": {"python": platform.python_version(), **packages},
         }
-
-    def _report(self, layer: int) -> None:
-        trained = self.trained
-        line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {trained.figures[layer]['fvu']:.3f}"
-        score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
-        names = {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"}
-        figures = [f"{title} {score[name]:.3f}" for name, title in names.items() if score.get(name) is not None]
-        print(line + ("; held out: " + ", ".join(figures) if figures else ""))

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
+from tokenizers.decoders import DecodeStream
 from torch import Tensor, nn
 
 from sae import hooks
 from sae.errors import ActivationError, ConfigError, LayerError, ShapeError
 from sae.harvest import TokenChoice, on_device
-from sae.probe.pieces import Pieces
 from sae.topk import SparseCodes, TopKSAE
 
 #: Batches of texts tokenised at a time and sorted by length, so that there is little padding.
@@ -145,6 +145,23 @@ def top_features(
     return [FeatureActivation(f, s, w, c, at, encoded.tokens[at]) for f, s, w, c, at in rows]
 
 
+def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of ids, and start and end of each in it. Tokens that share a character share its span.
+
+    Without a tokenizer the text is the ids as numbers.
+    """
+    stream, text = DecodeStream(skip_special_tokens=False), ""
+    spans: list[tuple[int, int]] = []
+    for number, token in enumerate(ids, start=1):
+        piece = f" {token}" if tokenizer is None else stream.step(tokenizer.backend_tokenizer, token)
+        if piece is None and number == len(ids):  # it ends within a character
+            piece = "\ufffd"
+        if piece is not None:
+            spans += [(len(text), len(text) + len(piece))] * (number - len(spans))
+            text += piece
+    return text, spans
+
+
 def check_coders(model: nn.Module, coders: Mapping[int, TopKSAE]) -> None:
     """Raise LayerError for a layer the model does not have (or none), ShapeError for a coder of another width."""
     hooks.check_layers(model, hooks.find_blocks(model), list(coders))
@@ -196,7 +213,6 @@ class Probe:
         self.add_special_tokens = add_special_tokens
         specials = tokenizer.all_special_ids if special_ids is None else special_ids
         self._choice = TokenChoice(model, special_ids=specials, sink_factor=sink_factor)
-        self._pieces = Pieces(tokenizer)
 
     @overload
     def encode(self, text: str) -> Encoded: ...  # type: ignore[overload-overlap]
@@ -233,7 +249,7 @@ class Probe:
         self._check_lengths("row", 0, lengths)
         rows = []
         for encoded in self._forward(inputs, "row", list(range(len(ids)))):
-            text, spans = self._pieces.join(encoded.ids.tolist())
+            text, spans = decoded(self.tokenizer, encoded.ids.tolist())
             tokens = tuple(text[start:end] for start, end in spans)
             rows.append(replace(encoded, text=text, tokens=tokens, offsets=_offsets(spans)))
         return rows

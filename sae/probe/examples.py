@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sae.errors import ConfigError, LayerError, ShapeError
-from sae.probe.encoder import Encoded, Probe
-from sae.probe.pieces import Pieces
+from sae.probe.encoder import Encoded, Probe, decoded
 from sae.probe.ranking import Ranking, Tokens
 from sae.topk import SparseCodes
 
@@ -69,7 +68,7 @@ class TopExamples:
     """The `per_feature` examples with the largest activations of each feature of one coder.
 
     Exact, as if every active token were sorted, with at most one example per feature and text, the largest; among equal
-    values the earliest wins. Memory is O(d_sae x per_feature x context).
+    values the earliest wins.
 
     Args:
         d_sae: features of the coder.
@@ -104,7 +103,7 @@ class TopExamples:
         self.n_texts = self.n_tokens = 0
         self.counts = torch.zeros(d_sae, len(EDGES) - 1, dtype=torch.int64)
         self._labels: dict[int, str] = {}
-        self._pieces = Pieces(tokenizer)
+        self._tokenizer = tokenizer
 
     def add(self, encoded: Encoded | Sequence[Encoded], layer: int, labels: Sequence[str | None] | None = None) -> None:
         """Add whole texts; many at a time is faster. Their numbers continue those of earlier calls.
@@ -141,10 +140,6 @@ class TopExamples:
                 self._labels[self.n_texts + number] = label
         self.n_texts += len(texts)
         self.n_tokens += int(counted.sum())
-        if len(self._labels) > 2 * self.d_sae * self.per_feature:
-            kept = [one.tensors["source"].flatten() for one in (self._ranking, self._drawn) if one is not None]
-            used = set(torch.cat(kept).tolist())
-            self._labels = {source: label for source, label in self._labels.items() if source in used}
 
     @property
     def fired(self) -> Tensor:
@@ -180,7 +175,7 @@ class TopExamples:
             value = rank if ranking is self._ranking else around[self.context[0]]
             inside = [i for i, token in enumerate(ids) if token >= 0]
             tokens, values = tuple(ids[i] for i in inside), tuple(around[i] for i in inside)
-            text, spans = self._pieces.join(tokens)
+            text, spans = decoded(self._tokenizer, tokens)
             label, peak = self._labels.get(source), inside.index(self.context[0])
             examples.append(
                 Example(int(feature), value, source, label, position, tokens, values, text, tuple(spans), peak)

@@ -64,13 +64,29 @@ def steer(
         raise ConfigError(f"mode {mode!r}: must be 'add', 'set' or 'ablate'")
     if relative and mode != "add":
         raise ConfigError(f"relative strengths go with mode 'add', not {mode!r}")
-    where = _Where(positions)
-    edits: dict[int, Callable[[Tensor], Tensor]] = {
-        layer: _Edit(coders[layer], _strengths(layer, coders[layer], strengths, mode), mode, relative, where)
-        for layer, strengths in features.items()
+    past = 0
+
+    def read_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal past
+        caches = [value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length")]
+        past = int(caches[0].get_seq_length()) if caches else 0
+
+    def where(h: Tensor) -> Tensor:
+        """Which tokens of h [B, T, d] are edited, [B, T] bool."""
+        shape = h.shape[:2]
+        if positions is None:
+            return torch.ones(shape, dtype=torch.bool, device=h.device)
+        mask = positions(torch.arange(past, past + shape[1], device=h.device))
+        if mask.dtype != torch.bool or mask.shape not in (shape, shape[1:]):
+            raise ShapeError(f"positions gave {mask.dtype} {list(mask.shape)}: must be bool [T] or {list(shape)}")
+        return mask.to(h.device).expand(shape)
+
+    edits = {
+        layer: _edit(coders[layer], _strengths(layer, coders[layer], wanted, mode), mode, relative, where)
+        for layer, wanted in features.items()
     }
     # before the edits, so that a forward's positions are known when the first of them runs
-    handle = hooks.find_blocks(model)[0].register_forward_pre_hook(where.read_cache, with_kwargs=True)
+    handle = hooks.find_blocks(model)[0].register_forward_pre_hook(read_cache, with_kwargs=True)
     try:
         with hooks.edited(model, edits):
             yield
@@ -91,60 +107,32 @@ def ablate(
         yield
 
 
-class _Where:
-    """Which tokens of the current forward are edited."""
-
-    def __init__(self, positions: Positions | None) -> None:
-        self._positions = positions
-        self._past = 0
-
-    def read_cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hook of the first block: count the tokens in the cache."""
-        caches = [value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length")]
-        self._past = int(caches[0].get_seq_length()) if caches else 0
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """[B, T] bool for h [B, T, d]."""
-        shape = h.shape[:2]
-        if self._positions is None:
-            return torch.ones(shape, dtype=torch.bool, device=h.device)
-        mask = self._positions(torch.arange(self._past, self._past + shape[1], device=h.device))
-        if mask.dtype != torch.bool or mask.shape not in (shape, shape[1:]):
-            raise ShapeError(f"positions gave {mask.dtype} {list(mask.shape)}: must be bool [T] or {list(shape)}")
-        return mask.to(h.device).expand(shape)
-
-
-class _Edit:
+def _edit(
+    coder: TopKSAE, wanted: Mapping[int, float], mode: Mode, relative: bool, where: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
     """The edit of one layer, [B, T, d] to [B, T, d]."""
+    device = coder.W_dec.device
+    features = torch.tensor(list(wanted), dtype=torch.int64, device=device)
+    wanted_values = torch.tensor(list(wanted.values()), dtype=torch.float64, device=device)
 
-    def __init__(
-        self, coder: TopKSAE, strengths: Mapping[int, float], mode: Mode, relative: bool, where: _Where
-    ) -> None:
-        self._coder, self._mode, self._relative, self._where = coder, mode, relative, where
-        device = coder.W_dec.device
-        self._features = torch.tensor(list(strengths), dtype=torch.int64, device=device)
-        self._strengths = torch.tensor(list(strengths.values()), dtype=torch.float64, device=device)
-
-    def __call__(self, h: Tensor) -> Tensor:
-        mask = self._where(h)
-        dtype = torch.promote_types(h.dtype, self._coder.W_dec.dtype)
-        chosen = h[mask].to(self._coder.W_dec.device, dtype)
-        rows, strengths = self._coder.W_dec[self._features].to(dtype), self._strengths.to(dtype)
-        if self._mode == "add":
-            if self._relative:
-                after = chosen + torch.linalg.vector_norm(chosen, dim=-1, keepdim=True) * (
-                    strengths @ F.normalize(rows, dim=-1)
-                )
-            else:
-                after = chosen + strengths @ rows
+    def edit(h: Tensor) -> Tensor:
+        mask = where(h)
+        dtype = torch.promote_types(h.dtype, coder.W_dec.dtype)
+        chosen, rows, strengths = h[mask].to(device, dtype), coder.W_dec[features].to(dtype), wanted_values.to(dtype)
+        if relative:
+            norms = torch.linalg.vector_norm(chosen, dim=-1, keepdim=True)
+            after = chosen + norms * (strengths @ F.normalize(rows, dim=-1))
+        elif mode == "add":
+            after = chosen + strengths @ rows
         else:
-            current = self._coder.encode(chosen).of(self._features, self._coder.d_sae)
-            missing = strengths - current.to(dtype)
+            missing = strengths - coder.encode(chosen).of(features, coder.d_sae).to(dtype)
             # adding 0 may still change the sign of a zero
             after = torch.where((missing != 0).any(-1, keepdim=True), chosen + missing @ rows, chosen)
         out = h.clone()
         out[mask] = after.to(h)
         return out
+
+    return edit
 
 
 def _strengths(

@@ -174,7 +174,10 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     model = PeftModel.from_pretrained(Qwen3VLForConditionalGeneration.from_pretrained(base), out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert (marker_id(tokenizer) is not None) == marked
-    torch.testing.assert_close(logits(model, tokenizer), trained_logits(run), rtol=1e-5, atol=1e-6)
+    expected = trained_logits(run)
+    torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-5, atol=1e-6)
+    opened = load_backbone(out)
+    torch.testing.assert_close(logits(opened.model, opened.tokenizer), expected, rtol=1e-5, atol=1e-6)
     assert "library_name: peft" in (out / "README.md").read_text()
 
 

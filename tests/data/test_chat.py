@@ -1,4 +1,3 @@
-import json
 from dataclasses import astuple
 
 import pytest
@@ -56,18 +55,6 @@ def test_whole_dialogues_and_openai_parts(tmp_path, written):
     assert [astuple(i) for i in b.images] == [(0, cat, None, None), (1, cat, "a cat", None), (2, None, None, "mine")]
 
 
-def test_other_forms_of_a_file(tmp_path, written):
-    turns = [{"role": "user", "content": "a\u2028b"}, {"role": "bot", "content": "c"}]
-    (dialogue,) = read(written("mine.jsonl", *turns)).dialogues
-    assert (dialogue.id, [turn.text for turn in dialogue.turns]) == ("mine", ["a\u2028b", "c"])
-    times = ("NaN", " nat", "2024-02-29T23:59:59.5+02:00", "2024-03", "two days later")
-    (dialogue,) = read(written("mine.jsonl", *({**GOOD, "time": time} for time in times))).dialogues
-    assert [turn.time for turn in dialogue.turns] == [None, None, *times[2:]]
-    path = tmp_path / "many_lines.json"
-    path.write_text(json.dumps({"id": "a", "messages": [GOOD]}, indent=2), encoding="utf-8")
-    assert read(path).dialogues[0].id == "a"
-
-
 def test_turns_without_words_are_left_out_and_counted(written, caplog):
     """Tool calls as OpenAI's and Anthropic's protocols have them; ids of the other turns do not depend on it."""
     call = {"id": "x", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
@@ -112,13 +99,6 @@ def test_questions_in_a_chat(written):
         ]
         assert corpus.questions[2].dimension == "pattern_induction"
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
-
-
-def test_the_only_line_is_named(tmp_path, refused):
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n" + json.dumps({"text": "who?"}) + "\n \n", encoding="utf-8")
-    assert refused(path) == "[line 2]: speaker is missing or blank"
-    assert refused(path.rename(tmp_path / "mine.json")) == ": speaker is missing or blank"
 
 
 def test_local_images_stay_in_the_data_folder(tmp_path, written):

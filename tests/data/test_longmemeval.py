@@ -3,7 +3,6 @@ import json
 import pytest
 
 from remind import read
-from remind.data.readers.longmemeval import iso_time
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,6 @@ def test_a_real_instance(single, remind_data):
     times = [s.time for s in dialogue.sessions]
     assert times == sorted(times)
     assert times[0] == "2023-05-20T02:21"
-
-
-def test_times():
-    assert iso_time("2023/05/20 (Sat) 02:21") == "2023-05-20T02:21"
-    assert iso_time("2023/05/20") == "2023-05-20"
-    assert iso_time("in May") == "in May"
 
 
 def user(text, **fields):

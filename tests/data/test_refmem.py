@@ -39,15 +39,6 @@ def test_read(tmp_path):
     assert without_gold.questions[0].answers == ()
 
 
-def test_a_folder_is_one_corpus(tmp_path):
-    whole = read(write(tmp_path, CONTEXT, QUESTION))
-    (folder := tmp_path / "parts").mkdir()
-    write(folder, QUESTION, name="a_questions.jsonl")
-    write(folder, CONTEXT, name="b_contexts.jsonl")
-    assert read(folder).questions == whole.questions
-    assert read(folder, format="refmem") == read(folder)
-
-
 def test_round_trip_of_real_dialogues(remind_data, tmp_path):
     corpus = read(remind_data / "locomo" / "locomo_dev.json")
     write_refmem(corpus, tmp_path / "locomo.jsonl")
@@ -71,7 +62,6 @@ def test_images_stay_beside_the_file(tmp_path):
     ("change", "message"),
     [
         ({"answers": ("E",)}, "answer 'E' is not the letter"),
-        ({"images": (9,)}, "image index 9 is out of range"),
         ({"text": "half \ud83d"}, "half a character"),
         (Turn("t", "Ana", " "), r"\[d, t\]: a turn needs a speaker, and words or images"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,13 +76,15 @@ class Reader(HTMLParser):
         self.attributes += attrs
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.tags[-1:] not in (["style"], ["script"]):
+            self.text.append(data)
 
 
 def test_hostile_text_is_shown_as_text(scores: list[Score], report: dict[str, Any]) -> None:
     reader = Reader()
     reader.feed(reports.html(report, {"x0": scores, "rag": scores}))
     assert not {"img", "link", "iframe"} & set(reader.tags)
+    assert reader.tags.count("script") == 2
     assert not any(name.startswith("on") or name in ("src", "srcset") for name, _ in reader.attributes)
     shown = "".join(reader.text)
     # id, question, option, answer, gold, output, evidence, model, input, category: each whole, none evaluated
@@ -91,14 +94,28 @@ def test_hostile_text_is_shown_as_text(scores: list[Score], report: dict[str, An
         assert words in shown
 
 
-def test_wrong_and_failed_answers_with_the_evidence_found_and_missed(scores: list[Score]) -> None:
-    shown = reports.wrong_answers(scores)
-    assert [item["id"] for item in shown] == [HOSTILE, "a"]
-    assert (shown[1]["found"], shown[1]["missed"]) == (["Ana: a line 1"], ["Ana: a line 5"])
-    assert shown[0]["options"][1] == {"letter": "B", "text": "b", "gold": True, "chosen": False}
-    failed = reports.failed_answers({"x0": scores, "rag": scores})
-    told = [(item["condition"], item["failure"], item["message"]) for item in failed]
+def test_every_answer_is_shown_with_what_came_of_it(
+    scores: list[Score], report: dict[str, Any], browser: Any, tmp_path: Path
+) -> None:
+    shown = {row["id"]: row for row in reports.answers({"x0": scores, "rag": scores})}
+    assert [row["outcomes"] for row in shown.values()] == [["wrong-0", "wrong-1"]] * 2 + [["failed-0", "failed-1"]]
+    first = shown["a"]["given"][0]
+    assert (first["found"], first["missed"]) == (["Ana: a line 1"], ["Ana: a line 5"])
+    assert [(one["letter"], one["gold"], one["chosen"]) for one in shown[HOSTILE]["options"]] == [
+        ("A", False, ["x0", "rag"]),
+        ("B", True, []),
+    ]
+    told = [(one["condition"], one["failure"], one["message"]) for one in shown["c"]["given"]]
     assert told == [(name, "too_long", HOSTILE) for name in ("x0", "rag")]
+    (tmp_path / "report.html").write_text(reports.html(report, {"x0": scores, "rag": scores}), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    # those that are wrong under the reference first; all on demand
+    assert page.locator("article:visible").count() == 2
+    page.locator("select").select_option("")
+    page.fill("#find", "belief modeling")
+    assert page.locator("#found").inner_text() == "1 of 3"
+    page.close()
 
 
 def test_tables_in_text(report: dict[str, Any]) -> None:

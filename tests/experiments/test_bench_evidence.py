@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.evidence.variations import _cosines
 
 from experiments.evidence.bench import BUDGETS, BenchEvidenceConfig, bench_evidence
 from experiments.evidence.controls import neurons
 from experiments.evidence.data import load
 from experiments.evidence.methods import METHODS
 from experiments.evidence.resonance import encode_questions
-from experiments.evidence.variations import _cosines
 from remind.core.errors import ConfigError, ModelError
 from remind.data.sample import sample_path
 from remind.grounding import GroundingConfig

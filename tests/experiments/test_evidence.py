@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments.evidence.prepare import DRAWS, Prepared, View
+from experiments.evidence.report import Table
 from torch import Tensor
 
 from experiments.evidence.crossval import CrossValidation, best_settings, dataset_mean, fit_weights, question_shares
 from experiments.evidence.data import DialogueQuestions, gold_turns, load
 from experiments.evidence.methods import METHODS, Setting, evidence_ratio, grid, plain_scores
-from experiments.evidence.prepare import DRAWS, Prepared, View
-from experiments.evidence.report import Table
 from experiments.evidence.resonance import encode_questions, salience
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn

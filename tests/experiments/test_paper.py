@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.paper.memory import table as memory_table
+from experiments.paper.memory import taken
 from fault_proxy import Proxy, completion
 from running import use_words
 from scripted_answers import Lines
@@ -19,8 +21,6 @@ from experiments.paper.cells import product, side_by_side
 from experiments.paper.costs import by_stage, operations_of
 from experiments.paper.grounding import marked_share
 from experiments.paper.judging import read_sheet, sample
-from experiments.paper.memory import table as memory_table
-from experiments.paper.memory import taken
 from experiments.paper.settings import Setting, pooled
 from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths, split_records
 from experiments.paper.trajectory import phases

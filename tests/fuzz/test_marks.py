@@ -15,7 +15,7 @@ from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.backbone import load_backbone
-from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
+from remind.models.chat import chat_ids, end_token_id, prompt_ids
 from remind.models.images import Pictures
 from remind.models.nano import nano_tokenizer
 from remind.states.pyramid import (
@@ -27,7 +27,7 @@ from remind.states.pyramid import (
     Strategy,
     one_line,
 )
-from remind.states.records import StateRecord, marked_share, record_of, record_of_row, row_of
+from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
 NANO = nano_tokenizer()
 backbone_of = functools.cache(load_backbone)
@@ -83,17 +83,6 @@ def test_recorded_markers_are_the_only_ones(record: StateRecord) -> None:
     assert MARKER not in back.x0.text.split("\n")
 
 
-@given(records)
-@settings(max_examples=25)
-def test_turns_stand_where_their_spans_say(record: StateRecord) -> None:
-    for level in (record.x0, record.x1, record.x2):
-        lines = level.text[slice(*level.dialogue)].split("\n")
-        assert len(lines) == 2 + len(level.markers) + len(level.turns) + sum(len(t.captions) for t in level.turns)
-        for turn in level.turns:
-            assert level.text[slice(*turn.speaker)].endswith(":")
-            assert level.text[turn.end - 1] == "\n"
-
-
 def specials(tokenizer: Any, ids: list[int]) -> list[int]:
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     return [token for token in ids if token in special]
@@ -112,16 +101,6 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
     chats = [(record.question, record.x2.text), ("a", "b")]
     rows = [[{"role": "system", "content": a}, {"role": "user", "content": b}] for a, b in chats]
     assert specials(NANO, chat_ids(NANO, rows[0])) == specials(NANO, chat_ids(NANO, rows[1]))
-
-
-@given(records)
-@settings(max_examples=15)
-def test_encoders_see_no_special_token_in_text(record: StateRecord) -> None:
-    tokenizer = backbone_of("minilm").tokenizer
-    tokens = tokenize(tokenizer, record.x2.text)
-    # an unknown character is the one that text may hold
-    assert set(specials(tokenizer, tokens.ids)) <= {tokenizer.unk_token_id}
-    assert all(0 <= start <= end <= len(record.x2.text) for start, end in tokens.offsets)
 
 
 @given(st.lists(names, min_size=2, max_size=4), names)
@@ -150,12 +129,6 @@ def test_pixels_stand_only_where_images_do(
     assert counts == [[shown._block(str(path)), 1]] * 3
 
 
-@given(st.lists(st.sampled_from((*MARKS, "hello")), max_size=6), st.sampled_from(["A", "B"]))
-def test_of_a_reply_the_first_whole_answer_counts(pieces: list[str], letter: str) -> None:
-    reply = f"<answer>{letter}</answer><explanation>{' '.join(pieces)}</explanation>"
-    assert parse_answer(reply, "single", ["x", "y"]).letters == {letter}
-
-
 @given(records)
 @settings(max_examples=25)
 def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
@@ -163,8 +136,6 @@ def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}
 
 
-PICTURED: dict[str, Any] = {"images": (0,), "dimension": "personalized_visual_baselines", "format": "single"}
-PICTURED |= {"options": ("x",), "answers": ("A",)}
 
 
 def small(turns: list[Turn], **fields: Any) -> StateRecord:
@@ -180,8 +151,3 @@ def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
     assert record.target is not None
     assert parse_answer(record.target).evidence == record.evidence_lines
     assert parse_answer(record.target).answer == one_line("the </answer> tag") == "the ‹/answer> tag"
-
-
-def test_an_image_is_marked_only_where_it_is() -> None:
-    turns = [Turn("t0", "Ana", "see [Image #0 Caption]"), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
-    assert marked_share(small(turns, **PICTURED)) == 0

@@ -253,7 +253,7 @@ UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
         (lambda f: (f / "config.json").write_text("{"), "configuration"),
         (lambda f: (f / "config.json").write_text(UNKNOWN), "configuration|architecture"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (only_an_adapter, "LoRA adapter"),
+        (only_an_adapter, "names no base model"),
         (encoder_decoder, "T5ForConditionalGeneration is neither"),
         (lambda f: (f / "model.safetensors").unlink(), "weights cannot be loaded"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),

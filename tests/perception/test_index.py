@@ -17,7 +17,6 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.perceive import BM25, content_key
 from remind.reflect import summarise
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render
 
@@ -89,10 +88,6 @@ def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(
         assert index_hash(park, encoder, folder) == built
 
 
-def test_bm25_without_words_scores_nothing() -> None:
-    assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]
-
-
 def ask(dialogue: Dialogue, text: str = "What is the dog called?", **fields: Any) -> Question:
     return Question("q", **{"dialogue_id": dialogue.id, "text": text, **fields})
 
@@ -136,30 +131,6 @@ def test_a_damaged_file_is_rebuilt_and_said_so(
         caplog.clear()
         perceive(park, bag, tmp_path)
         assert "damaged" not in caplog.text
-
-
-def test_the_key_covers_all_an_index_depends_on(park: Dialogue) -> None:
-    def key(dialogue: Dialogue = park, encoder: str = "minilm", llm: str = "offline", **config: int) -> str:
-        return content_key(dialogue, encoder, SegmentConfig(**config), llm)
-
-    first = park.sessions[0]
-    edited = replace(first.turns[7].images[0], caption="a red bowl")
-    others = [key(encoder="other"), key(max_tokens=77), key(llm="server"), key(Dialogue("renamed", park.sessions))]
-    for changes in ({"text": "A straight bowl."}, {"speaker": "Bea"}, {"images": (edited,)}):
-        session = replace(first, turns=(*first.turns[:7], replace(first.turns[7], **changes), *first.turns[8:]))
-        others.append(key(Dialogue("park", (session, *park.sessions[1:]))))
-    assert key() == key(Dialogue("park", park.sessions))
-    assert len({key(), *others}) == len(others) + 1
-
-
-def test_an_llm_that_writes_too_few_cues_is_refused(park: Dialogue, bag: Any, tmp_path: Path) -> None:
-    class Lazy(OfflineLLM):
-        def cues(self, *args: object, **kwargs: object) -> list[str]:
-            return ["one"]
-
-    with pytest.raises(DataError, match="wrote 1 cues for"):
-        Perception(CONFIG, bag, Lazy(), tmp_path).perceive(park, [ask(park)])
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(

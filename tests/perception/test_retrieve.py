@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -244,32 +243,6 @@ def test_finds_the_turns_a_question_is_about(
     assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config).segments
     single = index_of(make_dialogue(["Ana: hello"]), bag)
     assert retrieve(single, "hello?", torch.ones(32), None, config) == ((Segment(0, 0),), False)
-
-
-@pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_a_short_dialogue_is_kept_whole_where_it_fits_the_cap(method: str, encoder: object, park: Dialogue) -> None:
-    index = index_of(park, encoder, max_tokens=40)
-    everything = list(range(len(park.turns)))
-    tokens, vector = rendered_cost(index, everything), index.vectors[0]
-
-    def kept(**limits: int) -> list[int]:
-        config = RetrieveConfig(method=method, **limits)  # type: ignore[arg-type]
-        return within(retrieve(index, "Who is Pixel?", vector, None, config).segments)
-
-    assert kept() == kept(whole_tokens=tokens) == kept(max_context_tokens=tokens) == everything
-    for limits in ({"whole_tokens": tokens - 1}, {"whole_tokens": 0}, {"max_context_tokens": tokens - 1}):
-        assert 0 < len(kept(**limits)) < len(everything)
-
-
-def test_a_turn_longer_than_the_cap_is_kept_and_logged(
-    bag: object, make_dialogue: Callable[..., Dialogue], caplog: pytest.LogCaptureFixture
-) -> None:
-    index = index_of(make_dialogue(["Ana: hi", f"Ben: {'words ' * 50}", "Ana: bye"]), bag, max_tokens=20)
-    scores = np.array([float(part.start <= 1 <= part.end) for part in index.segments])
-    with caplog.at_level(logging.WARNING):
-        kept = take_segments(index, by_falling(scores), torch.ones(32), RetrieveConfig(max_context_tokens=10))
-    assert kept == ((Segment(1, 1),), True)
-    assert "turn 1:2 takes" in caplog.text
 
 
 def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:

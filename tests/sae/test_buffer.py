@@ -1,130 +1,118 @@
-"""The shuffling store: each token once, in an order fixed by the seed, and exactly again from a saved state."""
+"""The shuffling store and the cache on disk: each token once, the same bits, and exactly again from a saved state."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sae import ActivationError, ConfigError
+from sae import ActivationError, ConfigError, FormatError
 from sae.buffer import ShuffleBuffer
+from sae.cache import ActivationCache
 from sae.harvest import TokenBatch
 
-
-def make(sizes: list[int], *args: Any, **options: Any) -> ShuffleBuffer:
-    """A buffer over `token_batches`."""
-    return ShuffleBuffer(lambda start: token_batches(sizes, start), *args, **options)
+KEY = {"model": "tiny", "layers": [4, 12]}
+SIZES = st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8)
 
 
-def order(buffer: ShuffleBuffer) -> list[int]:
-    return [int(token) for batch in buffer for token in batch.activations[2]]
+class Source:
+    """Tokens numbered through, in batches of these sizes; one of size 0 is absent, as where every token was dropped."""
 
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.starts = sizes, list[int]()
 
-def token_batches(sizes: list[int], first: int = 0) -> Iterator[TokenBatch]:
-    """Tokens numbered through; a batch of size 0 is absent, as where every token was dropped."""
-    start = 0
-    for number, size in enumerate(sizes):
-        which = torch.arange(start, start + size)
-        start += size
-        if number < first or not size:
-            continue
-        yield TokenBatch(
-            activations={2: which[:, None].float(), 5: -which[:, None].expand(size, 3).double()},
-            visual=which % 3 == 0,
-            rows=which,
-            positions=which,
-            batch=number,
-        )
+    def __call__(self, first: int) -> Iterator[TokenBatch]:
+        self.starts.append(first)
+        start = 0
+        for number, size in enumerate(self.sizes):
+            which = torch.arange(start, start + size)
+            start += size
+            if number >= first and size:
+                layers = {2: which[:, None].bfloat16(), 5: -which[:, None].expand(size, 3).double()}
+                yield TokenBatch(layers, which % 3 == 0, which, which + 1, number)
 
 
 @settings(max_examples=50)
-@given(
-    st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(any),
-    st.integers(1, 8),
-    st.integers(0, 30),
-    st.integers(1, 3),
-)
-def test_each_token_once_per_epoch_in_one_order_for_all_layers(sizes, batch_size, spare, epochs) -> None:
-    total = sum(sizes)
-    harvests = 0
-
-    def source(start: int) -> Iterator[TokenBatch]:
-        nonlocal harvests
-        harvests += 1
-        return token_batches(sizes, start)
-
-    buffer = ShuffleBuffer(source, batch_size, 2 * batch_size + spare, seed=4, epochs=epochs)
-    seen: list[int] = []
-    for activations, visual in buffer:
-        tokens = activations[2].squeeze(1).long()
-        assert torch.equal(activations[5], -tokens[:, None].expand(-1, 3).double())
-        assert torch.equal(visual, tokens % 3 == 0)
-        assert 1 <= len(tokens) <= batch_size
-        seen += tokens.tolist()
-    for epoch in range(epochs):
-        assert sorted(seen[epoch * total : (epoch + 1) * total]) == list(range(total))
-    assert harvests == (1 if total <= buffer.capacity else epochs)
+@given(SIZES, st.integers(1, 8), st.integers(0, 30))
+def test_each_token_once_per_epoch_in_one_order_for_all_layers(sizes: list[int], batch_size: int, spare: int) -> None:
+    source, total = Source(sizes), sum(sizes)
+    buffer = ShuffleBuffer(source, batch_size, 2 * batch_size + spare, seed=4)
+    count = total // batch_size
+    for _ in range(3):
+        seen: list[int] = []
+        for batch in islice(buffer, count):
+            tokens = -batch[5][:, 0].long()
+            assert torch.equal(batch[2][:, 0], tokens.bfloat16())
+            seen += tokens.tolist()
+        assert len(set(seen)) == len(seen) == count * batch_size
+    assert len(source.starts) == (1 if total < buffer.capacity else 3)
 
 
-def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
-    tokens = order(make([10] * 20, 5, 40))
-    assert tokens != sorted(tokens)
-    assert set(tokens[:20]) <= set(range(40))
-    # twenty new tokens have come in, and the first twenty are not handed out again
-    assert set(tokens[20:40]) <= set(range(60)) - set(tokens[:20])
-    assert order(make([10] * 20, 5, 40)) == tokens
-    assert order(make([10] * 20, 5, 40, seed=1)) != tokens
+def test_the_buffer_mixes_and_the_seed_fixes_the_order() -> None:
+    orders = [
+        [int(-token) for batch in islice(ShuffleBuffer(Source([10] * 20), 5, 40, seed), 40) for token in batch[5][:, 0]]
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0] != sorted(orders[0])
+    assert set(orders[0][:40]) == set(range(40))
 
 
 @settings(max_examples=50)
-@given(
-    st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8),
-    st.integers(1, 8),
-    st.integers(0, 30),
-    st.booleans(),
-    st.data(),
-)
-def test_a_buffer_resumes_from_its_state(sizes, batch_size, spare, drop_last, data) -> None:
-    first, second, third = (make(sizes, batch_size, 2 * batch_size + spare, 3, 3, drop_last) for _ in range(3))
-    whole = list(third)
-    count = data.draw(st.integers(0, len(whole)))
-    for _ in range(count):
-        next(first)
+@given(SIZES, st.integers(1, 8), st.integers(0, 30), st.integers(0, 40))
+def test_a_buffer_resumes_from_its_state(sizes: list[int], batch_size: int, spare: int, count: int) -> None:
+    first, second = (ShuffleBuffer(Source(sizes), batch_size, 2 * batch_size + spare, 3) for _ in range(2))
+    list(islice(first, count))
     state = first.state_dict()
+    expected = list(islice(first, 30))
     assert not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in state.values())
-    for _ in first:
-        pass  # what happens later must not reach the state
     second.load_state_dict(state)
-    assert not drop_last or {len(batch.visual) for batch in whole} == {batch_size}
-    for (one, visual), (other, expected) in zip(second, whole[count:], strict=True):
-        assert torch.equal(visual, expected)
+    for one, other in zip(islice(second, 30), expected, strict=True):
         assert all(torch.equal(one[layer], other[layer]) for layer in (2, 5))
 
 
-def test_a_state_takes_only_what_is_needed_and_refuses_other_data() -> None:
-    starts: list[int] = []
-
-    def source(start: int) -> Iterator[TokenBatch]:
-        starts.append(start)
-        return token_batches([10] * 40, start)
-
-    buffer = ShuffleBuffer(source, 5, 40)
-    for _ in range(60):
-        next(buffer)
-    state = buffer.state_dict()
-    ShuffleBuffer(source, 5, 40).load_state_dict(state)
-    assert starts[0] == 0
-    assert starts[1] > 10
-    for sizes in ([3] * 40, [10] * 20):
-        with pytest.raises(ActivationError, match="data have changed"):
-            make(sizes, 5, 40).load_state_dict(state)
-    with pytest.raises(ActivationError, match="buffer of 40 tokens, not 50"):
-        make([10] * 40, 5, 50).load_state_dict(state)
+def test_what_a_buffer_refuses() -> None:
     with pytest.raises(ActivationError, match="3 tokens are left, too few"):
-        list(make([3], 4, 20, epochs=None, drop_last=True))
+        next(ShuffleBuffer(Source([3]), 4, 20))
     with pytest.raises(ConfigError, match="at least 2 batches"):
-        make([3], 8, 15)
+        ShuffleBuffer(Source([3]), 8, 15)
+
+
+def same(found: Iterator[TokenBatch], sizes: list[int], start: int = 0) -> bool:
+    pairs = zip(found, Source(sizes)(start), strict=True)
+    return all(
+        one.batch == other.batch
+        and list(one.activations) == list(other.activations)
+        and all(torch.equal(h, other.activations[layer]) for layer, h in one.activations.items())
+        and all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("visual", "rows", "positions"))
+        for one, other in pairs
+    )
+
+
+def test_a_cache_gives_what_the_source_gave_and_asks_it_once(tmp_path: Path) -> None:
+    sizes = [5, 0, 7, 3, 0, 9]
+    source = Source(sizes)
+    # a first pass that ends early, and goes on from where it was
+    assert len(list(islice(ActivationCache(tmp_path, KEY, source)(), 2))) == 2
+    for start in (3, 0, 4, 9):
+        assert same(ActivationCache(tmp_path, KEY, source)(start), sizes, start)
+    assert source.starts == [0, 3]
+
+
+def test_a_cache_of_something_else_or_damaged_is_refused(tmp_path: Path) -> None:
+    list(ActivationCache(tmp_path, KEY, Source([4, 4]))())
+    with pytest.raises(ConfigError, match=r"made with layers = \[4, 12\], now asked for \[4\]"):
+        ActivationCache(tmp_path, {**KEY, "layers": [4]}, Source([4, 4]))
+    batch = tmp_path / "batch_000001.safetensors"
+    batch.write_bytes(batch.read_bytes()[:50])
+    with pytest.raises(FormatError, match=r"batch_000001\.safetensors: cannot be read"):
+        list(ActivationCache(tmp_path, KEY, Source([4, 4]))())
+    (tmp_path / "index.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(FormatError, match="not the index"):
+        ActivationCache(tmp_path, KEY, Source([4, 4]))

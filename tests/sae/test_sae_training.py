@@ -17,12 +17,12 @@ import yaml
 from forked import ROOT, Forked
 from held import Held
 from torch import Tensor
+from transformers import TrainerCallback
 
 import sae
 from remind.core import memory
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.progress import ProgressBar
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
 from remind.models.backbone import Backbone, load_backbone
@@ -30,11 +30,10 @@ from remind.models.windows import Window, make_windows
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
 from remind.train_sae.memory import memory_plan
-from remind.train_sae.run import Harvester, Run
-from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
+from remind.train_sae.run import Run
+from sae import TopKSAE, layer_folder, load_idf, load_layers
+from sae.config import SAETrainConfig
 from sae.parallel import Processes
-from sae.trainer import SAETrainConfig
-from sae.trainer import Trainer as SAETrainer
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
@@ -82,7 +81,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]
 
 def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
     out, _ = run
-    assert sorted(p.name for p in out.iterdir()) == ["layer_02", "layer_04", "metrics.jsonl"]
+    names = ["config.yaml", "data.json", "layer_02", "layer_04", "metrics.jsonl", "report.json"]
+    assert sorted(p.name for p in out.iterdir() if p.name != ".lock") == names
     coders = load_layers(out)
     assert list(coders) == [2, 4]
     for layer, coder in coders.items():
@@ -207,36 +207,8 @@ def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(
         plan.check(gpu)
 
 
-@pytest.mark.parametrize(
-    ("windows", "sizes"),
-    [
-        (16, {"d_sae": 128, "batch_size": 512, "init_tokens": 1024}),
-        (2, {"d_sae": 128, "batch_size": 1024, "init_tokens": 4096}),
-    ],
-    ids=["forward", "start"],
-)
-def test_the_plan_is_what_a_run_holds(nano: Backbone, tmp_path: Path, windows: int, sizes: dict[str, int]) -> None:
-    data = write_chat(tmp_path / "chat.jsonl", 6, 40)
-    trainer = SAETrainConfig(k=8, steps=5, **sizes)  # type: ignore[arg-type]
-    cfg = TrainSAEConfig(data=str(data), out=str(tmp_path), window=128, trainer=trainer)
-    cfg = changed(cfg, buffer_tokens=2048, windows_per_batch=windows, checkpoint_every=0)
-    run = Run(cfg, nano, [4, 3, 2], Processes(), tmp_path)
-    with Held() as held:
-        for weight in nano.model.parameters():
-            held.note(weight.detach())
-        run.train(read_dialogues([data], cfg))
-    planned = memory_plan(cfg, nano, [4, 3, 2], 128, sum(len(window.ids) for window in run.windows))
-    assert planned.total() == pytest.approx(held.most, rel=0.1)
 
 
-def test_a_run_that_cannot_fit_is_refused_before_it_starts(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
-    with pytest.raises(ConfigError, match="more memory than there is") as refused:
-        train_sae(changed(run[1], out=str(tmp_path / "out")))
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
@@ -250,80 +222,38 @@ def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEC
         train_sae(changed(cfg, out=str(tmp_path / "no"), evaluate_on=[str(copy)]))
 
 
-class Stopped(Exception):
-    pass
+class Signal(TrainerCallback):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.number, self.step = number, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), self.number)
 
 
-def stopped(cfg: TrainSAEConfig, step: int) -> None:
-    """A run that is interrupted after this many steps."""
-
-    def advance(self: ProgressBar, done: float, note: str = "") -> None:
-        if done == step:
-            raise Stopped
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(ProgressBar, "advance_to", advance)
-        train_sae(cfg)
-
-
-def test_sigterm_ends_a_run_with_a_checkpoint(
-    run: tuple[Path, TrainSAEConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_signal_ends_a_run_which_then_resumes_to_the_same_bits(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, cfg = run
-    cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=1000)
-    step = SAETrainer.step
-
-    def ended(self: SAETrainer, batch: Any) -> Any:
-        if self.state.steps == 16:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch)
-
-    for every, hint in ((0, "checkpoint_every is 0"), (1000, "set resume to continue")):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-            patch.setattr(SAETrainer, "step", ended)
-            train_sae(changed(cfg, checkpoint_every=every))
-        assert stop.value.code == 143
-        assert f"stopped by SIGTERM after step 17 of 30; {hint}" in capsys.readouterr().err
-        assert [path.name for path in tmp_path.iterdir()] == (["out.partial"] if every else [])
-    train_sae(changed(cfg, resume=True))
-    for name in ("metrics.jsonl", "layer_02/sae_weights.safetensors"):
-        assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-def test_an_interrupted_run_with_a_cache_is_resumed(run, tmp_path, monkeypatch) -> None:
-    whole, cfg = run
-    cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=10, cache=str(tmp_path / "cache"))
-    stopped(cfg, 17)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match="holds an interrupted run; set resume"):
+    cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=1000, cache=str(tmp_path / "cache"))
+    for every, number, hint in ((0, signal.SIGTERM, "so nothing is kept"), (1000, signal.SIGINT, "resume to continue")):
+        with pytest.raises(SystemExit) as stop:
+            train_sae(changed(cfg, checkpoint_every=every), Signal(number, 12))
+        assert stop.value.code == 128 + number
+        assert f"stopped by {number.name} at step 13 of 30; " in (said := capsys.readouterr().err)
+        assert hint in said
+        assert (tmp_path / "out").exists() == bool(every)
+    with pytest.raises(ConfigError, match="already holds a run; choose another out, or set resume"):
         train_sae(cfg)
-    with pytest.raises(ConfigError, match=r"another config\.window; set overwrite"):
+    with pytest.raises(ConfigError, match=r"other settings \(window\)"):
         train_sae(changed(cfg, resume=True, window=32))
-    notes: list[str] = []
-    monkeypatch.setattr(ProgressBar, "step", lambda self, n=1, note="": notes.append(note))
     train_sae(changed(cfg, resume=True))
-    assert any(note.startswith("filling the activation buffer: ") for note in notes)
     names = ("sae_weights.safetensors", "cfg.json", "idf.safetensors")
     for name in ["metrics.jsonl", *(f"layer_0{layer}/{name}" for layer in (2, 4) for name in names)]:
         assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes(), name
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "out"]
-    with pytest.raises(ConfigError, match="overwrite"):
-        train_sae(cfg)
-
-    def inputs(self: Harvester, start: int = 0) -> Any:
-        if self.label is None:
-            raise AssertionError("the backbone ran again for training")
-        return original(self, start)
-
-    original, frequencies = Harvester.inputs, {layer: DocumentFrequency(256) for layer in (2, 4)}
-    monkeypatch.setattr(Harvester, "inputs", inputs)
-    monkeypatch.setattr("remind.train_sae.run.Run._frequencies", lambda self: frequencies)
-    train_sae(changed(cfg, out=str(tmp_path / "second"), loss_windows=0))
-    weights = "layer_02/sae_weights.safetensors"
-    assert (tmp_path / "second" / weights).read_bytes() == (whole / weights).read_bytes()
+    assert not [*(tmp_path / "out").glob("checkpoint-*")]
     with pytest.raises(ModelError, match="made with layers"):
         train_sae(changed(cfg, out=str(tmp_path / "third"), layers=[2]))
 
@@ -353,11 +283,8 @@ def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def never(_: Any) -> Path:
         raise AssertionError("trained twice")
 
-    monkeypatch.setattr("remind.train_sae.train.train_sae", never)
+    monkeypatch.setattr("remind.train_sae.run.train_sae", never)
     assert quick_sae("nano", [str(data)], tmp_path / "cache", steps=3) == first
-    # other settings, or other dialogues
-    with pytest.raises(AssertionError, match="trained twice"):
-        quick_sae("nano", [str(data)], tmp_path / "cache", steps=3, layers=["middle", "late"])
     write_chat(data, n_dialogues=7)
     with pytest.raises(AssertionError, match="trained twice"):
         quick_sae("nano", [str(data)], tmp_path / "cache", steps=3)

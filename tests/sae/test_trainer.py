@@ -1,9 +1,18 @@
-"""Training: what it learns, that it repeats, and what it refuses."""
+"""Training: what it learns and refuses; a run interrupted, killed or spread over processes ends as one that was not.
+
+Run as a script, this file is the process that a test kills, or one of two.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +20,16 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import TrainerCallback
 
-from sae import ActivationError, ConfigError, LayerError, ShapeError, TopKSAE
+from sae import ActivationError, ConfigError, FormatError, LayerError, ShapeError, TopKSAE
+from sae.buffer import ShuffleBuffer
+from sae.harvest import TokenBatch
 from sae.step import geometric_median
-from sae.trainer import SAETrainConfig, Trainer, train
+from sae.trainer import SAETrainConfig, Trained, Trainer, train
 
 SMALL = {"d_sae": 64, "k": 4, "batch_size": 256, "lr": 3e-3, "warmup_steps": 10, "log_every": 20}
 
@@ -98,10 +112,10 @@ def test_one_step_equals_dense_adam_in_float64() -> None:
 def revived(aux_coefficient: float) -> float:
     """Share of 32 features, silenced at the start, that fire at the end."""
     config = SAETrainConfig(steps=100, aux_coefficient=aux_coefficient, dead_tokens=2048, **SMALL)
-    trainer = Trainer(config, "cpu", None)
+    trainer = Trainer(config, "cpu")
     batches = [{3: batch[3]} for batch in sparse_world(0, 100)]
     trainer.start(batches[0])
-    one = trainer.state.layers[3]
+    one = trainer.layers[3]
     with torch.no_grad():
         one.coder.W_enc[:, 32:] *= 0.05
     for batch in batches:
@@ -109,43 +123,57 @@ def revived(aux_coefficient: float) -> float:
     return float((one.silent[32:] < 2048).float().mean())
 
 
-def test_the_first_tokens_are_held_once() -> None:
-    given = [{n: torch.randn(32, 8, generator=torch.Generator().manual_seed(n + s)) for n in (1, 2)} for s in (0, 9)]
-    trainer = Trainer(SAETrainConfig(d_sae=16, k=2, steps=4, batch_size=32, init_tokens=64), "cpu")
-    kept = trainer.begin(iter([dict(batch) for batch in given]))
-    assert set(trainer.state.layers) == {1, 2}
-    for number in (1, 2):
-        first, second = (batch[number] for batch in kept)
-        assert torch.equal(first, given[0][number])
-        assert torch.equal(second, given[1][number])
-        # parts of one block of memory, in which the coder was started
-        assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-
-
 def test_dead_features_come_back_with_the_auxiliary_term() -> None:
     assert revived(0.0) < 0.1
     assert revived(1 / 32) > 0.8
 
 
-def test_metrics_progress_and_trackers(tmp_path: Path) -> None:
-    calls: list[tuple[int, int, bool]] = []
-    logged: dict[int, dict[str, float]] = {}
-    path, config = tmp_path / "deep" / "metrics.jsonl", SAETrainConfig(tokens=45 * 256 - 1, **SMALL)
+class Recorder(TrainerCallback):
+    """What callbacks are told; may ask for a stop."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.steps, self.logged, self.events, self.stop = list[int](), dict[int, Any](), list[str](), stop
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append("begin")
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.logged[state.global_step] = kwargs["logs"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert set(kwargs["model"]) == {3, 7}
+        self.steps.append(state.global_step)
+        control.should_training_stop = control.should_save = state.global_step == self.stop
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(f"saved {state.global_step} of {state.max_steps}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append("end")
+
+
+def test_metrics_callbacks_and_trackers(tmp_path: Path) -> None:
+    tracked: dict[int, dict[str, float]] = {}
+    recorder, config = Recorder(), SAETrainConfig(tokens=45 * 256 - 1, **SMALL)
     accelerator = SimpleNamespace(num_processes=1, process_index=0)
-    accelerator.log = lambda values, step: logged.update({step: values})
-    options: dict[str, Any] = {"metrics": path, "accelerator": accelerator}
-    options["progress"] = lambda done, total, figures: calls.append((done, total, bool(figures)))
-    result = train(sparse_world(0, 50), config, **options)
+    accelerator.log = lambda values, step: tracked.update({step: values})
+    folder = tmp_path / "deep"
+    result = train(sparse_world(0, 50), config, folder=folder, accelerator=accelerator, callbacks=[recorder])
     assert (result.steps, result.tokens) == (45, 45 * 256)
-    assert calls == [(step, 45, step > 0) for step in range(46)]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert recorder.steps == list(range(1, 46))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["layer"]) for row in rows] == [(s, layer) for s in (1, 20, 40, 45) for layer in (3, 7)]
-    assert rows[-1]["tokens"] == 45 * 256
     assert set(rows[0]) == {"step", "tokens", "layer", "loss", "aux", "fvu", "l0", "dead", "lr"}
     assert rows[0]["fvu"] > rows[-1]["fvu"]
-    assert list(logged) == [1, 20, 40, 45]
-    assert all(logged[row["step"]][f"layer_{row['layer']:02d}/fvu"] == row["fvu"] for row in rows)
+    assert recorder.logged == tracked
+    assert all(tracked[row["step"]][f"layer_{row['layer']:02d}/fvu"] == row["fvu"] for row in rows)
     assert train(sparse_world(0, 3), SAETrainConfig(steps=10, **SMALL)).steps == 3
+    # a callback ends a run early, with a checkpoint from which it goes on
+    early = Recorder(stop=17)
+    stopped = train(sparse_world(0, 50), config, folder=tmp_path / "early", save_steps=1000, callbacks=[early])
+    assert (stopped.steps, early.events) == (17, ["begin", "saved 17 of 45", "end"])
+    again = train(sparse_world(0, 50), config, folder=tmp_path / "early", save_steps=1000)
+    assert torch.equal(again.coders[3].W_dec, result.coders[3].W_dec)
 
 
 def test_learning_rate_schedule() -> None:
@@ -194,3 +222,175 @@ def test_geometric_median_resists_an_outlier() -> None:
     # at the minimum the unit vectors towards the points balance
     pull = torch.nn.functional.normalize(x - point, dim=1).sum(0)
     assert float(pull.norm()) < 1e-2
+
+
+SCHEDULE: dict[str, Any] = {"steps": 60, "lr": 3e-3, "decay_share": 0.2, "log_every": 7, "skip_nonfinite": True}
+CONFIG = SAETrainConfig(d_sae=64, k=4, batch_size=32, init_tokens=64, dead_tokens=300, **SCHEDULE)
+#: Batches of a world that fits the store (resident) or does not.
+COUNTS = {"resident": 20, "streamed": 90}
+
+
+def world(count: int, start: int = 0) -> Iterator[TokenBatch]:
+    for number in range(start, count):
+        generator = torch.Generator().manual_seed(number)
+        h, rows = torch.randn(17, 12, generator=generator), torch.arange(17)
+        yield TokenBatch({2: h, 5: 3 * h.flip(0) + 1}, rows < 0, rows, rows, number)
+
+
+def source_of(kind: str) -> Iterator[Any]:
+    """A buffer; or (plain) batches without a state, of which one is to be skipped."""
+    if kind == "plain":
+        return ({n: h / (b.batch != 13) for n, h in b.activations.items()} for b in world(200))
+    return ShuffleBuffer(lambda start: world(COUNTS[kind], start), 32, 500, seed=1)
+
+
+def run(source: Iterator[Any], folder: Path, config: SAETrainConfig = CONFIG) -> Trained:
+    return train(source, config, folder=folder, save_steps=10)
+
+
+def weights_of(trained: Trained) -> dict[str, Tensor]:
+    layers = ((layer, coder.named_parameters()) for layer, coder in trained.coders.items())
+    return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Broken(Iterator[Any]):
+    """A source that stops working after so many batches; with a state if what it wraps has one."""
+
+    def __init__(self, source: Iterator[Any], after: int) -> None:
+        self.source, self.left = source, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def __next__(self) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise Interrupted
+        return next(self.source)
+
+
+@pytest.mark.parametrize(("kind", "after"), [("resident", 31), ("streamed", 31), ("plain", 31), ("streamed", 3)])
+def test_an_interrupted_run_ends_with_the_same_bits(kind: str, after: int, tmp_path: Path) -> None:
+    whole = run(source_of(kind), tmp_path / "whole")
+    assert whole.skipped == (kind == "plain")
+    # a second interruption, after the resume; a source without a state is drawn again from its start
+    for left in (after, after + 12 if kind == "plain" else 8):
+        with pytest.raises(Interrupted):
+            run(Broken(source_of(kind), left), tmp_path / "cut")
+    cut = run(source_of(kind), tmp_path / "cut")
+    assert (cut.steps, cut.tokens, cut.skipped, cut.figures) == (60, whole.tokens, whole.skipped, whole.figures)
+    assert all(torch.equal(value, weights_of(cut)[name]) for name, value in weights_of(whole).items())
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert len(list((tmp_path / "cut").glob("checkpoint-*"))) == 1
+
+
+def test_another_configuration_or_damage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(Broken(source_of("streamed"), 25), tmp_path)
+    state = tmp_path / "checkpoint-20" / "trainer.pt"
+
+    def refused(error: type[Exception], message: str, **changes: Any) -> None:
+        with pytest.raises(error, match=message):
+            run(source_of("streamed"), tmp_path, SAETrainConfig(**{**vars(CONFIG), **changes}))
+
+    refused(ConfigError, r"checkpoint-20: from a run with another lr \(0.003\)", lr=1e-3)
+    whole = state.read_bytes()
+    state.write_bytes(whole[: len(whole) // 2])
+    refused(FormatError, "trainer.pt: cannot be read")
+    torch.save({"config": CONFIG}, state)
+    refused(FormatError, "holds more than tensors")
+    torch.save({"config": {}}, state)
+    refused(FormatError, "not a checkpoint of this version")
+
+
+def test_a_diverged_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
+    loud = ({n: h * (1e30 if b.batch == 14 else 1) for n, h in b.activations.items()} for b in world(200))
+    with pytest.raises(ActivationError, match="layer 2: not finite after step 20"):
+        run(loud, tmp_path)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-10"]
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    killed.mkdir()
+    expected = weights_of(run(source_of("streamed"), whole))
+    log, draw, kills = killed / "metrics.jsonl", random.Random(0), 0
+    while kills < int(os.environ.get("REMIND_KILLS", "1")):
+        process = Forked(Path(__file__), "one", killed)
+        # once it trains: anywhere between two checkpoints, or while one is written
+        before = log.stat().st_size if log.exists() else 0
+        while process.poll() is None and (not log.exists() or log.stat().st_size == before):
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:  # it was through before the signal came
+            shutil.rmtree(killed)
+            killed.mkdir()
+        else:
+            kills += 1
+    process = Forked(Path(__file__), "one", killed)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-2000:]
+    weights = load_file(killed / "weights.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert log.read_text() == (whole / "metrics.jsonl").read_text()
+
+
+TWO: dict[str, Any] = {"dtype": "float64", "normalise": "centre_scale", "aux_stride": 2, "eps": 1e-6}
+TWICE = SAETrainConfig(**{**vars(CONFIG), **TWO})
+
+
+def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
+    """Batches of 32, or their first 12 or last 20; one of them is skipped, for values in the first part alone."""
+    for number in range(100):
+        h = torch.randn(32, 12, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        if number == 20:
+            h[3, 3] = torch.nan
+        rows = {None: slice(None), 0: slice(12), 1: slice(12, None)}[rank]
+        yield {4: h[rows] ** 3, 1: h[rows] + 2}
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(tmp_path: Path) -> None:
+    one = train(parts(None), TWICE, folder=tmp_path / "one")
+    assert one.skipped == 1
+    process = Forked(Path(__file__), "two", tmp_path, processes=2)
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors[-3000:]
+    first, second = (load_file(tmp_path / f"weights-{rank}.safetensors") for rank in (0, 1))
+    for name, expected in weights_of(one).items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], expected, rtol=1e-7, atol=1e-9)
+    logs = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "one", tmp_path)]
+    rows = [(json.loads(alone), json.loads(together)) for alone, together in zip(*logs, strict=True)]
+    assert any(alone["aux"] > 0 for alone, _ in rows)
+    for alone, together in rows:
+        assert together == pytest.approx(alone, rel=1e-7)
+
+
+def one_process(folder: Path) -> None:
+    save_file(weights_of(run(source_of("streamed"), folder)), folder / "weights.safetensors")
+
+
+def one_of_two(folder: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    rank = accelerator.process_index
+    trained = train(parts(rank), TWICE, folder=folder, save_steps=10, accelerator=accelerator)
+    save_file(weights_of(trained), folder / f"weights-{rank}.safetensors")
+    accelerator.wait_for_everyone()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"one": one_process, "two": one_of_two}[sys.argv[1]](Path(sys.argv[2]))

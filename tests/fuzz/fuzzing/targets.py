@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 import time
@@ -20,7 +19,6 @@ from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import FORMATS, read, stream, write_refmem
 from remind.evaluation.parse import parse_answer
-from remind.states import dataset
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
@@ -59,7 +57,7 @@ def wrong(target: Target, data: bytes, folder: Path) -> str | None:
     return f"took {taken:.0f} s" if taken > SLOW else None
 
 
-def make_check(name: str, cases: int = 25) -> Callable[[], None]:
+def make_check(name: str, cases: int) -> Callable[[], None]:
     """A hypothesis test of one target: any input is read rightly, or refused with one typed line."""
     target = make_targets()[name]
     memory = Path("/dev/shm")
@@ -127,22 +125,6 @@ def _json(data: bytes, folder: Path) -> None:
     read_json(path)
 
 
-def _predictions(data: bytes, folder: Path) -> None:
-    # brings torch along, which the others do without
-    from remind.evaluation.stages import predictions
-
-    path = folder / "predictions.jsonl"
-    path.write_bytes(data)
-    for item in predictions(path):
-        json.dumps(item.row(), ensure_ascii=False).encode()
-
-
-def _manifest(data: bytes, folder: Path) -> None:
-    (folder / dataset.CARD).touch()
-    (folder / dataset.MANIFEST).write_bytes(data)
-    dataset.read_manifest(folder)
-
-
 def _states(data: bytes, folder: Path) -> None:
     (folder / "row.json").write_bytes(data)
     row = read_json(folder / "row.json")
@@ -174,48 +156,6 @@ def _state_seeds() -> tuple[bytes, ...]:
     return (json.dumps(row_of(sample_record())).encode(),)
 
 
-def _image(data: bytes, folder: Path) -> None:
-    from remind.models.images import open_image
-
-    path = folder / "input.png"
-    path.write_bytes(data)
-    assert open_image(path).mode == "RGB"
-
-
-def _image_seeds() -> tuple[bytes, ...]:
-    from PIL import Image
-
-    images = []
-    for format in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
-        out = io.BytesIO()
-        Image.linear_gradient("L").resize((24, 16)).convert("RGB").save(out, format)
-        images.append(out.getvalue())
-    return tuple(images)
-
-
-def _proposals(data: bytes, folder: Path) -> None:
-    """Whatever a policy says, what it proposes is a sound log."""
-    from remind.memory.operations import Operation, State, fold
-    from remind.memory.proposals import BANKS, FIELDS, Occasion, propose
-
-    text, occasion = data.decode("utf-8", "surrogateescape"), Occasion("d", "s", "2024-05-01", ("t1", "t2"))
-    for role in FIELDS:
-        stores = BANKS if role == "booster" else (role,)
-        begun = Operation(1, "d", "s", stores[0], "APPEND" if role == "core" else "ADD", "m1", text="a cook")
-        state = fold([begun], State())
-        for _ in range(2):
-            entries = state.current(*stores)
-            try:
-                made = propose(role, text, occasion, entries, state.seq + 1)
-                state = fold([Operation.of(json.loads(json.dumps(one.value()))) for one in made], state)
-            except RemindError as error:
-                raise AssertionError(f"{role}: an error and no rejected operation: {error}") from None
-            assert all((one.status == "rejected") == bool(one.why) for one in made), "rejected without a reason"
-            assert not any("\n" in one.why for one in made), "a reason of several lines"
-            # as databases want it
-            "".join(one.text + one.why for one in made).encode()
-
-
 def make_targets() -> dict[str, Target]:
     """All targets by name."""
     every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format not in seeds.CSV)
@@ -227,9 +167,5 @@ def make_targets() -> dict[str, Target]:
         "sniffed": Target(every, _reader(None)),
         "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer, (changed_bytes,)),
         "json": Target((seeds.as_list(seeds.REALTALK),), _json),
-        "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
-        "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
         "states": Target(_state_seeds(), _states),
-        "proposals": Target(tuple(map(seeds.as_list, seeds.REPLIES)), _proposals),
-        "image": Target(_image_seeds(), _image, (changed_bytes,)),
     }
