@@ -13,7 +13,7 @@ from experiments.paper.items import Result
 from experiments.paper.settings import SMALL_MODEL
 from remind.alignment.metrics import read_metrics
 from remind.evaluation.tables import markdown_table
-from remind.viewing.plots.trajectory import plot_trajectory
+from remind.viewing.plots import plot_trajectory
 
 #: The paper's phases of training: the first 30 %, up to 70 %, the rest.
 PHASES = (0.0, 0.3, 0.7, 1.0)

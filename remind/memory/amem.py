@@ -15,7 +15,7 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts
-from remind.memory.base import Bank, Query, System
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt

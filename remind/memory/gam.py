@@ -14,7 +14,7 @@ from typing import Any
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Written, ask, asked, mapping, texts, words
-from remind.memory.base import Bank, Memory, Query, System
+from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
@@ -92,7 +92,7 @@ class GAMBank(Bank, of=GAMSystem):
             trace["failed"] = lost
         if notes:
             turns = [turn for page in sorted(cited) for turn in self.store.memory(numbers[page]).sources or ()]
-            yield self.written("notes", notes, turns)
+            yield Memory("notes", notes, "notes", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(notes))
 
     def _search(self, plan: Mapping[str, Any], numbers: Sequence[int]) -> list[int]:
         """The pages that the plan's tools bring, in the order of the dialogue."""

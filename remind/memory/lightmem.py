@@ -18,7 +18,7 @@ import torch
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, Written, ask, dated, mapping
-from remind.memory.base import Bank, Query, System
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
@@ -103,8 +103,9 @@ class LightMemBank(Bank, of=LightMemSystem):
             self._extract(short, lost)
             self._update(lost)
             self.store.log({"sensory": [], "short": [], "finished": True})
-            last = self.store.sessions()[-1].id
+            last = list(self.store.sessions())[-1].id
             self.store.degrade(last, (*self.store.degraded().get(last, ()), *lost))
+        self._open.clear()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         return self.ranker.rank(query.text, "dense")
@@ -168,14 +169,14 @@ class LightMemBank(Bank, of=LightMemSystem):
         if not numbers:
             return
         before = [self.store.memory(number) for number in numbers]
-        vectors = self.store.vectors(numbers)
+        vectors = self.store.vectors(self.store.rows(numbers))
         for place, (number, memory) in enumerate(zip(numbers, before, strict=True)):
             cosines = vectors[place + 1 :] @ vectors[place]
             nearest = torch.argsort(cosines, descending=True, stable=True)[: self.system.queue].tolist()
             later = [before[place + 1 + at] for at in sorted(nearest) if cosines[at] >= self.system.update_at]
             if not later:
                 continue
-            data = {"entry": dated(memory), "later": "\n".join((one.dated for one in later))}
+            data = {"entry": dated(memory), "later": "\n".join(map(dated, later))}
             value = mapping(ask(self, lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
             text = one_line(value.get("new_memory", ""))
             if value.get("action") == "delete":

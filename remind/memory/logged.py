@@ -54,7 +54,7 @@ class LoggedBank(Bank):
 
     def first(self) -> int:
         """Place of the next operation in the log."""
-        return self.store.count("journal") + 1
+        return self.store.logged() + 1
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Memories as the entries they are."""
@@ -74,15 +74,14 @@ class LoggedBank(Bank):
                 best[number] = max(cosine, best.get(number, cosine))
         return sorted(best, key=lambda number: (-best[number], number))[:count]
 
-    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
-        """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
-        if (model := self.chat(requests[0].stage)) is None:
-            return None
-        keys = [sha256_json([one.chat, one.schema])[:16] for one in requests]
-        made_by = [
-            {"model": model.name, "prompt": one.prompt_id, "key": key} for one, key in zip(requests, keys, strict=True)
-        ]
-        return list(zip(self.send(*requests), made_by, strict=True))
+    def like(self, vector: Tensor, least: float, kind: str) -> list[int]:
+        """The memory of this kind that is nearest to the vector [d], if its cosine is at least so much."""
+        for number, cosine in self.store.nearest(vector):
+            if cosine < least:
+                break
+            if self.store.memory(number).kind == kind:
+                return [number]
+        return []
 
     def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
         """Append operations to the log, and do to the memories what they say.
@@ -109,7 +108,8 @@ class LoggedBank(Bank):
                     self.store.remove(int(name[1:]))
             if entry is None:
                 continue
-            note = {"session": self.store.count("sessions"), "coarse": entry.coarse}
+            session = self.store.session(one.session)
+            note = {"session": session.number if session else 0, "coarse": entry.coarse}
             if entry.store == "core":
                 # it is shown with every question: were all that went into it its sources, it would be evidence of all
                 draft, rows = Draft("core", None, entry.text, (), entry.time, note), None
@@ -124,6 +124,17 @@ def about(policy: Policy, *templates: str) -> dict[str, Any]:
     """What systems of this kind say of themselves besides their options."""
     hashes = {name: prompts.fingerprint(name) for name in templates} if policy == "llm" else {}
     return {"prompts": hashes, "provenance": "turn", "degraded": [_DEGRADED[policy]]}
+
+
+def replies(bank: Bank, stage: MemoryStage, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
+    """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
+    if (model := bank.chat(stage)) is None:
+        return None
+    made_by = [
+        {"model": model.name, "prompt": one.prompt_id, "key": sha256_json([one.chat, one.schema])[:16]}
+        for one in requests
+    ]
+    return list(zip(model.complete(requests), made_by, strict=True))
 
 
 def numbered(texts: Iterable[str]) -> str:

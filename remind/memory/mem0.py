@@ -24,7 +24,7 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Written, failed, filled, mapping, send
-from remind.memory.base import Bank, Memory, Query, System
+from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
@@ -146,11 +146,10 @@ class Mem0Bank(Bank, of=Mem0System):
         return self._send("update", Message("user", _official()["get_update_memory_messages"](listed, facts)))
 
     def _ask(self, stage: Literal["extract", "update"], data: Mapping[str, str]) -> Reply:
-        return self.send(filled(self.dialogue_id, stage, f"mem0_{stage}", data, ROOM, SCHEMAS[stage]))[0]
+        return send(self, filled(self.dialogue_id, stage, f"mem0_{stage}", data, ROOM, SCHEMAS[stage]))
 
     def _send(self, stage: Literal["extract", "update"], *messages: Message) -> Reply:
-        request = Request(messages, stage, self.dialogue_id, f"mem0ai-{stage}", ROOM, schema=SCHEMAS[stage])
-        return self.send(request)[0]
+        return send(self, Request(messages, stage, self.dialogue_id, f"mem0ai-{stage}", ROOM, schema=SCHEMAS[stage]))
 
 
 def _json_lines(items: Iterable[Any]) -> str:

@@ -84,8 +84,10 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         for turn in [turn for session in earlier for turn in session.turns][-_LAST:]:
             memory.db.save_messages([self._message(turn)], scope)
         if numbers := self.store.numbers():
-            ids = [str(uuid.UUID(int=number)) for number in numbers]
-            memory.vector_store.insert(self.store.vectors(numbers).tolist(), list(map(self._payload, numbers)), ids)
+            vectors = self.store.vectors(self.store.rows(numbers)).tolist()
+            memory.vector_store.insert(
+                vectors, list(map(self._payload, numbers)), [str(uuid.UUID(int=n)) for n in numbers]
+            )
         return memory
 
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from remind.data.dialogue import Session
 from remind.memory.asking import Written, ask, asked, dated
-from remind.memory.base import Bank, Memory, Query, System
+from remind.memory.base import Bank, Memory, Query
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
@@ -68,8 +68,8 @@ class Mem1Bank(Bank, of=Mem1System):
         trace["answer"] = answer
         text = "\n".join(part for part in (state, answer and f"Answer: {answer}") if part)
         if text:
-            turns = (turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
-            yield self.written("state", text, turns)
+            turns = dict.fromkeys(turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
+            yield Memory("state", text, "state", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(text))
 
 
 def _part(tag: str, text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from remind.data.dialogue import Session
 from remind.memory.asking import Written, ask, asked, words
-from remind.memory.base import Bank, Memory, Query, System
+from remind.memory.base import Bank, Memory, Query
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -52,7 +52,7 @@ class MemAgentBank(Bank, of=MemAgentSystem):
         if lost:
             trace["failed"] = lost
         if memory:
-            yield self.written("notes", memory, ())
+            yield Memory("memory", memory, "notes", None, None, 1.0, self.encoder.count_tokens(memory))
 
     def _sections(self) -> Iterator[str]:
         """The dialogue in chunks."""

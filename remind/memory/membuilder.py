@@ -123,7 +123,8 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         entries["core"] = self._block()
         limit = self.system.block_characters
         requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        if (answered := self.replies(requests)) is None:
+        answered = replies(self, "memory", requests)
+        if answered is None:
             return {}, ["memory: no endpoint is named"]
         found, reasons = dict[Role, Replied](), []
         for role, (reply, by) in zip(ROLES, answered, strict=True):
@@ -145,7 +146,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
             if self.system.policy == "llm" and attempt < TRIES and not reasons:
                 data = {"block": block.text}
                 ask = filled(self.dialogue_id, "compress", "membuilder_compress", data, ROOM, limit=limit)
-                for reply, name in self.replies([ask]) or ():
+                for reply, name in replies(self, "compress", [ask]) or ():
                     if reply.failure is not None:
                         reasons.append(failed("compress", reply))
                     elif shorter := words(reply):

@@ -16,7 +16,7 @@ from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory.asking import TEXT, Written, asked, dated, failed, filled, send, words
-from remind.memory.base import Bank, Memory, Query, Retrieval, System
+from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.readers import Answer, Usage
 from remind.memory.store import Draft, Method
 from remind.states.pyramid import one_line, turn_text
@@ -169,7 +169,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         for left in reversed(range(self.system.steps)):
             choice = "auto" if left or turns else "none"
             body = {"messages": [*messages], "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
-            (reply,) = self.send(replace(request, messages=(), body=body))
+            reply = send(self, replace(request, messages=(), body=body))
             talk.replies.append(reply)
             if reply.failure is not None:
                 talk.problem = failed(stage, reply)

@@ -18,7 +18,7 @@ from torch import Tensor
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts, words
-from remind.memory.base import Bank, Query, System
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
@@ -227,7 +227,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
     def _cosines(self, numbers: Sequence[int], vector: Tensor) -> dict[int, float]:
         if not numbers:
             return {}
-        found = (self.store.vectors(numbers) @ vector).tolist()
+        found = (self.store.vectors(self.store.rows(numbers)) @ vector).tolist()
         return dict(zip(numbers, found, strict=True))
 
 

@@ -309,8 +309,8 @@ class SystemContexts:
                 used = [one.usage.prompt_tokens, one.usage.completion_tokens]
                 row["answer"] = {"text": one.text, "cited": cited, "failed": one.failure, "tokens": used}
             if run.cfg.judge == "p13n":
-                profile = "\n".join(memory.dated for memory in memories)
-                held = profile if bank is None else "\n".join(one.dated for one in _nearest(bank, query, run.cfg.full_tokens))
+                profile = "\n".join(map(dated, memories))
+                held = profile if bank is None else "\n".join(map(dated, _nearest(bank, query, run.cfg.full_tokens)))
                 row["remembered"] = [profile, held]
 
 
@@ -352,7 +352,7 @@ def _first(memories: Sequence[Memory]) -> Retrieve:
 
 def _nearest(bank: Bank, query: Query, budget: int) -> Iterator[Memory]:
     """The memories of a bank, nearest first; before them those without vectors: a block that is always shown."""
-    places = {number: place for place, (number, _) in enumerate(bank.store.rank(query.text, "dense"))}
+    places = {number: place for place, (number, _) in enumerate(bank.ranker.rank(query.text, "dense"))}
     for number in sorted(bank.store.numbers(), key=lambda number: places.get(number, -1)):
         memory = bank.store.memory(number)
         budget -= memory.tokens

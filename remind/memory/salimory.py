@@ -82,13 +82,14 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
-        now, here = day_of(session.time), self.store.count("sessions")
+        now, here = day_of(session.time), self.store.session(session.id)
         gone = []
         for number in self.store.numbers("working"):
             if now is not None and day_of(self.store.memory(number).time) is not None:
                 old = self._aged(self.store.memory(number), now)
             else:
-                old = here - self.store.note(number)["session"] >= self.system.window_sessions
+                passed = here.number - self.store.note(number)["session"] if here is not None else 0
+                old = passed >= self.system.window_sessions
             gone += [f"m{number}"] if old else []
         first, place = self.first(), (self.dialogue_id, session.id, "working", "DELETE")
         self.commit([Operation(first + count, *place, refs=(name,), by=RULES) for count, name in enumerate(gone)])
@@ -103,7 +104,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         verdicts = dict[str, bool]()
         if self.system.policy == "llm":
             requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
-            if (answered := self.replies(requests)) is None:
+            if (answered := replies(self, "memory", requests)) is None:
                 lost.append("memory: no endpoint is named")
             for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
                 if reply.failure is None:
@@ -118,7 +119,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         if self.system.policy == "llm" and self.chat("memory") is not None:
             entries = self.entries(self._bank(turn_text(turn)))
             data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
-            for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
+            for reply, by in replies(self, "memory", [request("booster", self.dialogue_id, data)]) or ():
                 if reply.failure in (None, "invalid"):
                     return propose("booster", reply.text, replace(occasion, by=by), entries, first)
                 lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
@@ -154,7 +155,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
     def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
         """The profile for a question; none where it is empty, or where `trace` says why there is none."""
         data = {"entries": listed((one.kind, one.text) for one in memories), "question": asked(query)}
-        (reply,) = self.send(request("utilizer", self.dialogue_id, data))
+        reply = send(self, request("utilizer", self.dialogue_id, data))
         if reply.failure is not None:
             trace["failed"] = [failed("profile", reply)]
             return []
@@ -162,8 +163,9 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
         text, when = value["profile"].strip(), used[0].time if used else None
-        sources = (source for one in used for source in one.sources or ())
-        return [self.written("profile", text, sources, when)] if text else []
+        sources = tuple(dict.fromkeys(source for one in used for source in one.sources or ()))
+        tokens = self.encoder.count_tokens(text)
+        return [Memory("profile", text, "profile", sources or None, when, 1.0, tokens)] if text else []
 
 
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:

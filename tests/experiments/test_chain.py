@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.chain.arms import VARIANTS
+from experiments.chain.folds import choose, make_folds
 from forked import Forked
 
-from experiments.chain.arms import VARIANTS
 from experiments.chain.config import ChainConfig
-from experiments.chain.folds import choose, make_folds
 from experiments.chain.report import Comparison, outcome
 from experiments.chain.run import chain
 from experiments.chain.variants import with_variant

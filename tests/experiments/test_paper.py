@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.cost.config import InferenceCostConfig
 from experiments.paper.memory import table as memory_table
 from experiments.paper.memory import taken
 from fault_proxy import Proxy, completion
 from running import use_words
 from scripted_answers import Lines
 
-from experiments.cost.config import InferenceCostConfig
 from experiments.cost.flops import Shape, load_config
 from experiments.paper.ablation import STAGES, without
 from experiments.paper.cells import product, side_by_side

@@ -136,8 +136,6 @@ def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}
 
 
-
-
 def small(turns: list[Turn], **fields: Any) -> StateRecord:
     dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
     question = Question("q", "d", "why?", **fields)

@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from forked import ROOT, Forked
-from held import Held
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -30,10 +29,8 @@ from remind.models.windows import Window, make_windows
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
 from remind.train_sae.memory import memory_plan
-from remind.train_sae.run import Run
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
-from sae.parallel import Processes
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
@@ -205,10 +202,6 @@ def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(
     there["cpu"] = 16_000_000_000
     with pytest.raises(ConfigError, match=r"main memory: buffer 17\.2: 17\.2 of 16\.0 GB"):
         plan.check(gpu)
-
-
-
-
 
 
 def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
