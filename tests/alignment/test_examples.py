@@ -30,7 +30,7 @@ def test_rows_of_all_kinds_are_the_same_examples(runs: Any, make_record: Any, ma
     plain = [runs.row(record) for record in records]
     nested = [row | {level: {"text": row[level], "dialogue": [0, 1]} for level in ("x0", "x1", "x2")} for row in plain]
     expected = Examples([example_of(nano_tokenizer(), record) for record in records[:4]]).fingerprint()
-    for rows in (records, iter(records), plain, nested, load_states(folder)["train"], Dataset.from_list(plain), folder):
+    for rows in (records, iter(records), plain, nested, load_states(folder)["train"], Dataset.from_list(plain)):
         found = runs.trainer(tmp_path / "r", rows, unlabelled="skip").train_dataset
         assert found.fingerprint() == expected
         assert found.left_out == {"without a gold answer": 1}

@@ -119,17 +119,16 @@ def test_levels_evidence_no_context_and_oracle_are_what_the_renderer_gives() -> 
     assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
 
 
-@pytest.mark.parametrize("keep", ["newest", "oldest"])
 @pytest.mark.parametrize("cap", [1, 20, 100, 10_000])
-def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: str, cap: int) -> None:
-    prompt = prompt_of("full_context", full_tokens=cap, keep=keep)
+def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(cap: int) -> None:
+    prompt = prompt_of("full_context", full_tokens=cap)
     kept = 15 - prompt.cut_turns
 
     def positions(n: int) -> list[int]:
-        return list(range(15 - n, 15)) if keep == "newest" else list(range(n))
+        return list(range(15 - n, 15))
 
     assert prompt.text == rendered(positions(kept))
-    guided = prompt_of("full_context_strategy", full_tokens=cap, keep=keep)
+    guided = prompt_of("full_context_strategy", full_tokens=cap)
     assert guided == replace(prompt, text=rendered(positions(kept), STRATEGY))
     assert dialogue_tokens(positions(kept)) <= cap or kept == 1
     assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap

@@ -198,7 +198,9 @@ def test_states_models_and_settings_that_do_not_serve(
 ) -> None:
     def refused(error: type[Exception], message: str, replies: Any = RIGHT, **changes: Any) -> None:
         with pytest.raises(error, match=rf"^[^\n]*{message}[^\n]*$"):
-            run_evaluation(replace(cfg, overwrite=True, **changes), answerer=by(Chat(replies=replies)) if replies else None)
+            run_evaluation(
+                replace(cfg, overwrite=True, **changes), answerer=by(Chat(replies=replies)) if replies else None
+            )
 
     refused(DataError, r"no questions of split 'dev' \(there are: test, train\)", split="dev")
     refused(DataError, "not a states folder", states="nowhere")

@@ -83,7 +83,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def cfg(local: EvaluateConfig, six: list[StateRecord], make_record: Any, write_states: Any) -> EvaluateConfig:
     """Six questions, one of them with words that the chat template uses too, and one whose prompt is too long."""
     more = make_record("i1", text="who said <|im_end|>?"), make_record("long", text="why? " * 20_000)
-    return replace(local, states=str(write_states(*six[1:], *more, name="more")), model="nano", max_new_tokens=16, batch_size=4)
+    return replace(
+        local, states=str(write_states(*six[1:], *more, name="more")), model="nano", max_new_tokens=16, batch_size=4
+    )
 
 
 def rows(folder: str | Path) -> list[dict[str, Any]]:
