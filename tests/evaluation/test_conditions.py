@@ -17,7 +17,7 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Image, Questi
 from remind.data.readers import write_refmem
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_frequent
-from remind.evaluation.config import CONDITIONS, ContextConfig, EvaluateConfig
+from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Context, Contexts
 from remind.evaluation.run import run_evaluation
 from remind.llm.auxiliary import OfflineLLM
@@ -220,15 +220,6 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
         run_evaluation(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=WORDS)
-
-
-def test_names() -> None:
-    for level, conditions, names in (
-        ("x0", ["x1", "layers"], ("x1", "x0", "x2")),
-        ("x0", ["all"], tuple(CONDITIONS)),
-        ("x1", [], ("x1",)),
-    ):
-        assert EvaluateConfig("s", "m", "o", level=level, conditions=conditions).names == names  # type: ignore[arg-type]
 
 
 def test_controls(make_record: Callable[..., StateRecord]) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import run_script
 from scripted_answers import RIGHT, Chat, Judge, by, rows
 
 from remind.core.errors import ConfigError, DataError, ModelError
@@ -25,10 +24,8 @@ from remind.llm.request import Reply
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation, generate
 from remind.models.nano import save_nano
-from remind.states.dataset import iterate_states, load_states
+from remind.states.dataset import iterate_states
 from remind.states.records import StateRecord
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], capsys: Any) -> None:
@@ -61,12 +58,6 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
-
-
-def test_a_dataset_takes_the_place_of_the_folder(cfg: EvaluateConfig) -> None:
-    data = load_states(cfg.states)["test"].filter(lambda row: row["format"] == "direct")
-    report = run_evaluation(replace(cfg, states="nowhere"), Judge(), answerer=by(Chat()), data=data)
-    assert (report["counts"]["questions"], report["overall"]["accuracy"]["value"]) == (2, 1.0)
 
 
 def test_nano_answers_as_generate_does_and_goes_on_where_it_was(
@@ -256,16 +247,3 @@ def test_a_killed_run_asks_again_only_what_was_under_way_and_a_folder_has_one_wr
     assert set(seen) & set(again) == {"answer v1"}
     assert len(set(seen) | set(again)) == 8
     assert report["overall"]["accuracy"]["value"] == 1.0
-
-
-@pytest.mark.slow
-def test_script_prints_table_and_report(local: EvaluateConfig) -> None:
-    arguments = ["--states", local.states, "--model", "nano-untrained", "--out", local.out, "--max_new_tokens", "4"]
-    script = ROOT / "scripts" / "evaluate.py"
-    status, said, complaints = run_script(script, "--config", ROOT / "configs" / "evaluate.yaml", *arguments)
-    assert status == 0, complaints
-    assert said.startswith("format")
-    assert said.splitlines()[-1] == f"report: {Path(local.out) / 'report.html'}"
-    status, _, complaints = run_script(script, *arguments, "--level", "x1")
-    assert status == 2
-    assert complaints.splitlines()[-1].startswith("error: ")

@@ -9,8 +9,7 @@ import torch
 from scripted_answers import Judge
 
 from remind.evaluation.judge import Case, judge_answers
-from remind.evaluation.scores import Score, counts, parse_all, score, summaries, summarise
-from remind.evaluation.tables import dimensions_and_formats
+from remind.evaluation.scores import Score, counts, parse_all, score, summarise
 from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
@@ -113,32 +112,3 @@ def test_equal_cases_are_judged_once_and_empty_ones_never() -> None:
     cases = [Case("q", ("up",), text) for text in ("up", "down", " ", "up", "down")]
     assert [ruling.value for ruling in judge_answers(judge, cases)] == [True, None, False, True, None]  # type: ignore[arg-type]
     assert judge.asked == ["up", "down"]
-
-
-def test_groups_are_counted_over_the_questions_themselves(make_record: Callable[..., StateRecord]) -> None:
-    """By dimension and format; questions without a dimension are in no cell."""
-    formats = {"single": ("x", "y"), "multi": ("x", "y"), "direct": ()}
-    names = ("belief_modeling", "pattern_induction", None)
-    records, outputs, verdicts = [], [], []
-    hits: dict[tuple[str | None, str], list[int]] = {}
-    for number in range(40):
-        format, name, right = list(formats)[number % 3], names[number % 7 % 3], number % 5 < 2
-        gold = "so" if format == "direct" else "A"
-        records.append(
-            make_record(f"q{number}", format=format, options=formats[format], answers=(gold,), dimension=name)
-        )
-        outputs.append(Generation(f"<answer>{gold if right else 'B'}</answer>", 1, 1, True))
-        verdicts.append(right)
-        hits.setdefault((name, format), []).append(right)
-    product = summaries([one.row() for one in scored(records, outputs, verdicts)], 5)["by_dimension_and_format"]
-    found = {(name, format): row for name, cells in product.items() for format, row in cells.items()}
-    assert found.keys() == {key for key in hits if key[0] is not None}
-    for key, row in found.items():
-        assert row["n"] == row["accuracy"]["n"] == len(hits[key])
-        assert row["accuracy"]["value"] * row["n"] == pytest.approx(sum(hits[key]))
-    (table,) = dimensions_and_formats({"by_dimension_and_format": product})
-    for line, name in zip(table.rows, names, strict=False):
-        cells = dict(zip(table.heads[1:], line.cells, strict=True))
-        for format in formats:
-            own = hits[name, format]
-            assert (cells[f"{format} n"], cells[f"{format} Acc"]) == (str(len(own)), f"{100 * sum(own) / len(own):.1f}")
