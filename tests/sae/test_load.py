@@ -180,14 +180,6 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
         sae.load(tmp_path / "layer0.sae.pt", k=3)
 
 
-
-
-
-
-
-
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "subtract"),
