@@ -236,14 +236,18 @@ def script(cfg: TrainSAEConfig, folder: Path, processes: int = 1) -> Forked:
 @pytest.mark.slow
 def test_killed_runs_end_with_the_same_bits(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
     whole, cfg = run
-    log, draw, kills = tmp_path / "out" / "metrics.jsonl", random.Random(0), 0
+    draw, kills = random.Random(0), 0
     cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=2, resume=True)
+
+    def checkpoints() -> set[str]:
+        return {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+
     while kills < int(os.environ.get("REMIND_KILLS", "1")):
-        process = script(cfg, tmp_path)
+        before, process = checkpoints(), script(cfg, tmp_path)
         # once it trains: anywhere between two checkpoints, or while one is written
-        while process.poll() is None and not (log.exists() and log.stat().st_size):
+        while process.poll() is None and checkpoints() == before:
             time.sleep(0.005)
-        time.sleep(draw.uniform(0, 1))
+        time.sleep(draw.uniform(0, 0.2))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += process.returncode != 0
