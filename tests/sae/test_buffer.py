@@ -54,16 +54,6 @@ def test_each_token_once_per_epoch_in_one_order_for_all_layers(sizes: list[int],
     assert len(source.starts) == (1 if total < buffer.capacity else 3)
 
 
-def test_the_buffer_mixes_and_the_seed_fixes_the_order() -> None:
-    orders = [
-        [int(-token) for batch in islice(ShuffleBuffer(Source([10] * 20), 5, 40, seed), 40) for token in batch[5][:, 0]]
-        for seed in (0, 0, 1)
-    ]
-    assert orders[0] == orders[1] != orders[2]
-    assert orders[0] != sorted(orders[0])
-    assert set(orders[0][:40]) == set(range(40))
-
-
 @settings(max_examples=50)
 @given(SIZES, st.integers(1, 8), st.integers(0, 30), st.integers(0, 40))
 def test_a_buffer_resumes_from_its_state(sizes: list[int], batch_size: int, spare: int, count: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sae import ConfigError, LayerError, ShapeError, SparseCodes
+from sae import LayerError, SparseCodes
 from sae.probe.encoder import Encoded, Probe
-from sae.probe.examples import TopExamples, collect, search
+from sae.probe.examples import TopExamples, collect
 
 D_SAE, K = 7, 3
 
@@ -76,21 +75,6 @@ def test_examples_equal_a_full_sort(seed: int, count: int, most: int, context: t
     assert examples.fired.tolist() == (torch.cat(dense).sum(0).tolist() if dense else [0] * D_SAE)
 
 
-def test_what_cannot_be_done() -> None:
-    text = next(text for text in random_texts(5, 1) if len(text) > 3)
-    examples = TopExamples(D_SAE)
-    for call, error, message in (
-        (lambda: TopExamples(3).add(text, 2), ShapeError, "these are examples of 0 to 2"),
-        (lambda: examples.add(text, 5), LayerError, "layer 5 was not encoded"),
-        (lambda: examples.add([text], 2, ["a", "b"]), ShapeError, "2 labels for 1 texts"),
-        (lambda: examples.examples(9), ConfigError, "feature 9 does not exist"),
-        (lambda: TopExamples(D_SAE, 0), ConfigError, "at least 1"),
-        (lambda: search(examples, "?!"), ConfigError, "has no words"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
-
-
 @pytest.fixture
 def probe(gpt2: Any, make_tokenizer: Any, make_coder: Any) -> Probe:
     return Probe(gpt2, make_tokenizer(), {1: make_coder(16), 3: make_coder(16, seed=1)}, batch_size=8)
@@ -125,25 +109,3 @@ def test_collect_streams_and_is_exact(probe: Probe, make_texts: Any) -> None:
                 assert example.text[slice(*example.span)] == tokens[example.position]
     with pytest.raises(LayerError, match="layer 2 does not exist"):
         collect(probe, texts, 2)
-
-
-def test_search_follows_its_formula(probe: Probe, make_texts: Any) -> None:
-    examples = collect(probe, make_texts(120, 15), 3, per_feature=6, context=(2, 2))[3]
-
-    def words_of(text: str) -> set[str]:
-        return set(re.findall(r"\w+", text.lower()))
-
-    for query in ("The CAT!", "dog tree"):
-        words, rows = words_of(query), []
-        for feature in range(48):
-            group = examples.examples(feature)
-            # tokens of this tokenizer are whole words
-            found = [len(words & words_of(e.text[slice(*e.span)])) + len(words & words_of(e.text)) for e in group]
-            score = sum(e.value * count for e, count in zip(group, found, strict=True)) / 2 / len(words)
-            if score > 0:
-                rows.append((-score / sum(e.value for e in group), -len(group), feature))
-        wanted = sorted(rows)[:7]
-        got = search(examples, query, 7)
-        assert [match.feature for match in got] == [feature for *_, feature in wanted]
-        assert [match.score for match in got] == pytest.approx([-score for score, *_ in wanted])
-    assert search(examples, "zebra") == []
