@@ -25,7 +25,7 @@ TESTS = {
     "Pages": "security/test_pages viewing/test_pages sae/test_dashboard refmem/test_annotation_page "
     "evaluation/test_report",
     "Pictures": "security/test_loading data/test_chat models/test_pictures refmem/test_clusters",
-    "Files": "security/test_keys security/test_files security/test_loading core/test_files sae/test_files",
+    "Files": "security/test_keys security/test_files security/test_loading core/test_files sae/test_topk",
     "Notebooks": "test_notebooks viewing/test_workbench",
 }
 
