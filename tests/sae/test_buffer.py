@@ -74,24 +74,18 @@ def test_what_a_buffer_refuses() -> None:
         ShuffleBuffer(Source([3]), 8, 15)
 
 
-def same(found: Iterator[TokenBatch], sizes: list[int], start: int = 0) -> bool:
-    pairs = zip(found, Source(sizes)(start), strict=True)
-    return all(
-        one.batch == other.batch
-        and list(one.activations) == list(other.activations)
-        and all(torch.equal(h, other.activations[layer]) for layer, h in one.activations.items())
-        and all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("visual", "rows", "positions"))
-        for one, other in pairs
-    )
-
-
 def test_a_cache_gives_what_the_source_gave_and_asks_it_once(tmp_path: Path) -> None:
     sizes = [5, 0, 7, 3, 0, 9]
     source = Source(sizes)
     # a first pass that ends early, and goes on from where it was
     assert len(list(islice(ActivationCache(tmp_path, KEY, source)(), 2))) == 2
     for start in (3, 0, 4, 9):
-        assert same(ActivationCache(tmp_path, KEY, source)(start), sizes, start)
+        found = ActivationCache(tmp_path, KEY, source)(start)
+        for one, other in zip(found, Source(sizes)(start), strict=True):
+            assert (one.batch, list(one.activations)) == (other.batch, list(other.activations))
+            pairs = [(h, other.activations[layer]) for layer, h in one.activations.items()]
+            pairs += [(getattr(one, name), getattr(other, name)) for name in ("visual", "rows", "positions")]
+            assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
     assert source.starts == [0, 3]
 
 

@@ -36,8 +36,7 @@ def _seed() -> None:
 
 
 def topk(pre: Tensor, k: int = K) -> Tensor:
-    top = pre.topk(k, dim=-1)
-    return torch.zeros_like(pre).scatter(-1, top.indices, top.values)
+    return torch.zeros_like(pre).scatter(-1, *pre.topk(k, dim=-1)[::-1])
 
 
 def same(coder: TopKSAE, acts: Tensor, out: Tensor) -> None:
@@ -77,9 +76,6 @@ def test_qwen_scope(tmp_path: Path) -> None:
     coders = sae.load_layers(folder)
     assert list(coders) == [3]
     same(coders[3], acts, acts @ w["W_dec"].T + w["b_dec"])
-    (tmp_path / "layer2.sae.pt").symlink_to(folder / "layer2.sae.pt")
-    with pytest.raises(FormatError, match="k is not in the path"):
-        sae.load_layers(tmp_path)
 
 
 def test_gemma_scope(tmp_path: Path) -> None:
@@ -132,7 +128,6 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
         ({"k": 97}, "k = 97, but there are 96 features"),
         ({"activation": "tanh"}, "activation is 'tanh'"),
         ({"layer": {}}, "layer is not a setting"),
-        ({"layers": {"last": "a.safetensors"}}, "'last' is not a number"),
         ({"layers": {"3": "b.safetensors"}}, "No such file"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ],
@@ -142,9 +137,8 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
     names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
     mapping = {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change}
     (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
-    with pytest.raises(FormatError, match=message) as raised:
+    with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
         sae.load_layers(tmp_path)
-    assert str(tmp_path) in str(raised.value)
 
 
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
@@ -155,7 +149,6 @@ def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
     with zipfile.ZipFile(short, "w") as target:
         for name in source.namelist():
             target.writestr(name, source.read(name)[:8] if name.endswith("data/0") else source.read(name))
-    np.savez(tmp_path / "a.npz", a=np.zeros(3))
     for content in (b"", whole[: len(whole) // 2], short.getvalue(), pickle.dumps(Path)):
         path.write_bytes(content)
         with pytest.raises(FormatError, match=r"layer0\.sae\.pt: (cannot be read|damaged)"):
@@ -164,7 +157,7 @@ def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
         torch.save(held, path)
         with pytest.raises(FormatError, match=message):
             sae.load(path, k=3)
-    (tmp_path / "params.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:99])
+    (tmp_path / "params.npz").write_bytes(whole[:99])
     with pytest.raises(FormatError, match="params"):
         sae.load(tmp_path / "params.npz")
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 from forked import ROOT, Forked
-from torch import Tensor
 from transformers import TrainerCallback
 
 import sae
@@ -25,7 +24,7 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.windows import Window, make_windows
+from remind.models.windows import make_windows
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
 from sae import TopKSAE, layer_folder, load_idf, load_layers
@@ -92,21 +91,12 @@ def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig], nano: Bac
         )
         assert set(record["loss_recovered"]) == {str(layer), "all"}
         assert coder.metadata["hook_name"] == {2: "blocks.2.hook_resid_pre", 4: "blocks.3.hook_resid_post"}[layer]
-    # figures and idf are those of the saved coders
+    # the idf are those of the saved coders
     dialogues = read_dialogues([Path(str(cfg.data))], cfg)
-    training, held_out = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
-
-    def states(window: Window, layer: int) -> Tensor:
-        return nano.hidden_states(torch.tensor([window.ids]), None, [layer])[layer][0]
-
-    h = torch.cat([states(window, 2) for window in make_windows(nano, held_out, 64, "test")]).double()
-    coder = TopKSAE.load(layer_folder(out, 2)).double()
-    fvu = float((coder(h) - h).square().sum() / (h - h.mean(0)).square().sum())
-    assert record_of(out, 2)["held_out"]["tokens"] == len(h)
-    assert record_of(out, 2)["held_out"]["fvu"] == pytest.approx(fvu, rel=1e-3)
+    training, _ = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
     coder, features = TopKSAE.load(layer_folder(out, 4)), dict[int, set[int]]()
     for window in make_windows(nano, training, 64, "test"):
-        codes = coder.encode(states(window, 4))
+        codes = coder.encode(nano.hidden_states(torch.tensor([window.ids]), None, [4])[4][0])
         for t, turn in enumerate(window.turns):
             features.setdefault(turn, set()).update(codes.indices[t][codes.active()[t]].tolist())
     counts = [sum(j in active for active in features.values()) for j in range(256)]

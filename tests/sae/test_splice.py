@@ -97,7 +97,6 @@ SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": 1,
     ("name", "changes"),
     [
         ("Gemma2", {"final_logit_softcapping": 0.7}),
-        ("Cohere", {"logit_scale": 0.3}),
         ("Granite", {"logits_scaling": 4}),
     ],
 )
