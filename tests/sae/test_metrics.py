@@ -78,20 +78,6 @@ def test_text_and_visual_tokens_apart(mixed, chunk: int, monkeypatch: pytest.Mon
         loaded.load_sums(first.all.sums())
 
 
-def test_figures_that_are_not_defined(mixed: tuple[TopKSAE, Tensor, Tensor]) -> None:
-    coder, h, _ = mixed
-    same = evaluate({2: coder}, [{2: (1e4 * h[:1]).expand(30, -1)}])[2]
-    assert same.summary()["fvu"] is same.summary()["explained_variance"] is None
-    none = json.loads(json.dumps(evaluate({2: coder}, [])[2].summary(), allow_nan=False))
-    assert none["tokens"] == 0
-    assert all(none[name] is None for name in ("fvu", "mse", "l0", "cosine", "relative_norm", "dead"))
-    # a mean far from zero costs no accuracy
-    far, out = h / 20 + 4000, h / 21 + 4000
-    moved = LayerEvaluation(6, 40)
-    moved.add(far, out, coder.encode(h))
-    assert moved.fvu == pytest.approx(float((far - out).square().sum() / (far - far.mean(0)).square().sum()), rel=1e-6)
-
-
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any), st.integers(0, 99), st.integers(0, 48))
 def test_document_frequency_matches_sets(lengths: list[int], seed: int, cut: int) -> None:
     documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
