@@ -287,7 +287,9 @@ class Run:
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
         device = "cpu" if cfg.buffer_on == "host" else None
-        buffer = ShuffleBuffer(self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed, device)
+        # whole corpora need no more room than they take
+        capacity = max(min(cfg.buffer_tokens, tokens + share), 2 * share)
+        buffer = ShuffleBuffer(self._cached(harvester), share, capacity, seed, device)
         with Termination(signal.SIGTERM, signal.SIGINT) as signals:
             own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
             with own.bar:

@@ -36,35 +36,28 @@ def _seed() -> None:
 
 
 def topk(pre: Tensor, k: int = K) -> Tensor:
-    top = pre.topk(k, dim=-1)
-    return torch.zeros_like(pre).scatter(-1, top.indices, top.values)
+    return torch.zeros_like(pre).scatter(-1, *pre.topk(k, dim=-1)[::-1])
 
 
-def same(coder: TopKSAE, acts: Tensor, out: Tensor, h: Tensor | None = None) -> None:
-    codes = coder.encode(states() if h is None else h)
+def same(coder: TopKSAE, acts: Tensor, out: Tensor) -> None:
+    codes = coder.encode(states())
     torch.testing.assert_close(codes.dense(coder.d_sae), acts, rtol=1e-10, atol=1e-9)
     torch.testing.assert_close(coder.decode(codes), out, rtol=1e-10, atol=1e-9)
 
 
-def sparsify(folder: Path, **changes: Any) -> dict[str, Tensor]:
-    """A folder as sparsify's `save_to_disk` writes it."""
-    tensors = {"encoder.weight": random(N, D), "encoder.bias": random(N), "W_dec": random(N, D), "b_dec": random(D)}
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "sae.safetensors")
-    config = {"activation": "topk", "d_in": D, "k": K, "num_latents": N, "transcode": False, "skip_connection": False}
-    (folder / "cfg.json").write_text(json.dumps({**config, **changes}))
-    return tensors
-
-
 def test_sparsify(tmp_path: Path) -> None:
-    w = sparsify(tmp_path / "layers.3")
-    h = states()
-    acts = topk(((h - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu())
+    w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "W_dec": random(N, D), "b_dec": random(D)}
+    folder = tmp_path / "layers.3"
+    folder.mkdir()
+    save_file(w, folder / "sae.safetensors")
+    config = {"activation": "topk", "d_in": D, "k": K, "num_latents": N, "transcode": False, "skip_connection": False}
+    (folder / "cfg.json").write_text(json.dumps(config))
+    acts = topk(((states() - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu())
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [4]  # the output of block 3
     same(coders[4], acts, acts @ w["W_dec"] + w["b_dec"])
+    (folder / "cfg.json").write_text(json.dumps({**config, "activation": "groupmax"}))
     with pytest.raises(FormatError, match="activation is 'groupmax'"):
-        sparsify(tmp_path / "layers.4", activation="groupmax")
         sae.load_layers(tmp_path)
 
 
@@ -83,10 +76,6 @@ def test_qwen_scope(tmp_path: Path) -> None:
     coders = sae.load_layers(folder)
     assert list(coders) == [3]
     same(coders[3], acts, acts @ w["W_dec"].T + w["b_dec"])
-    assert sae.load(folder / "layer2.sae.pt", k=3).k == 3
-    (tmp_path / "layer2.sae.pt").symlink_to(folder / "layer2.sae.pt")
-    with pytest.raises(FormatError, match="k is not in the path"):
-        sae.load_layers(tmp_path)
 
 
 def test_gemma_scope(tmp_path: Path) -> None:
@@ -99,22 +88,13 @@ def test_gemma_scope(tmp_path: Path) -> None:
     acts = pre * (pre > w["threshold"])
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [6]
-    same(coders[6], acts, acts @ w["W_dec"] + w["b_dec"])
-    # what sae-lens would open
     coders[6].save(tmp_path / "again")
-    again = sae.load(tmp_path / "again")
-    assert isinstance(again, JumpReLUSAE)
-    same(again, acts, acts @ w["W_dec"] + w["b_dec"])
-
-
-def test_more_features_than_are_kept(tmp_path: Path) -> None:
-    coder = JumpReLUSAE(D, N, 5, torch.full((N,), -1.0))
-    h = states(torch.float32)
+    for coder in (coders[6], sae.load(tmp_path / "again")):
+        assert isinstance(coder, JumpReLUSAE)
+        same(coder, acts, acts @ w["W_dec"] + w["b_dec"])
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):
-        codes = coder.encode(h)
-    assert torch.equal(codes.dense(N), TopKSAE(D, N, 5, torch.Generator()).to(h).encode(h).dense(N)) is False
-    expected = topk((h @ coder.W_enc).relu(), 5)
-    torch.testing.assert_close(codes.dense(N), expected)
+        codes = sae.load(path, k=5).encode(states())
+    torch.testing.assert_close(codes.dense(N), topk(acts, 5))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
@@ -132,16 +112,10 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
     mapping = {"tensors": names, "activation": "relu", "layers": {"12": path.name}}
     (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
     acts = ((states() - w["bias"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu()
-    out = acts @ w["decoder.weight"].T + w["bias"]
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [12]
-    same(coders[12], acts, out)
-    same(sae.load(tmp_path), acts, out)
-    assert sae.load(tmp_path, k=7).k == 7
-    mapping["layers"] = {"12": path.name, "13": path.name}
-    (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
-    with pytest.raises(FormatError, match="names 2 layers"):
-        sae.load(tmp_path)
+    for coder in (coders[12], sae.load(tmp_path)):
+        same(coder, acts, acts @ w["decoder.weight"].T + w["bias"])
 
 
 @pytest.mark.parametrize(
@@ -154,10 +128,7 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
         ({"k": 97}, "k = 97, but there are 96 features"),
         ({"activation": "tanh"}, "activation is 'tanh'"),
         ({"layer": {}}, "layer is not a setting"),
-        ({"subtract_b_dec": "no"}, "subtract_b_dec is 'no'"),
-        ({"layers": {"last": "a.safetensors"}}, "'last' is not a number"),
         ({"layers": {"3": "b.safetensors"}}, "No such file"),
-        ({"layers": {}}, "names no layers"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ],
 )
@@ -166,52 +137,8 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
     names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
     mapping = {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change}
     (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
-    with pytest.raises(FormatError, match=message) as raised:
+    with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
         sae.load_layers(tmp_path)
-    assert str(tmp_path) in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
-    w = qwen_scope(tmp_path / "layer0.sae.pt")
-    w["b_enc"][3] = torch.nan
-    torch.save(w, tmp_path / "layer0.sae.pt")
-    with pytest.raises(FormatError, match="b_enc holds values that are not finite"):
-        sae.load(tmp_path / "layer0.sae.pt", k=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "subtract"),
-    [("Standard", False), ("JumpReLU", True), ("Gated", True), ("MatryoshkaBatchTopKTraining", False)],
-)
-def test_architectures_of_sae_lens(tmp_path: Path, name: str, subtract: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sae_lens = pytest.importorskip("sae_lens")
-    more = {"k": K} if "TopK" in name else {}
-    if name.startswith("Matryoshka"):
-        more["matryoshka_widths"] = [32]
-    config = getattr(sae_lens, f"{name}SAEConfig")(
-        d_in=D, d_sae=N, dtype="float64", apply_b_dec_to_input=subtract, **more
-    )
-    other = getattr(sae_lens, f"{name}SAE")(config)
-    for parameter in other.requires_grad_(False).parameters():
-        parameter.copy_(torch.randn_like(parameter))
-    if name == "JumpReLU":
-        other.threshold.copy_(torch.rand(N) * 10)
-    if "TopK" in name:
-        other.topk_threshold.fill_(9.0)
-        other.save_inference_model(tmp_path / "inference")
-        other = sae_lens.SAE.load_from_disk(tmp_path / "inference")
-    other.save_model(tmp_path / "a")
-    if "TopK" in name:
-        assert json.loads((tmp_path / "a" / "cfg.json").read_text())["architecture"] == "jumprelu"
-    with torch.no_grad():
-        acts = other.encode(states())
-        out = other.decode(acts)
-    assert 0 < float((acts > 0).double().mean()) < 0.9
-    same(sae.load(tmp_path / "a"), acts, out)
 
 
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
@@ -226,14 +153,78 @@ def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(FormatError, match=r"layer0\.sae\.pt: (cannot be read|damaged)"):
             sae.load(path, k=3)
-    torch.save({**w, "more": Path(tmp_path)}, path)
-    with pytest.raises(FormatError, match="holds more than tensors"):
-        sae.load(path, k=3)
-    torch.save([w], path)
-    with pytest.raises(FormatError, match="no dictionary of tensors"):
-        sae.load(path, k=3)
-    np.savez(tmp_path / "a.npz", a=np.zeros(3))
-    for content in ((tmp_path / "a.npz").read_bytes()[:99], b"x"):
-        (tmp_path / "params.npz").write_bytes(content)
-        with pytest.raises(FormatError, match="params"):
-            sae.load(tmp_path / "params.npz")
+    for held, message in (({**w, "more": tmp_path}, "more than tensors"), ([w], "no dictionary of tensors")):
+        torch.save(held, path)
+        with pytest.raises(FormatError, match=message):
+            sae.load(path, k=3)
+    (tmp_path / "params.npz").write_bytes(whole[:99])
+    with pytest.raises(FormatError, match="params"):
+        sae.load(tmp_path / "params.npz")
+
+
+@pytest.fixture(scope="module")
+def sae_lens() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("sae_lens")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("TopK", {}),
+        ("TopK", {"rescale_acts_by_decoder_norm": True}),
+        ("TopK", {"apply_b_dec_to_input": False}),
+        ("Standard", {"apply_b_dec_to_input": False}),
+        ("JumpReLU", {}),
+        ("Gated", {}),
+        ("MatryoshkaBatchTopKTraining", {"matryoshka_widths": [32, N]}),
+    ],
+)
+def test_architectures_of_sae_lens(sae_lens: Any, tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
+    settings = {**settings, **({"k": K} if "TopK" in name else {})}
+    config = getattr(sae_lens, f"{name}SAEConfig")(d_in=D, d_sae=N, dtype="float64", **settings)
+    other = getattr(sae_lens, f"{name}SAE")(config)
+    for parameter in other.requires_grad_(False).parameters():
+        parameter.copy_(torch.randn_like(parameter))
+    if name == "JumpReLU":
+        other.threshold.copy_(torch.rand(N) * 10)
+    if "Training" in name:
+        other.topk_threshold.fill_(9.0)
+        other.save_inference_model(tmp_path / "inference")
+        other = sae_lens.SAE.load_from_disk(tmp_path / "inference")
+    other.save_model(tmp_path / "a")
+    acts = other.encode(states()).detach()
+    assert 0 < float((acts > 0).double().mean()) < 0.9
+    ours = sae.load(tmp_path / "a")
+    same(ours, acts, other.decode(acts))
+    # written back, sae-lens computes the same without rescaling
+    ours.save(tmp_path / "again")
+    again = sae_lens.SAE.load_from_disk(tmp_path / "again")
+    torch.testing.assert_close(again.encode(states()), acts, rtol=1e-10, atol=1e-9)
+    assert json.loads((tmp_path / "again" / "cfg.json").read_text())["rescale_acts_by_decoder_norm"] is False
+
+
+@pytest.mark.slow
+def test_sae_lens_opens_ours_bit_for_bit_and_we_a_training_checkpoint_of_theirs(sae_lens: Any, tmp_path: Path) -> None:
+    from sae_lens.training.activation_scaler import ActivationScaler
+
+    coder, h = TopKSAE(D, N, K).requires_grad_(False), states(torch.float32)
+    coder.metadata = {"hook_name": "blocks.4.hook_resid_pre"}
+    coder.save(tmp_path / "ours")
+    other = sae_lens.SAE.load_from_disk(tmp_path / "ours")
+    # same operations in the same order; decoding sums k rows where sae-lens multiplies by a dense matrix
+    assert torch.equal(coder.encode(h).dense(N), other.encode(h))
+    torch.testing.assert_close(coder(h), other.decode(other.encode(h)), rtol=1e-5, atol=1e-4)
+    assert other.cfg.metadata.hook_name == "blocks.4.hook_resid_pre"
+    size = {"d_in": D, "d_sae": N, "k": K, "dtype": "float64"}
+    config = sae_lens.TopKTrainingSAEConfig(**size, normalize_activations="expected_average_only_in")
+    trained = sae_lens.TopKTrainingSAE(config).requires_grad_(False)
+    trained.W_dec.mul_(torch.rand(N, 1, dtype=torch.float64) + 0.5)
+    assert config.rescale_acts_by_decoder_norm
+    trained.save_model(tmp_path / "theirs")
+    scaler = ActivationScaler(scaling_factor=0.31)
+    scaler.save(str(tmp_path / "theirs" / "activation_scaler.json"))
+    acts = trained.encode(scaler.scale(states()))
+    same(sae.load(tmp_path / "theirs"), acts, scaler.unscale(trained.decode(acts)))
