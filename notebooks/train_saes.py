@@ -40,7 +40,7 @@ def keep(trained: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(trained, folder)
     for path in folder.glob("layer_*/training.json"):
-        path.write_text(path.read_text().replace(f"{trained.parent}/", ""))
+        path.write_text(path.read_text().replace(f"{trained.parent}/", "").replace(f"{SAES.parents[2]}/", ""))
     for path in folder.glob("layer_*/sae_weights.safetensors"):
         save_file({name: tensor.half().contiguous() for name, tensor in load_file(path).items()}, path)
 

@@ -9,28 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.progress import ProgressBar
+from remind.data.dialogue import Dialogue
+from remind.llm.client import Chats
+from remind.models.backbone import Backbone
+from remind.models.images import thumbnail
+from remind.models.windows import Window, batches, make_windows, window_size
 from remind.states.pyramid import one_line
 from remind.text.words import words
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.workbench import open_workbench
+from remind.viewing.explanations import Background, Captions, Explanation, explain, words_of, write_explanations
+from remind.viewing.workbench import Workbench, open_workbench
+from sae import SAEError, TopKSAE
+from sae.dashboard import strongest, write_dashboard
+from sae.probe import Encoded
 from sae.probe.examples import TopExamples
 from sae.probe.pictures import TopPictures
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remind.data.dialogue import Dialogue
-    from remind.llm.client import Chats
-    from remind.models.backbone import Backbone
-    from remind.models.windows import Window
-    from remind.viewing.explanations import Captions, Explanation
-    from remind.viewing.workbench import Workbench
-    from sae import TopKSAE
-    from sae.probe import Encoded
 
 #: Longer side of an image on a page, in pixels.
 PICTURE_SIZE = 160
@@ -55,12 +54,6 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         DataError, FormatError: dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used, a layer without one, or a chat model that cannot be used.
     """
-    from remind.llm.client import Chats
-    from remind.models.images import thumbnail
-    from remind.viewing.explanations import Captions
-    from sae import SAEError
-    from sae.dashboard import strongest, write_dashboard
-
     chats = Chats(cfg.llm)
     chats.stage("explain")  # an endpoint that cannot be used is reported before any work
     bench = open_workbench(cfg.backbone, cfg.data or None, cfg.sae, device=cfg.device, dtype=cfg.dtype)
@@ -113,8 +106,6 @@ def _names(
     captions: Captions,
 ) -> dict[int, Explanation]:
     """Write the explanations of a layer; distinctive words stand in where no name was asked for or none came."""
-    from remind.viewing.explanations import Background, explain, words_of, write_explanations
-
     record = found.texts[layer]
     read = {feature: [one.text for one in record.examples(feature)] for feature in features}
     shown = {feature: [one.text for one in captions.excerpts(feature)] for feature in features if not read[feature]}
@@ -176,8 +167,6 @@ def read_examples(
         ModelError: a layer without an SAE, or a backbone that takes no images. ImagePathError: an image that cannot be
             read.
     """
-    from remind.models.windows import batches, make_windows, window_size
-
     backbone, probe = bench.backbone, bench.probe
     if missing := [layer for layer in layers if layer not in probe.coders]:
         raise ModelError(f"layer {missing[0]} does not exist; there are SAEs of {sorted(probe.coders)}")

@@ -171,7 +171,7 @@ def test_a_turn_is_found_in_its_session(bench: Workbench, tmp_path: Path) -> Non
     tokens = image_tokens(encoded)
     assert tokens.stop - tokens.start == int(grid[0].prod()) // 4
     assert "image token" not in best_features(encoded, 3, visual=False).html
-    feature = int(best_features(encoded, 3, visual=True, n=1).text.split()[0])
+    feature = int(best_features(encoded, 3, visual=True, n=1).text.splitlines()[1].split()[0])
     axes = feature_heat(encoded, 3, [feature], open_image(tmp_path / "boat.png"), grid).figure.axes[1]
     codes = encoded.layer(3)[tokens]
     wanted = float(codes.values[codes.indices == feature].sum())
