@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sae.probe import Encoded, Example, TopExamples
     from sae.probe.pictures import TopPictures
 
-VERSION = 1
 TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
 NAME_WORDS = 20
@@ -197,8 +196,7 @@ def words_of(texts: Mapping[int, Sequence[str]], counts: Mapping[str, int]) -> d
     return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
 
 
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(NamedTuple):
     """Excerpts with what is right for each."""
 
     kind: str
@@ -296,14 +294,8 @@ def explain(
         if name and "<<<" not in name:
             names[feature] = name
         else:
-            failures.append(
-                Failure(
-                    "explain",
-                    request.sample,
-                    reply.failure or "unusable",
-                    reply.message or "no name: empty, or the prompt",
-                )
-            )
+            why = (reply.failure or "unusable", reply.message or "no name: empty, or the prompt")
+            failures.append(Failure("explain", request.sample, *why))
     tasks: list[tuple[int, str, Sequence[bool], Request]] = []
     for feature, name in names.items():
         others = [text for other, text in names.items() if other != feature and text != name]
@@ -350,7 +342,6 @@ def write_explanations(
     summary: dict[str, Any] = {kind: bootstrap(values) for kind, values in zip(kinds, scores, strict=True)}
     summary["failures"] = dict(Counter(failure.failure for failure in failures))
     value = {
-        "version": VERSION,
         "layer": layer,
         "sae": tensors_hash(coder.state_dict()),
         "model": model,
@@ -379,13 +370,10 @@ def read_explanations(
     for path in sorted(Path(folder).glob("layer_*.explanations.json")):
         content = read_json(path)
         try:
-            layer = int(content["layer"])
-            found = {int(feature): _explanation(row) for feature, row in content["features"].items()}
-            sae = content["sae"] if content["version"] == VERSION else None
+            layer, sae = int(content["layer"]), content["sae"]
+            found = {int(feature): Explanation(**row) for feature, row in content["features"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError("no explanations of features as feature-pages writes them", path) from None
-        if sae is None:
-            raise DataError(f"another version than {VERSION}; write the pages again", path)
         if coders is not None and layer not in coders:
             continue
         if coders is not None and sae != tensors_hash(coders[layer].state_dict()):
@@ -394,14 +382,3 @@ def read_explanations(
     if not result:
         raise DataError("no layer_<number>.explanations.json of these layers; feature-pages writes them", folder)
     return result
-
-
-def _explanation(row: Mapping[str, Any]) -> Explanation:
-    """Raises KeyError, TypeError or ValueError for anything else."""
-    scores = {
-        str(kind): None if score is None else {name: float(score[name]) for name in ("value", "low", "high", "n")}
-        for kind, score in row["scores"].items()
-    }
-    if not isinstance(row["text"], str) or row["by"] not in ("model", "words"):
-        raise ValueError
-    return Explanation(row["text"], row["by"], scores)

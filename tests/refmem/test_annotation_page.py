@@ -173,9 +173,11 @@ def test_the_whole_dialogue_finding_and_flags(opened: Opened, tmp_path: Path) ->
     to_item(opened, "one")
     page = opened.page
     # 20±4 and 95±4 of 120 turns
-    assert [page.locator(name).count() for name in (".turn", ".turn.proposed", ".gap")] == [18, 2, 3]
+    assert [page.locator(name).count() for name in (".turn:visible", ".turn.proposed", ".gap")] == [18, 2, 5]
+    page.locator(".gap").first.click()
+    assert [page.locator(name).count() for name in (".turn:visible", ".gap")] == [18 + 16, 4]
     opened.press("v")
-    assert page.locator(".turn").count() == 120
+    assert page.locator(".turn:visible").count() == 120
     opened.press("v", "/")
     page.keyboard.type("subject 77")
     opened.press("Enter")

@@ -275,26 +275,14 @@ def _level(rendered: Rendered) -> dict[str, Any]:
 
 def _template_values(inspection: Inspection) -> dict[str, Any]:
     """What the page shows without its script."""
-    state, question = inspection.state, inspection.question
-    gold, marked = inspection.gold, inspection.marked
-    tokens = inspection.trace.codes.turn_tokens
-    retrieved = set(state.positions)
+    state, question, tokens = inspection.state, inspection.question, inspection.trace.codes.turn_tokens
     return {
         "inspection": inspection,
         "question": question,
         "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turns[place] for place in inspection.gold_positions if place not in retrieved],
-        "counts": {
-            "gold": len(inspection.gold_positions),
-            "held": len(gold),
-            "marked_gold": len(gold & marked),
-            "turns": len(state.turns),
-            "of": len(state.dialogue.turns),
-            "marked": len(marked),
-            "tokens": int(tokens.sum()),
-            "marked_tokens": int(tokens[sorted(marked)].sum()),
-            "budget": inspection.trace.budget,
-        },
+        "missing": [state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
+        "tokens": int(tokens.sum()),
+        "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
         "turns": _turns(inspection),
         "overview": _overview(inspection),
     }
