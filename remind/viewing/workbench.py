@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class Workbench:
     coders: dict[int, TopKSAE]
     idf: dict[int, Tensor]
     top_share: float = 0.3
-    _grounders: dict[str, Grounder] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> list[int]:
@@ -140,18 +139,11 @@ class Workbench:
             settings: fields of `GroundingConfig`, e.g. alpha, beta, agg.
 
         Raises:
-            ConfigError: an unknown setting, or a value out of range.
+            ConfigError: a value out of range.
         """
 
-        key = repr(sorted(settings.items()))
-        if key not in self._grounders:
-            try:
-                config = GroundingConfig(**settings)
-            except TypeError:
-                wrong = sorted(set(settings) - set(GroundingConfig.__dataclass_fields__))
-                raise ConfigError(f"grounding has no setting {', '.join(wrong)}") from None
-            self._grounders[key] = Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder)
-        return self._grounders[key].trace(state)
+        config = GroundingConfig(**settings)
+        return Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder).trace(state)
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
