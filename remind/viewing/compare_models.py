@@ -63,7 +63,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
 
 def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
     """All figures of a comparison, intervals by dialogue."""
-
     dialogues = [question.record.dialogue_id for question in diff.questions]
     moved: Figures = {}
     for space in ("residual", "codes", "random"):
@@ -75,12 +74,12 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     others = _of_another_dialogue(dialogues)
     for layer in diff.layers:
         for kind in SHARED:
-            both = [one[layer][kind] for one in diff.means]
-            own = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
+            sides = [one[layer][kind] for one in diff.means]
+            own = [(float(m @ delta), float(delta @ delta)) for m, delta in sides]
             figures: Figures = {"own": ratio(own, dialogues, resamples)}
             if others is not None:
-                wrong = [both[number][1] for number in others]
-                shuffled = [(float(m @ delta), float(delta @ delta)) for (m, _), delta in zip(both, wrong, strict=True)]
+                both = [(m, sides[number][1]) for (m, _), number in zip(sides, others, strict=True)]
+                shuffled = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
                 figures["shuffled"] = ratio(shuffled, dialogues, resamples)
             means.setdefault(str(layer), {})[kind] = figures
     attention: Figures = {}
@@ -94,12 +93,12 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
-        fit[str(layer)] = {
-            "before": _fit(first),
-            "after": _fit(second),
-            "born": int(born.sum()),
-            "gone": int(dead.sum()),
+        figures = {"before": first.summary(), "after": second.summary()}
+        kept = {
+            when: {name: one[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
+            for when, one in figures.items()
         }
+        fit[str(layer)] = {**kept, "born": int(born.sum()), "gone": int(dead.sum())}
     listed = {
         str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
         for layer, kinds in diff.changes.items()
@@ -140,11 +139,6 @@ def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures
         "after": bootstrap(after, resamples, clusters=names),
         "difference": bootstrap([b - a for a, b in zip(before, after, strict=True)], resamples, clusters=names),
     }
-
-
-def _fit(figures: Any) -> Figures:
-    summary = figures.summary()
-    return {name: summary[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
 
 
 def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:

@@ -15,10 +15,9 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
@@ -47,6 +46,10 @@ _ROOM = 1024
 _BACKGROUND = 1000
 #: Words of a feature without a name, and the weight of the prior in words.
 _WORDS, _PRIOR = 5, 500.0
+
+
+#: Excerpts with the features that fire on them, to draw those from on which a feature does not fire.
+Background: TypeAlias = "Sequence[tuple[Excerpt, frozenset[int]]]"
 
 
 @dataclass(frozen=True)
@@ -85,36 +88,24 @@ def _cut(text: str, offsets: Sequence[Sequence[int]]) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-@dataclass(frozen=True)
-class Background:
-    """Excerpts at large with the features that fire on them, to draw those from on which a feature does not fire."""
+def background_of(texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> Background:
+    """Excerpts of encoded texts at large with the features that fire on them.
 
-    found: Sequence[tuple[Excerpt, frozenset[int]]]
-
-    @classmethod
-    def of(cls, texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> Background:
-        """Excerpts of encoded texts.
-
-        Args:
-            texts: at most 1000 windows of them are kept, drawn at random.
-            layer: whose features are meant.
-            size: tokens of an excerpt, at most.
-        """
-        # a text that is shorter than an excerpt is one as it is
-        windows = [(one, start) for one in texts for start in range(0, max(len(one) - size, 0) + 1, size)]
-        random.Random(seed).shuffle(windows)
-        found = []
-        for one, start in windows[:_BACKGROUND]:
-            part, codes = slice(start, start + size), one.layer(layer)
-            active = frozenset(codes.indices[part][codes.active()[part]].tolist())
-            pieces = _cut(one.text, one.offsets[part].tolist())
-            found.append((Excerpt(pieces, (False,) * len(pieces)), active))
-        return cls(found)
-
-    def without(self, feature: int, most: int, draws: random.Random) -> list[Excerpt]:
-        """At most so many excerpts on which the feature does not fire, at random."""
-        silent = [one for one, active in self.found if feature not in active]
-        return draws.sample(silent, min(most, len(silent)))
+    Args:
+        texts: at most 1000 windows of them are kept, drawn at random.
+        layer: whose features are meant.
+        size: tokens of an excerpt, at most.
+    """
+    # a text that is shorter than an excerpt is one as it is
+    windows = [(one, start) for one in texts for start in range(0, max(len(one) - size, 0) + 1, size)]
+    random.Random(seed).shuffle(windows)
+    found = []
+    for one, start in windows[:_BACKGROUND]:
+        part, codes = slice(start, start + size), one.layer(layer)
+        pieces = _cut(one.text, one.offsets[part].tolist())
+        active = frozenset(codes.indices[part][codes.active()[part]].tolist())
+        found.append((Excerpt(pieces, (False,) * len(pieces)), active))
+    return found
 
 
 @dataclass(frozen=True)
@@ -136,9 +127,9 @@ class Captions:
         found = [self.text[one.source] for one in self.top.examples(feature, most) if one.source in self.text]
         return [_plain(text) for text in dict.fromkeys(found)]
 
-    @cached_property
+    @property
     def background(self) -> Background:
-        return Background([(_plain(self.text[path]), on) for path, on in self.shown.items() if path in self.text])
+        return [(_plain(self.text[path]), on) for path, on in self.shown.items() if path in self.text]
 
 
 def _plain(text: str) -> Excerpt:
@@ -213,7 +204,8 @@ def _trial(kind: str, right: Sequence[str], wrong: Sequence[str], draws: random.
 
 
 def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> list[_Trial]:
-    silent = background.without(feature, len(held), draws)
+    silent = [one for one, active in background if feature not in active]
+    silent = draws.sample(silent, min(len(held), len(silent)))
     detection = _trial("detection", [one.text for one in held], [one.text for one in silent], draws)
     right = [one.marked(one.fires) for one in held[: len(held) // 2]]
     wrong = []

@@ -42,7 +42,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        lines = re.split("</(?:p|tr|summary)>", self.html.replace("</td>", "</td> "))
+        lines = re.split("</(?:p|tr|summary)>", re.sub("</t[dh]>", " ", self.html))
         return "\n".join(line for line in (Markup(line).striptags() for line in lines) if line)
 
     def _repr_html_(self) -> str:

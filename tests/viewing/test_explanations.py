@@ -22,6 +22,7 @@ from remind.viewing.explanations import (
     Background,
     Captions,
     Explanation,
+    background_of,
     distinctive_words,
     explain,
     read_explanations,
@@ -108,7 +109,7 @@ def record(corpus: list[Encoded]) -> TopExamples:
 
 @pytest.fixture(scope="module")
 def background(corpus: list[Encoded]) -> Background:
-    return Background.of(corpus, 3, 11)
+    return background_of(corpus, 3, 11)
 
 
 def test_an_oracle_is_always_right_and_another_name_is_not(

@@ -102,25 +102,22 @@ class Inspection:
         return gold_turns(self.question, self.state.dialogue.turns)
 
     @property
-    def notices(self) -> tuple[str, ...]:
+    def notices(self) -> list[str]:
         """Differences between the states and this page's grounding that a reader must know of."""
-        notices = []
-        computed = self.trace.state
+        notices, computed = [], self.trace.state
         if self.blocks != computed.blocks:
             marked = marked_turns(computed.blocks)
             notices.append(
                 f"The outlined blocks are those of the states; with the settings of this page grounding would mark "
                 f"{len(marked)} turns, not {len(self.marked)}, and {len(marked ^ self.marked)} of them differ."
             )
-        known, found = np.array(self.salience), np.array(computed.salience)
-        scale = np.abs(found[np.isfinite(found)]).max(initial=0.0) or 1.0
         # equal up to the rounding of another batch or machine
-        if len(known) and not (len(known) == len(found) and np.allclose(known, found, rtol=0, atol=1e-3 * scale)):
+        if self.salience and not np.allclose(self.salience, computed.salience, rtol=1e-3, atol=1e-3):
             notices.append(
                 "The salience shown was computed for this page and differs from that of the states: they were built "
                 "with other SAEs, another backbone or other settings."
             )
-        return tuple(notices)
+        return notices
 
 
 def write_page(
