@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from difflib import SequenceMatcher
+from html import unescape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ class Page:
 
     @property
     def text(self) -> str:
-        lines = re.split("</(?:p|tr|summary)>", re.sub("</t[dh]>", " ", self.html))
-        return "\n".join(line for line in (Markup(line).striptags() for line in lines) if line)
+        lines = re.sub("</(?:p|tr|summary)>", "\n", re.sub("</t[dh]>", " ", self.html))
+        return unescape(re.sub("<[^>]*>", "", lines)).strip()
 
     def _repr_html_(self) -> str:
         return self.html

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from remind import read, viewing
-from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
@@ -23,12 +22,9 @@ from remind.models.generate import generate
 from remind.models.images import open_image
 from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
-from remind.testbed.accuracy import accuracy_probe, correct_answers
-from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.pictures import draw
 from remind.testbed.world import WorldConfig, make_world
-from remind.train_pra.config import TrainConfig, TrainerConfig
-from remind.train_pra.run import train, trained_backbone
 from sae import TopKSAE
 from sae.probe import steer
 
@@ -194,18 +190,3 @@ def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
     assert [viewing.new_folder(tmp_path / "run").name for _ in range(2)] == ["run-1", "run-2"]
     with pytest.raises(ConfigError, match="at least one question"):
         viewing.ask_about(corpus, {}, tmp_path / "none.jsonl")
-
-
-@pytest.mark.slow
-def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path, nano: Backbone) -> None:
-    world = make_world(WorldConfig(train=1, dev=0, test=1))
-    questions = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
-    states = write_states(world, tmp_path / "states", LadderConfig())
-    trainer = TrainerConfig(learning_rate=1e-3, max_steps=3, batch_size=2, eval_strategy="no")
-    first, second = (TrainConfig(out=str(tmp_path / name), states=str(states), trainer=trainer) for name in "ab")
-    runs = [train(first, accuracy_probe(nano, questions, 2)), train(second)]
-    own, plain = (trained_backbone(run) for run in runs)
-    assert all(torch.equal(value, plain.model.state_dict()[name]) for name, value in own.model.state_dict().items())
-    accuracy = [row for row in read_metrics(runs[0]) if row["kind"] == "accuracy"]
-    assert [row["step"] for row in accuracy] == [0, 2, 3]
-    assert all(accuracy[2][level] == sum(correct_answers(own, questions, level)) / 4 for level in LEVELS)
