@@ -42,10 +42,6 @@ class InspectConfig:
     """Folder of SAEs; None: the one the states were built with."""
     grounding: GroundingConfig | None = None
     """Settings of grounding; None: those the states were built with."""
-    examples: str | list[str] | None = None
-    """Dialogues in which to look for each feature's top examples. None: the retrieved dialogue itself."""
-    examples_limit: PositiveInt | None = 400
-    """Read at most this many sessions of these dialogues, the first ones."""
     explanations: str | None = None
     """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None
