@@ -160,12 +160,8 @@ class PolicyGradientConfig:
     weighting: Literal["advantage", "printed"] = "advantage"
     """Where α acts. advantage: on both terms of the clipped surrogate, as described; printed: on the unclipped one
     alone, as Eq. 12 stands."""
-    scale_rewards: bool = True
-    """Divide advantages by the standard deviation of their group."""
     temperature: PositiveFloat = 0.8
     """Of sampling."""
-    top_p: PositiveShare = 1.0
-    """Nucleus of sampling; below 1 the ratios are biased, since log-probabilities are of the whole distribution."""
     reply_tokens: PositiveInt | None = None
     """Longest reply, in tokens; none: 24 of pico's commands, 1024 of JSON."""
     vllm: Literal["off", "colocate", "server"] = "off"

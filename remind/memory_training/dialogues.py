@@ -13,6 +13,7 @@ from functools import partial
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from remind.core.errors import DataError
 from remind.core.progress import ProgressBar, warn
@@ -29,7 +30,7 @@ from remind.memory.operations import Entry, State
 from remind.memory.proposals import Occasion, Role, propose, undated
 from remind.memory.readers import ChatReader
 from remind.memory_training.config import MemoryDataConfig
-from remind.memory_training.episodes import Examined
+from remind.memory_training.episodes import Examined, Lesson
 from remind.memory_training.rewards import RETRIEVED, task_reward
 from remind.models.encoder import SentenceEncoder
 
@@ -40,10 +41,6 @@ class Asked:
 
     role: str
     asked: Request
-
-    def prompt(self) -> str:
-        """Pico has no words for it."""
-        raise NotImplementedError
 
     def request(self) -> Request:
         """As a chat."""
@@ -72,35 +69,6 @@ class View(Asked):
     def occasion(self, dialogue: str) -> Occasion:
         """Where its operations are proposed."""
         return self.place
-
-
-@dataclass(frozen=True)
-class DialogueLesson:
-    """One session of a dialogue with the memory that the expert had before it: a `Lesson`."""
-
-    dialogue: str
-    state: State
-    views: tuple[View, ...]
-    replies: tuple[str, ...]
-    questions: tuple[Question, ...]
-    exam: Exam | None
-
-    @property
-    def asks(self) -> int:
-        return len(self.questions)
-
-    @property
-    def examples(self) -> Iterator[tuple[View, str]]:
-        """Replies without a rejected operation, with what was shown."""
-        for view, reply in zip(self.views, self.replies, strict=True):
-            operations = propose(view.role, reply, view.place, view.entries, self.state.seq + 1)
-            if all(one.status == "applied" for one in operations):
-                yield view, reply
-
-    def examined(self, states: Sequence[State]) -> list[Examined]:
-        """What memories are worth after the session."""
-        assert self.exam is not None
-        return self.exam.examined(states, self.questions)
 
 
 class Exam:
@@ -176,7 +144,7 @@ class Source:
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
-    def lessons(self, length: Callable[[View], int], longest: int) -> list[DialogueLesson]:
+    def lessons(self, length: Callable[[View], int], longest: int) -> list[Lesson]:
         """All sessions as the expert goes through the dialogues; its replies come from the cache where they are in it.
 
         Args:
@@ -190,7 +158,7 @@ class Source:
         encoder, exam = SentenceEncoder(), None
         if "judge" in self.models:
             exam = Exam(encoder, self.models["answer"], self.models["judge"], self.cfg.top)
-        found: list[DialogueLesson | None] = []
+        found: list[Lesson | None] = []
         with ProgressBar("expert", sum(len(one.sessions) for one in self.dialogues)) as bar:
             for dialogue in self.dialogues:
                 own = (one for one in self.questions if one.dialogue_id == dialogue.id)
@@ -228,7 +196,7 @@ def _lessons(
     encoder: SentenceEncoder,
     asks: Mapping[str, tuple[Question, ...]],
     exam: Exam | None,
-) -> Iterator[DialogueLesson | None]:
+) -> Iterator[Lesson | None]:
     """The sessions of a dialogue in order; None for one where not every role replied."""
     services = Services(encoder, lambda system, name, stage: expert)
     with (
@@ -244,11 +212,14 @@ def _lessons(
             place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
             ask = partial(request, dialogue=dialogue.id, session=session)
             told = [(role, *bank.told[role][:2]) for role in ROLES]
-            yield DialogueLesson(
-                dialogue.id,
-                state,
-                tuple(View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told),
-                tuple(text for _, text, _ in told),
-                asks.get(session.id, ()),
-                exam,
-            )
+            views = [View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told]
+            replies = [text for _, text, _ in told]
+            examples = [
+                (view, text)
+                for view, text in zip(views, replies, strict=True)
+                for own in [propose(view.role, text, place, view.entries, state.seq + 1)]
+                if all(one.status == "applied" for one in own)
+            ]
+            questions = asks.get(session.id, ())
+            examined: Any = exam and partial(exam.examined, questions=questions)
+            yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from remind.memory.operations import State
+from remind.memory_training.episodes import together
 from remind.memory_training.pico import LISTED, REPLY, SHOWN, correct, remember, view
 from remind.memory_training.rewards import ROLES, filter_quality
 from remind.memory_training.salimory import Outcome, rollout, shares, told
-from remind.memory_training.speech import speech_of
+from remind.memory_training.speech import complete, sampling, speech_of
+from remind.models.backbone import backbone_of
 from remind.testbed.memory_world import Life
 
 #: Prompts that are answered at once.
 BATCH = 64
 
-
 Answerer = Callable[[Sequence[Any]], list[str]]
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -120,21 +118,6 @@ def _bank_report(life: Life, outcome: Outcome) -> BankReport:
     )
 
 
-def together(runs: Sequence[Generator[list[Any], list[str], Made]], answer: Answerer) -> list[Made]:
-    """What rollouts return that are answered side by side."""
-    made: dict[int, Made] = {}
-    asked = {n: next(run) for n, run in enumerate(runs)}
-    while asked:
-        replies = iter(answer([one for own in asked.values() for one in own]))
-        for n, own in list(asked.items()):
-            try:
-                asked[n] = runs[n].send([next(replies) for _ in own])
-            except StopIteration as end:
-                made[n] = end.value
-                del asked[n]
-    return [made[n] for n in range(len(runs))]
-
-
 def mean(reports: Sequence[Any]) -> dict[str, float]:
     """Every figure of some reports of one kind, averaged over dialogues."""
     rows = [asdict(report) for report in reports]
@@ -143,27 +126,12 @@ def mean(reports: Sequence[Any]) -> dict[str, float]:
 
 def greedy(model: Any, tokenizer: Any, room: int = REPLY) -> Answerer:
     """The most likely replies of a policy, of at most `room` tokens."""
-    speech, end = speech_of(tokenizer), tokenizer.eos_token_id
+    speech, settings = speech_of(tokenizer), sampling(backbone_of(model, tokenizer), room)
 
-    @torch.no_grad()
     def answer(views: Sequence[Any]) -> list[str]:
-        model.eval()
-        replies: list[str] = []
-        for start in range(0, len(views), BATCH):
-            shown = views[start : start + BATCH]
-            prompts = [speech.prompt(one) for one in shown]
-            width = max(map(len, prompts))
-            padded = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in prompts]
-            mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
-            ids = model.generate(
-                input_ids=torch.tensor(padded, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                max_new_tokens=room,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id,
-            )[:, width:]
-            cut = (row[: row.index(end) + 1] if end in row else row for row in ids.tolist())
-            replies += [speech.reply(one, row) for one, row in zip(shown, cut, strict=True)]
-        return replies
+        prompts = [speech.prompt(one) for one in views]
+        starts = range(0, len(views), BATCH)
+        replies = [ids for start in starts for ids in complete(model, prompts[start : start + BATCH], settings)]
+        return [speech.reply(one, ids) for one, ids in zip(views, replies, strict=True)]
 
     return answer

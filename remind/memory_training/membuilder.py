@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 from remind.memory.operations import Operation, State
 from remind.memory_training.config import RewardConfig
-from remind.memory_training.episodes import Episode, Examined, Prompt, Scores
+from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt, Scores
 from remind.memory_training.pico import remember
 from remind.memory_training.rewards import (
     ROLES,
-    LengthTolerance,
     attribution,
     core_length_penalty,
     length_penalty,
     role_reward,
 )
 from remind.memory_training.speech import speech_of, word_count
-
-
-class Lesson(Protocol):
-    """One session of a dialogue with the memory that the expert had before it."""
-
-    @property
-    def dialogue(self) -> str:
-        """Its id."""
-
-    @property
-    def state(self) -> State:
-        """The memory before the session."""
-
-    @property
-    def views(self) -> Sequence[Any]:
-        """What each role is shown, in the order of `ROLES`."""
-
-    @property
-    def replies(self) -> Sequence[str]:
-        """Of the expert as these roles."""
-
-    @property
-    def examples(self) -> Iterable[tuple[Any, str]]:
-        """What is imitated: what a role is shown, and its reply."""
-
-    @property
-    def asks(self) -> int:
-        """How many questions are rewarded."""
-
-    def examined(self, states: Sequence[State]) -> list[Examined]:
-        """What memories are worth after the session."""
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
@@ -87,7 +55,6 @@ class Scorer:
 
     def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int] = word_count) -> None:
         self.lesson, self.cfg, self.length = lesson, cfg, length
-        self.tolerance = LengthTolerance(cfg.free_below, cfg.low, cfg.high, cfg.least, cfg.most)
 
     @cached_property
     def expert(self) -> dict[str, int]:
@@ -109,7 +76,7 @@ class Scorer:
         operations = dict(zip(ROLES, proposed, strict=True))
         valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
         penalties = {
-            role: length_penalty(written(own, self.length), self.expert[role], self.tolerance)
+            role: length_penalty(written(own, self.length), self.expert[role], self.cfg)
             for role, own in operations.items()
         }
         grown = self._core_length(state) - self._core_length(self.lesson.state)

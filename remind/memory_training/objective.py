@@ -9,28 +9,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from remind.core.errors import DataError
-
 Weighting = Literal["advantage", "printed"]
 
 
-def advantages(rewards: Sequence[float], scale: bool = True, epsilon: float = 1e-4) -> list[float]:
+def advantages(rewards: Sequence[float], epsilon: float = 1e-4) -> list[float]:
     """Advantages of one group of rollouts: (r − mean) / (σ + ε) (MemBuilder, Eq. 11; σ with Bessel's correction).
 
     Args:
-        rewards: one per rollout. A NaN is a reward that could not be had: the whole group then has advantage 0.
-        scale: divide by σ.
+        rewards: one per rollout, two at least. A NaN is a reward that could not be had: the whole group then has
+            advantage 0.
 
     Returns:
         One per rollout; all 0 where the rewards do not differ.
     """
     values = torch.tensor(rewards, dtype=torch.float64)
-    if values.numel() < 2:
-        raise DataError("advantages need groups of at least 2 rollouts")
     if values.isnan().any() or (values == values[0]).all():
         return [0.0] * values.numel()
-    centred = values - values.mean()
-    return (centred / (values.std() + epsilon) if scale else centred).tolist()  # type: ignore[no-any-return]
+    return ((values - values.mean()) / (values.std() + epsilon)).tolist()  # type: ignore[no-any-return]
 
 
 def k3(logp: Tensor, ref: Tensor) -> Tensor:
@@ -75,11 +70,8 @@ def grpo_loss(
     Returns:
         [B].
     """
-    gain = surrogate((logp - old).exp(), advantage[:, None], weight[:, None], clip, weighting)
-    loss = -gain
-    if beta:
-        if ref is None:
-            raise DataError("a KL term needs log-probabilities of the reference")
+    loss = -surrogate((logp - old).exp(), advantage[:, None], weight[:, None], clip, weighting)
+    if ref is not None:
         loss = loss + beta * k3(logp, ref)
     return (loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)
 

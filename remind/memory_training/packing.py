@@ -3,85 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from remind.alignment.objective import accumulation_dtype
+from remind.alignment.step import body_of, head_of
 
 #: Models of plain causal attention, which a mask and positions say all about.
 KINDS = ("llama", "qwen2", "qwen3")
+#: Logits that exist at once.
+LOGITS = 2**26
 
 
-@dataclass(frozen=True)
-class Packed:
-    """N distinct prompts, each in a row with all its completions, of B in all.
+class Packed(NamedTuple):
+    """N distinct prompts, each in a row with all its completions, of B in all; or B prompts with one completion each.
 
     A completion stands there as the last token of its prompt and all of its own but the last: what predicts it.
 
     Attributes:
-        ids, positions: [N, L].
-        labels: [N, L], the token that follows; -100 where that is none of a completion.
+        ids: [N, L], padded on the right.
+        positions: [N, L]; None: as they stand.
         visible: [N, 1, L, L], whether a token (third axis) attends to another: of its own completion or of the prompt.
-        places: [B, T], where in the flattened rows each token of a completion is predicted; 0 behind its end.
+            None: to all before it.
+        targets: [B, T], the completions.
+        mask: [B, T], 1 at their tokens.
+        places: [B, T], where in the flattened rows each of them is predicted; 0 behind the end.
     """
 
     ids: Tensor
-    positions: Tensor
-    labels: Tensor
-    visible: Tensor
+    positions: Tensor | None
+    visible: Tensor | None
+    targets: Tensor
+    mask: Tensor
     places: Tensor
 
-    def to(self, device: torch.device) -> Packed:
-        """On a device."""
-        return Packed(**{one.name: getattr(self, one.name).to(device) for one in fields(self)})
 
+def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int, share: bool) -> Packed:
+    """Pack B prompts and their completions.
 
-def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int) -> Packed | None:
-    """Pack B prompts and their completions; None where attention would be no less work than row by row."""
-    if not all(prompts):
-        return None
-    found: dict[tuple[int, ...], list[int]] = {}
+    Args:
+        share: put completions of the same prompt in a row, unless attention would then be no less work.
+    """
+    groups: dict[Any, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        found.setdefault(tuple(prompt), []).append(row)
+        groups.setdefault(tuple(prompt) if share else row, []).append(row)
     longest = max(map(len, completions))
-    width = max(len(prompt) - 1 + sum(len(completions[row]) for row in rows) for prompt, rows in found.items())
-    if len(found) * width**2 >= len(prompts) * (max(map(len, prompts)) + longest) ** 2:
-        return None
-    shape = (len(found), width)
-    ids, positions = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long)
-    labels, owners = torch.full(shape, -100), torch.full(shape, -1)
-    places = torch.zeros(len(prompts), longest, dtype=torch.long)
-    for n, (prompt, rows) in enumerate(found.items()):
-        end = len(prompt) - 1
-        ids[n, :end], positions[n, :end], owners[n, :end] = torch.tensor(prompt[:-1]), torch.arange(end), 0
+    width = max(len(prompts[rows[0]]) - 1 + sum(len(completions[row]) for row in rows) for rows in groups.values())
+    if share and len(groups) * width**2 >= len(prompts) * (max(map(len, prompts)) + longest) ** 2:
+        return pack(prompts, completions, pad, share=False)
+    shape = (len(groups), width)
+    ids, positions, owners = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
+    targets, places = (torch.zeros(len(prompts), longest, dtype=torch.long) for _ in range(2))
+    mask = torch.zeros(len(prompts), longest)
+    for n, rows in enumerate(groups.values()):
+        *before, last = prompts[rows[0]]
+        end = len(before)
+        ids[n, :end], positions[n, :end], owners[n, :end] = torch.tensor(before), torch.arange(end), 0
         for number, row in enumerate(rows, 1):
             own = completions[row]
-            here = slice(end, end + len(own))
-            ids[n, here] = torch.tensor([prompt[-1], *own][: len(own)])
-            positions[n, here] = len(prompt) - 1 + torch.arange(len(own))
-            labels[n, here], owners[n, here] = torch.tensor(own), number
-            places[row, : len(own)] = n * width + end + torch.arange(len(own))
+            here, count = slice(end, end + len(own)), len(own)
+            ids[n, here] = torch.tensor([last, *own][:count])
+            positions[n, here], owners[n, here] = len(before) + torch.arange(count), number
+            targets[row, :count], mask[row, :count] = torch.tensor(own), 1
+            places[row, :count] = n * width + end + torch.arange(count)
             end = here.stop
-    before = torch.ones(width, width, dtype=torch.bool).tril()
-    same = owners[:, :, None] == owners[:, None, :]
-    return Packed(ids, positions, labels, ((same | (owners[:, None, :] == 0)) & before)[:, None], places)
+    if not share:
+        return Packed(ids, None, None, targets, mask, places)
+    same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == 0)
+    visible = same & torch.ones(width, width, dtype=torch.bool).tril()
+    return Packed(ids, positions, visible[:, None], targets, mask, places)
 
 
-def can_pack(config: Any) -> bool:
+def can_share(config: Any) -> bool:
     """Whether a model with this configuration takes `Packed.visible` as its mask."""
     plain = getattr(config, "sliding_window", None) is None and getattr(config, "_attn_implementation", "") == "sdpa"
     return plain and config.model_type in KINDS
 
 
-def packed_logp(model: Any, packed: Packed) -> Tensor:
-    """Log-probabilities of the completions [B, T] by a model with TRL's fused head; behind their ends anything."""
-    made = model(
-        input_ids=packed.ids,
-        attention_mask=packed.visible,
-        position_ids=packed.positions,
-        shift_labels=packed.labels,
-        fused_lm_head=True,
-    )
-    logp: Tensor = made.log_probs.flatten()[packed.places]
-    return logp
+class PolicyModel(nn.Module):
+    """A language model whose forward gives log-probabilities of completions [B, T], 0 behind their ends.
+
+    The head is read inside the forward, so that the hooks of DDP see its weight in use, and some positions at a time.
+
+    Args:
+        temperature: of sampling.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, packed: Packed) -> Tensor:
+        body, head, counted = body_of(self.model), head_of(self.model), packed.mask > 0
+        hidden = body(
+            input_ids=packed.ids, attention_mask=packed.visible, position_ids=packed.positions, use_cache=False
+        ).last_hidden_state
+        states = hidden.flatten(0, 1)[packed.places[counted]]
+        with torch.autocast(states.device.type, enabled=False):
+            wide = head.wide(accumulation_dtype(states.dtype))
+            size = max(LOGITS // len(head.weight), 1)
+            parts = zip(states.split(size), packed.targets[counted].split(size), strict=True)
+            found = [checkpoint(self._log_p, wide, *part, use_reentrant=False) for part in parts]
+        return torch.zeros_like(packed.mask, dtype=wide.weight.dtype).masked_scatter(counted, torch.cat(found))
+
+    def _log_p(self, head: Any, states: Tensor, targets: Tensor) -> Tensor:
+        return -cross_entropy(head.logits(states) / self.temperature, targets, reduction="none")

@@ -26,7 +26,7 @@ from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Episode, Scores
 from remind.memory_training.pico import END, LISTED, SHOWN
-from remind.memory_training.salimory_scores import Judged, scores
+from remind.memory_training.rewards import Judged, scores
 from remind.memory_training.speech import speech_of, spoken
 from remind.testbed.memory_world import (
     ATTRIBUTES,

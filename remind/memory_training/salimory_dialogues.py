@@ -28,9 +28,8 @@ from remind.memory.salimory import SCHEMAS, SaliMorySystem, listed, request, sho
 from remind.memory.times import day_of
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.dialogues import Asked, Source
-from remind.memory_training.episodes import Episode, Scores
-from remind.memory_training.evaluate import together
-from remind.memory_training.salimory_scores import Judged, scores
+from remind.memory_training.episodes import Episode, Scores, together
+from remind.memory_training.rewards import Judged, scores
 from remind.memory_training.speech import speech_of, spoken
 from remind.refmem.personal import episode
 from remind.states.pyramid import turn_text
