@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from scripted import ScriptedChat, parts, services
 from talking import ENCODER, dialogue, source
-from two_roles import save_chat
-
-pytest.importorskip("trl", reason="needs the extra rl")
 
 from remind.data.dialogue import Question
 from remind.llm.request import Reply, Request
@@ -23,7 +20,8 @@ from remind.memory.proposals import BANKS
 from remind.memory.salimory import SCHEMAS, SaliMorySystem
 from remind.memory_training import salimory_dialogues
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.evaluate import together
+from remind.memory_training.episodes import together
+from remind.models.nano import nano_tokenizer
 from remind.testbed.memory_world import make_life
 
 
@@ -48,7 +46,7 @@ def roles(request: Request) -> str:
     return json.dumps({"ops": [one]})
 
 
-@pytest.mark.parametrize("number", [3, 21, 40])
+@pytest.mark.parametrize("number", [3, 21])
 def test_an_episode_is_what_a_bank_of_salimory_does(number: int, tmp_path: Path) -> None:
     life = make_life(0, number, 3)
     whole = dialogue(life)
@@ -87,7 +85,7 @@ def grade(request: Request) -> str:
 def test_rollouts_are_worth_what_the_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = {"answer": ScriptedChat(lambda _: "a dog"), "judge": ScriptedChat(grade)}
     made = source(monkeypatch, tmp_path / "talk.jsonl", **chats)
-    task = salimory_dialogues.SaliMoryDialoguesTask(made, save_and_load(tmp_path), SaliMoryConfig(turns=4))
+    task = salimory_dialogues.SaliMoryDialoguesTask(made, nano_tokenizer(), SaliMoryConfig(turns=4))
     assert len(task) == 3
     talk, question = task.rows[0]
     assert len(talk.turns) == 4
@@ -107,18 +105,9 @@ def test_rollouts_are_worth_what_the_judge_grades(tmp_path: Path, monkeypatch: p
     # a judge that does not grade every entry, one that fails, and an answerer that does
     chats["judge"].part = lambda request: grade(request) if "conversation" not in parts(request) else '{"entries": []}'
     assert isnan(task.score(0, [some, none]).rewards["booster"][0])
-    chats["judge"].part = lambda request: Reply("", failure="timeout", message="too late")
-    assert all(map(isnan, task.score(0, [some, none]).rewards["booster"]))
     chats["judge"].part = grade
     chats["answer"].part = lambda request: Reply("", failure="timeout", message="too late")
     assert all(map(isnan, task.score(0, [some, none]).rewards["booster"]))
-
-
-def save_and_load(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    save_chat(folder / "model")
-    return AutoTokenizer.from_pretrained(folder / "model")
 
 
 def test_what_is_imitated_could_be_read_and_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
