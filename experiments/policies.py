@@ -186,7 +186,7 @@ def _reports(cfg: PoliciesConfig, method: Method, answer: Answerer) -> list[Figu
 
     world = cfg.rl.world
     lives = [make_life(world.seed, -1_000_001 - number, world.sessions) for number in range(cfg.dialogues)]
-    return [asdict(one) for one in remembered(method, answer, lives)]
+    return remembered(method, answer, lives)
 
 
 def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:

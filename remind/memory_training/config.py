@@ -30,8 +30,15 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
+class _Checked:
+    """Settings whose ranges are held to their types."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 @dataclass(frozen=True)
-class MemoryWorldConfig:
+class MemoryWorldConfig(_Checked):
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -51,12 +58,9 @@ class MemoryWorldConfig:
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class MemoryDataConfig:
+class MemoryDataConfig(_Checked):
     """Dialogues to train on, instead of the memory world."""
 
     input: str | list[str]
@@ -73,12 +77,9 @@ class MemoryDataConfig:
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(_Checked):
     """Rewards of MemBuilder (Eq. 6-8). The defaults are the paper's; sessions of the memory world are far shorter."""
 
     length_penalty: Share = 0.8
@@ -99,7 +100,7 @@ class RewardConfig:
     """γ_max of Eq. 8; not in the paper, from the released configuration."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
         if not self.least < self.low <= self.high < self.most:
@@ -107,7 +108,7 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig:
+class SaliMoryConfig(_Checked):
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -137,12 +138,9 @@ class SaliMoryConfig:
     e2_literal: bool = False
     """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(_Checked):
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8
@@ -175,12 +173,9 @@ class PolicyGradientConfig:
     """Limit in nats per token for the KL between the sampling policy and the current one; beyond it, the remaining
     steps of a generation are skipped. None: no limit."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class TrainMemoryConfig:
+class TrainMemoryConfig(_Checked):
     """Train a policy that writes memories: on an expert's replies, or by reinforcement learning."""
 
     out: str
@@ -234,7 +229,7 @@ class TrainMemoryConfig:
     """Continue from the newest checkpoint in out; the result equals that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if self.lora is not None and self.model == "pico":
             raise ConfigError("lora: pico starts from random weights, which adapters do not train; leave it out")
         if self.lora is None and self.dtype == "bfloat16":

@@ -28,22 +28,18 @@ def written(operations: Sequence[Operation], length: Callable[[str], int]) -> in
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Examined):
     """What the replies of one rollout are worth.
 
     Attributes:
         rewards: by role (Eq. 6).
         penalties: by role (Eq. 7-8).
-        task, held_out, retrieved: as in `Examined`.
         valid: by role, whether all its operations were applied.
     """
 
     rewards: dict[str, float]
     penalties: dict[str, float]
-    task: float
-    held_out: float | None
     valid: dict[str, bool]
-    retrieved: tuple[str, ...]
 
 
 class Scorer:
@@ -79,17 +75,14 @@ class Scorer:
             role: length_penalty(written(own, self.length), self.expert[role], self.cfg)
             for role, own in operations.items()
         }
-        grown = self._core_length(state) - self._core_length(self.lesson.state)
-        penalties["core"] = core_length_penalty(grown, self.cfg.core_free, self.cfg.core_full)
+        now, before = (self.length(one.block.text) if one.block else 0 for one in (state, self.lesson.state))
+        penalties["core"] = core_length_penalty(now - before, self.cfg.core_free, self.cfg.core_full)
         task, strength = examined.task, self.cfg.length_penalty
         rewards = {role: role_reward(valid[role], task, penalties[role], strength) for role in ROLES}
-        return Result(rewards, penalties, task, examined.held_out, valid, examined.retrieved)
+        return Result(**vars(examined), rewards=rewards, penalties=penalties, valid=valid)
 
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
         return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))
-
-    def _core_length(self, state: State) -> int:
-        return self.length(state.block.text) if state.block else 0
 
 
 class MemBuilderTask:

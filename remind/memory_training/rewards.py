@@ -55,22 +55,15 @@ def role_reward(valid: bool, task: float, penalty: float, strength: float = 0.8)
     return task * (1 - strength * penalty) if valid else 0.0
 
 
-def dominant(retrieved: Iterable[str]) -> str | None:
-    """The role whose entries were retrieved most often over all questions of a rollout (MemBuilder, Eq. 9).
+def attribution(retrieved: Iterable[str], alpha: float = 4.0) -> dict[str, float]:
+    """Gradient weights w by role: α for the dominant one, else 1 (MemBuilder, Eq. 9-10).
 
     Args:
         retrieved: role of each retrieved entry, one item per retrieval; core is always in context and does not count.
-
-    Returns:
-        None where nothing was retrieved; ties go to the first in the order episodic, semantic, procedural.
+            The role with most is dominant, of equals the first in the order episodic, semantic, procedural.
     """
     counts = Counter(role for role in retrieved if role in RETRIEVED)
-    return max(RETRIEVED, key=lambda role: counts[role]) if counts else None
-
-
-def attribution(retrieved: Iterable[str], alpha: float = 4.0) -> dict[str, float]:
-    """Gradient weights w by role: α for the dominant one, else 1; core always 1 (MemBuilder, Eq. 10)."""
-    chosen = dominant(retrieved)
+    chosen = max(RETRIEVED, key=lambda role: counts[role]) if counts else None
     return {role: alpha if role == chosen else 1.0 for role in ROLES}
 
 

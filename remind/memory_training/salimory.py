@@ -24,7 +24,7 @@ from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose, undated
 from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Episode, Scores
+from remind.memory_training.episodes import Episode, Scores, together
 from remind.memory_training.pico import END, LISTED, SHOWN
 from remind.memory_training.rewards import Judged, scores
 from remind.memory_training.speech import speech_of, spoken
@@ -157,19 +157,15 @@ class Outcome:
     """What the roles made of some turns and questions.
 
     Attributes:
+        bank: the entries at the end.
         flagged: ids of the turns that the filter let through.
         valid: of every reply, whether it could be read and applied.
     """
 
-    state: State
+    bank: tuple[Entry, ...]
     flagged: tuple[str, ...]
     profiles: tuple[Profile, ...]
     valid: tuple[bool, ...]
-
-    @property
-    def bank(self) -> list[Entry]:
-        """The entries at the end."""
-        return self.state.current(*BANKS)
 
 
 #: Yields what may be answered together, is sent the replies.
@@ -219,7 +215,8 @@ def rollout(
     lists = [_nearest(state, ask.key, limits[1]) for ask in asks]
     replies = yield [Asked("utilizer", near, ask=ask) for near, ask in zip(lists, asks, strict=True)]
     profiles = tuple(Profile(near, _named(reply, near)) for near, reply in zip(lists, replies, strict=True))
-    return Outcome(state, tuple(flagged), profiles, (*valid, *(one.used is not None for one in profiles)))
+    told = (*valid, *(one.used is not None for one in profiles))
+    return Outcome(tuple(state.current(*BANKS)), tuple(flagged), profiles, told)
 
 
 def _nearest(state: State, key: str, most: int) -> tuple[Entry, ...]:
@@ -352,13 +349,12 @@ def lessons(
 ) -> Iterator[tuple[Asked, str]]:
     """What the expert is asked in all windows of a dialogue, all their questions included, and replies."""
     for number, window in enumerate(windows(life, turns)):
-        random = Random(f"expert {seed} {life.id} {number}")
-        inner = rollout(window.life, [window.told], window.asks, limits)
-        asked = next(inner)
-        while asked:
+        random, found = Random(f"expert {seed} {life.id} {number}"), list[tuple[Asked, str]]()
+
+        def answer(asked: list[Asked], random: Random = random, found: list[tuple[Asked, str]] = found) -> list[str]:
             replies = [expert_reply(one, expert, random) for one in asked]
-            yield from zip(asked, replies, strict=True)
-            try:
-                asked = inner.send(replies)
-            except StopIteration:
-                break
+            found.extend(zip(asked, replies, strict=True))
+            return replies
+
+        together([rollout(window.life, [window.told], window.asks, limits)], answer)
+        yield from found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from remind.memory_training import pico, salimory
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
 from remind.memory_training.dialogues import Source
 from remind.memory_training.episodes import Task
-from remind.memory_training.evaluate import Answerer, BankReport, Report, evaluate, evaluate_bank, greedy, mean
+from remind.memory_training.evaluate import Answerer, Figures, evaluate, evaluate_bank, greedy, mean
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.salimory import SaliMoryTask
 from remind.memory_training.salimory_dialogues import SaliMoryDialoguesTask, imitated
@@ -133,7 +133,7 @@ def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> 
 
 def remembered(
     method: Method, answer: Answerer, lives: Iterable[Life], speech: type[Commands] | Commands = Commands
-) -> Sequence[Report | BankReport]:
-    """A report of each dialogue, by the roles that a method trains."""
+) -> list[Figures]:
+    """Figures of each dialogue, by the roles that a method trains."""
     limits = speech.limits
     return evaluate_bank(answer, lives, limits) if method.startswith("salimory") else evaluate(answer, lives, limits[0])

@@ -18,7 +18,7 @@ from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -101,9 +101,8 @@ class PolicyTrainer(RunTrainer):
         if not (count := len(material)):
             raise DataError("there is nothing to train on: no reply of the expert could be used, or no question")
         self.cfg, self.material, self.updates = cfg, material, args.max_steps // cfg.steps
-        needed, order = cfg.steps * cfg.batch_size, list[int]()
-        for epoch in range(-(-needed // count)):
-            order += Random(f"order {cfg.seed} {epoch}").sample(range(count), count)
+        needed, epochs = cfg.steps * cfg.batch_size, range(-(-cfg.steps * cfg.batch_size // count))
+        order = [row for epoch in epochs for row in Random(f"order {cfg.seed} {epoch}").sample(range(count), count)]
         steps = [order[start : start + cfg.batch_size] for start in range(0, needed, cfg.batch_size)]
         # the optimiser's steps on a generation read the same rows
         rows: Any = [row for step in steps for _ in range(self.updates) for row in step]
@@ -113,7 +112,7 @@ class PolicyTrainer(RunTrainer):
         self.pad, self.end = tokenizer.pad_token_id, end_token_id(tokenizer)
         #: Of the step under way, from all its passes: values by name.
         self._seen: dict[str, list[float]] = defaultdict(list)
-        self._clock = perf_counter(), process_time()
+        self._clock = perf_counter()
 
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
@@ -138,10 +137,9 @@ class PolicyTrainer(RunTrainer):
         packed, tokens = chunk
         return -model(packed).sum() / tokens
 
-    def packed(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Packed:
-        batch = pack(prompts, completions, self.pad, can_share(self.model.config))
-        moved: Packed = send_to_device(batch, self.accelerator.device)
-        return moved
+    def packed(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Any:
+        """`Packed` on the device."""
+        return send_to_device(pack(prompts, completions, self.pad, can_share(self.model.config)), self.args.device)
 
     def summed(self, *numbers: float) -> list[float]:
         """Over all processes."""
@@ -172,11 +170,9 @@ class PolicyTrainer(RunTrainer):
             self._stop = max(signal for signal, _ in found)
         seen = {name: [v for _, own in found for v in own.get(name, ())] for name in {n for _, o in found for n in o}}
         self._seen.clear()
-        now, before = (perf_counter(), process_time()), self._clock
-        self._clock = now
+        now, before, self._clock = perf_counter(), self._clock, perf_counter()
         figures = {"loss": sum(seen.pop("loss")), **self._figures(seen), "learning_rate": self._get_learning_rate()}
-        times = {"seconds": now[0] - before[0], "cpu_seconds": now[1] - before[1]}
-        self._rows.append({"step": step, "kind": "train", **figures, **times})
+        self._rows.append({"step": step, "kind": "train", **figures, "seconds": now - before})
         self.bar.step(note=f"loss {figures['loss']:.3f}")
 
     def _figures(self, seen: dict[str, list[float]]) -> dict[str, float]:
