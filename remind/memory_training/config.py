@@ -10,15 +10,7 @@ from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
-from sae.ranges import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    PositiveShare,
-    Seed,
-    Share,
-    check_ranges,
-)
+from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare, Seed, Share, check_ranges
 
 Method = Literal["sft", "adrpo", "salimory_sft", "salimory"]
 #: Endpoints that training on dialogues needs.
@@ -90,21 +82,11 @@ class RewardConfig(_Checked):
     """θ_max of Eq. 7: growth that costs everything."""
     free_below: NonNegativeFloat = 200
     """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
-    low: PositiveFloat = 0.5
-    """γ_l of Eq. 8."""
-    high: PositiveFloat = 1.3
-    """γ_u of Eq. 8."""
-    least: PositiveFloat = 0.2
-    """γ_min of Eq. 8; not in the paper, from the released configuration."""
-    most: PositiveFloat = 2.0
-    """γ_max of Eq. 8; not in the paper, from the released configuration."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
-        if not self.least < self.low <= self.high < self.most:
-            raise ConfigError("reward needs least < low <= high < most")
 
 
 @dataclass(frozen=True)
@@ -125,16 +107,12 @@ class SaliMoryConfig(_Checked):
     """λ_μ of Eq. 3."""
     filter_weight: NonNegativeFloat = 0.1
     """λ_κ of Eq. 3."""
-    recall_weight: Share = 0.6
-    """w_r of κ: the share of recall."""
     similarity: Share = 0.15
     """τ_sim of Eq. 4: two rollouts of the utilizer are compared where their memories are more alike."""
     boost: NonNegativeFloat = 0.15
     """λ_b of Eq. 5: weight of the booster's contrastive term."""
     utilize: NonNegativeFloat = 0.1
     """λ_u of Eq. 5: weight of the utilizer's."""
-    contrast_scale: PositiveFloat = 0.15
-    """η of the contrastive terms, in nats a token."""
     e2_literal: bool = False
     """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
 
@@ -234,10 +212,8 @@ class TrainMemoryConfig(_Checked):
             raise ConfigError("lora: pico starts from random weights, which adapters do not train; leave it out")
         if self.lora is None and self.dtype == "bfloat16":
             raise ConfigError("weights in bfloat16 do not move at small learning rates: set dtype float32, or lora")
-        if self.data is not None:
-            self._check_data()
-
-    def _check_data(self) -> None:
+        if self.data is None:
+            return
         if self.model == "pico":
             raise ConfigError("data: pico knows the words of the memory world only; name an instruction model")
         if self.llm.dry_run is not None:

@@ -17,15 +17,6 @@ class Prompt:
     ids: list[int]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One completed prompt."""
-
-    role: str
-    prompt: list[int]
-    completion: list[int]
-
-
 #: A rollout: yields prompts that may be answered together, is sent their completions, returns what is to be scored.
 Episode = Generator[list[Prompt], list[list[int]], Any]
 Made = TypeVar("Made")
@@ -48,14 +39,14 @@ def together(
     return [made[n] for n in range(len(runs))]
 
 
-def traced(episode: Episode) -> Generator[list[Prompt], list[list[int]], tuple[Any, list[Trace]]]:
-    """A rollout that returns its traces, too."""
-    traces, asked = list[Trace](), next(episode)
+def traced(run: Generator[list[Any], list[Any], Made]) -> Generator[list[Any], list[Any], tuple[Made, list[Any]]]:
+    """A rollout that returns its traces, too: what was asked, each with its reply."""
+    traces, asked = list[tuple[Any, Any]](), next(run)
     while True:
         replies = yield asked
-        traces += [Trace(p.role, p.ids, reply) for p, reply in zip(asked, replies, strict=True)]
+        traces += zip(asked, replies, strict=True)
         try:
-            asked = episode.send(replies)
+            asked = run.send(replies)
         except StopIteration as end:
             return end.value, traces
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from remind.memory.operations import State
+from remind.memory_training.config import Method
 from remind.memory_training.episodes import together
 from remind.memory_training.pico import LISTED, REPLY, SHOWN, correct, remember, view
 from remind.memory_training.rewards import ROLES, filter_quality
 from remind.memory_training.salimory import rollout, shares, told
-from remind.memory_training.speech import complete, sampling, speech_of
+from remind.memory_training.speech import Commands, complete, sampling, speech_of
 from remind.models.backbone import backbone_of
 from remind.testbed.memory_world import Life
 
@@ -80,6 +81,14 @@ def evaluate_bank(answer: Answerer, lives: Iterable[Life], limits: tuple[int, in
         }
         found.append(figures)
     return found
+
+
+def remembered(
+    method: Method, answer: Answerer, lives: Iterable[Life], speech: type[Commands] | Commands = Commands
+) -> list[Figures]:
+    """Figures of each dialogue, by the roles that a method trains."""
+    limits = speech.limits
+    return evaluate_bank(answer, lives, limits) if method.startswith("salimory") else evaluate(answer, lives, limits[0])
 
 
 def mean(reports: Sequence[Figures]) -> Figures:

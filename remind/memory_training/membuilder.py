@@ -12,14 +12,8 @@ from remind.memory.operations import Operation, State
 from remind.memory_training.config import RewardConfig
 from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt, Scores
 from remind.memory_training.pico import remember
-from remind.memory_training.rewards import (
-    ROLES,
-    attribution,
-    core_length_penalty,
-    length_penalty,
-    role_reward,
-)
-from remind.memory_training.speech import speech_of, word_count
+from remind.memory_training.rewards import ROLES, attribution, core_length_penalty, length_penalty, role_reward
+from remind.memory_training.speech import speech_of
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
@@ -46,10 +40,10 @@ class Scorer:
     """Scores the replies to one lesson; what the expert wrote is worked out once.
 
     Args:
-        length: of a text in tokens of the policy; pico's are words.
+        length: of a text in tokens of the policy.
     """
 
-    def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int] = word_count) -> None:
+    def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int]) -> None:
         self.lesson, self.cfg, self.length = lesson, cfg, length
 
     @cached_property
@@ -72,7 +66,7 @@ class Scorer:
         operations = dict(zip(ROLES, proposed, strict=True))
         valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
         penalties = {
-            role: length_penalty(written(own, self.length), self.expert[role], self.cfg)
+            role: length_penalty(written(own, self.length), self.expert[role], self.cfg.free_below)
             for role, own in operations.items()
         }
         now, before = (self.length(one.block.text) if one.block else 0 for one in (state, self.lesson.state))

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import Any
 
 from remind.memory.operations import Entry
-from remind.memory_training.config import RewardConfig, SaliMoryConfig
+from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Pair, Scores
 
 #: MemBuilder's roles; ties of Eq. 9 are broken in this order.
@@ -17,6 +18,9 @@ ROLES = ("core", "episodic", "semantic", "procedural")
 SALIMORY = ("filter", "booster", "utilizer")
 #: Roles whose entries are retrieved.
 RETRIEVED = ROLES[1:]
+#: γ_l and γ_u of MemBuilder's Eq. 8: ratios to what the expert wrote that cost nothing; and γ_min and γ_max, beyond
+#: which they cost 1: not in the paper, from the released configuration.
+LOW, HIGH, LEAST, MOST = 0.5, 1.3, 0.2, 2.0
 
 
 def task_reward(correct: Sequence[bool]) -> float:
@@ -35,19 +39,22 @@ def core_length_penalty(increment: float, free: float = 150, full: float = 400) 
     return min(max((increment - free) / (full - free), 0.0), 1.0)
 
 
-def length_penalty(written: int, expert: int, cfg: RewardConfig) -> float:
+def length_penalty(written: int, expert: int, free_below: float = 200) -> float:
     """Penalty in [0, 1] on the tokens that a role wrote in this session (MemBuilder, Eq. 8).
 
     Where the expert wrote nothing the ratio is undefined: any difference of at least δ costs 1.
+
+    Args:
+        free_below: δ, differences in tokens that cost nothing.
     """
-    if abs(written - expert) < cfg.free_below:
+    if abs(written - expert) < free_below:
         return 0.0
     if not expert:
         return 1.0
     ratio = written / expert
-    if ratio <= cfg.high:
-        return min(max((cfg.low - ratio) / (cfg.low - cfg.least), 0.0), 1.0)
-    return min((ratio - cfg.high) / (cfg.most - cfg.high), 1.0)
+    if ratio <= HIGH:
+        return min(max((LOW - ratio) / (LOW - LEAST), 0.0), 1.0)
+    return min((ratio - HIGH) / (MOST - HIGH), 1.0)
 
 
 def role_reward(valid: bool, task: float, penalty: float, strength: float = 0.8) -> float:
@@ -152,6 +159,24 @@ def contrastive_pair(
 
 
 @dataclass(frozen=True)
+class Played:
+    """What SaliMory's roles made of an episode.
+
+    Attributes:
+        bank: the entries at the end.
+        flagged: ids of the turns that the filter let through.
+        valid: of every reply, whether it could be read and applied.
+        profiles: what the utilizer made of it: of the memory world a `Profile` for each question, else a text, which is
+            empty where it wrote nothing, or nothing that can be read.
+    """
+
+    bank: tuple[Entry, ...]
+    flagged: tuple[str, ...]
+    valid: tuple[bool, ...]
+    profiles: Any
+
+
+@dataclass(frozen=True)
 class Judged:
     """One rollout. A NaN is a figure that could not be had.
 
@@ -159,18 +184,13 @@ class Judged:
         accuracy, personalisation: α and p of Eq. 1; p is None where it does not apply.
         shares: φ_f and φ_v of Eq. 2; None: the memory is empty.
         profile: μ of Eq. 3.
-        flagged: ids of the turns that the filter let through.
-        bank: the entries at the end.
-        valid: share of replies that could be read and applied.
     """
 
+    played: Played
     accuracy: float
     personalisation: float | None
     shares: tuple[float | None, float | None]
     profile: float
-    flagged: Collection[str]
-    bank: Sequence[Entry]
-    valid: float
 
 
 def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig) -> Scores:
@@ -179,19 +199,19 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
     Args:
         gold: ids of the salient turns.
     """
-    banks = [[(entry.store, entry.text) for entry in one.bank] for one in judged]
+    banks = [[(entry.store, entry.text) for entry in one.played.bank] for one in judged]
     memory = [
         memory_reward(*one.shares, bool(gold), cfg.memory_penalty, cfg.memory_bonus, cfg.e2_literal) for one in judged
     ]
     profile = [one.profile for one in judged]
-    filtering = [filter_quality(one.flagged, gold, cfg.recall_weight) for one in judged]
+    filtering = [filter_quality(one.played.flagged, gold) for one in judged]
     rewards = [
         response_reward(one.accuracy, one.personalisation)
         + r2
         + utilization_reward(one.profile, kappa, cfg.profile_weight, cfg.filter_weight)
         for one, r2, kappa in zip(judged, memory, filtering, strict=True)
     ]
-    recalled = [len({*gold} & {turn for entry in one.bank for turn in entry.sources}) for one in judged]
+    recalled = [len({*gold} & {turn for entry in one.played.bank for turn in entry.sources}) for one in judged]
     pairs = (
         contrastive_pair("booster", memory, lambda w, l: cfg.e2_literal or recalled[w] >= recalled[l]),  # noqa: E741
         contrastive_pair("utilizer", profile, lambda w, l: bank_similarity(banks[w], banks[l]) > cfg.similarity),  # noqa: E741
@@ -201,7 +221,7 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
         "profile": profile,
         "filter": [one or 0.0 for one in filtering],
         "entries": [float(len(bank)) for bank in banks],
-        "valid": [one.valid for one in judged],
+        "valid": [sum(one.played.valid) / len(one.played.valid) for one in judged],
         "factual": [one.shares[0] for one in judged],
         "vague": [one.shares[1] for one in judged],
     }

@@ -14,11 +14,6 @@ from remind.models.chat import chat_ids, end_token_id, tokenize
 from remind.models.generate import continue_rows, decoding
 
 
-def word_count(text: str) -> int:
-    """Tokens of pico."""
-    return len(text.split())
-
-
 class Commands:
     """The language of pico.
 
@@ -37,11 +32,11 @@ class Commands:
 
     def prompt(self, shown: Any) -> list[int]:
         """Token ids that are completed by a reply."""
-        return self._ids(shown.prompt())
+        return list(self.tokenizer(shown.prompt())["input_ids"])
 
     def target(self, shown: Any, reply: str) -> list[int]:
         """Token ids of an expert's reply, which is given in commands."""
-        return self._ids(reply)
+        return list(self.tokenizer(reply)["input_ids"])
 
     def reply(self, shown: Any, ids: Sequence[int]) -> str:
         """What a policy replied, as rollouts take it."""
@@ -49,11 +44,7 @@ class Commands:
 
     def length(self, text: str) -> int:
         """Of a text in tokens of the policy."""
-        return word_count(text)
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text)["input_ids"]
-        return ids
+        return len(text.split())
 
 
 class Chat(Commands):

@@ -17,17 +17,16 @@ from remind.core.progress import without_loading_bars
 from remind.core.run_folder import REPORT, RunFolder
 from remind.llm.ledger import table
 from remind.memory_training import pico, salimory
-from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
-from remind.memory_training.dialogues import Source
+from remind.memory_training.config import STAGES, TrainMemoryConfig
+from remind.memory_training.dialogues import SaliMoryDialoguesTask, Source, imitated
 from remind.memory_training.episodes import Task
-from remind.memory_training.evaluate import Answerer, Figures, evaluate, evaluate_bank, greedy, mean
+from remind.memory_training.evaluate import greedy, mean, remembered
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.salimory import SaliMoryTask
-from remind.memory_training.salimory_dialogues import SaliMoryDialoguesTask, imitated
-from remind.memory_training.speech import Chat, Commands, speech_of
+from remind.memory_training.speech import Chat, speech_of
 from remind.memory_training.trainer import RL, EpisodeTrainer, PolicyTrainer, arguments
 from remind.models.backbone import Backbone, backbone_of, describe, load_backbone
-from remind.testbed.memory_world import Expert, Life, make_life
+from remind.testbed.memory_world import Expert, make_life
 
 POLICY = "policy"
 
@@ -129,11 +128,3 @@ def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> 
     report = mean(remembered(cfg.method, answer, lives, speech))
     write_json(out / REPORT, report)
     print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {out / POLICY}")
-
-
-def remembered(
-    method: Method, answer: Answerer, lives: Iterable[Life], speech: type[Commands] | Commands = Commands
-) -> list[Figures]:
-    """Figures of each dialogue, by the roles that a method trains."""
-    limits = speech.limits
-    return evaluate_bank(answer, lives, limits) if method.startswith("salimory") else evaluate(answer, lives, limits[0])

@@ -31,10 +31,9 @@ from remind.core import optional
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
+from remind.memory_training import objective
 from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.episodes import Prompt, Scores, Task, Trace, together, traced
-from remind.memory_training.objective import advantages, contrastive_loss, grpo_loss, k3, mean_logp
-from remind.memory_training.packing import Packed, PolicyModel, can_share, pack
+from remind.memory_training.episodes import Prompt, Scores, Task, together, traced
 from remind.memory_training.speech import complete, sampling, speech_of
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
@@ -124,7 +123,7 @@ class PolicyTrainer(RunTrainer):
             RunFolder(self.args.output_dir).write(self.cfg)
 
     def _module(self, model: nn.Module) -> nn.Module:
-        return PolicyModel(model, self.temperature)
+        return objective.PolicyModel(model, self.temperature)
 
     def chunks(self, batches: list[list[int]]) -> Sequence[Any]:
         """What each pass of a step trains on, from its rows: of as many steps as read the same."""
@@ -138,8 +137,9 @@ class PolicyTrainer(RunTrainer):
         return -model(packed).sum() / tokens
 
     def packed(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Any:
-        """`Packed` on the device."""
-        return send_to_device(pack(prompts, completions, self.pad, can_share(self.model.config)), self.args.device)
+        """`objective.Packed` on the device."""
+        share = objective.can_share(self.model.config)
+        return send_to_device(objective.pack(prompts, completions, self.pad, share), self.args.device)
 
     def summed(self, *numbers: float) -> list[float]:
         """Over all processes."""
@@ -179,6 +179,10 @@ class PolicyTrainer(RunTrainer):
         return {name: fmean(seen[name]) for name in sorted(seen) if seen[name]}
 
 
+#: Of each rollout of a group the traces.
+Group = Sequence[Sequence[tuple[Prompt, list[int]]]]
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Whole groups of one generation: what one forward and backward pass takes, B traces.
@@ -190,7 +194,7 @@ class Chunk:
         old, ref: [B, T] log-probabilities under the policy that sampled and the reference, where the loss needs them.
     """
 
-    packed: Packed
+    packed: objective.Packed
     advantage: Tensor
     weight: Tensor
     pairs: tuple[tuple[str, float, Tensor, Tensor], ...]
@@ -246,7 +250,7 @@ class EpisodeTrainer(PolicyTrainer):
         scores = [
             self.material.score(row, [outcome for outcome, _ in group]) for row, group in zip(rows, groups, strict=True)
         ]
-        traces = [[trace for _, trace in group] for group in groups]
+        traces: list[Group] = [[own for _, own in group] for group in groups]
         self._note(scores, traces)
         total, count = self.summed(sum(len(own) for group in traces for own in group), len(rows))
         share = self.cfg.rl.micro_groups
@@ -266,40 +270,36 @@ class EpisodeTrainer(PolicyTrainer):
         completions: list[list[int]] = self.vllm.generate(ids, None, 1)[1] if ids else []
         return completions
 
-    def _note(self, scores: Sequence[Scores], traces: Sequence[Sequence[Sequence[Trace]]]) -> None:
+    def _note(self, scores: Sequence[Scores], groups: Sequence[Group]) -> None:
         for score in scores:
             for name, value in score.metrics.items():
                 self._seen[name].append(value)
             for rewards in score.rewards.values():
                 self._seen["reward"] += [value for value in rewards if value == value]
-                self._seen["groups_without_signal"].append(not any(advantages(rewards)))
-        lengths = [len(trace.completion) for group in traces for own in group for trace in own]
-        self._seen["completion_length"] += lengths
+                self._seen["groups_without_signal"].append(not any(objective.advantages(rewards)))
+        self._seen["completion_length"] += [len(reply) for group in groups for own in group for _, reply in own]
 
-    def _chunk(
-        self, scores: Sequence[Scores], groups: Sequence[Sequence[Sequence[Trace]]], total: float, count: float
-    ) -> Chunk:
-        rows: list[tuple[Trace, float, float]] = []
+    def _chunk(self, scores: Sequence[Scores], groups: Sequence[Group], total: float, count: float) -> Chunk:
+        rows: list[tuple[Prompt, list[int], float, float]] = []
         pairs: list[tuple[str, float, Tensor, Tensor]] = []
         device = self.accelerator.device
         for score, group in zip(scores, groups, strict=True):
-            by_role = {role: advantages(r) for role, r in score.rewards.items()}
+            by_role = {role: objective.advantages(r) for role, r in score.rewards.items()}
             places: dict[tuple[str, int], list[int]] = defaultdict(list)
             for n, rollout in enumerate(group):
-                for trace in rollout:
-                    weight = score.weights[trace.role][n] if trace.role in score.weights else 1.0
-                    places[trace.role, n].append(len(rows))
-                    rows.append((trace, by_role[trace.role][n], weight))
+                for prompt, reply in rollout:
+                    weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
+                    places[prompt.role, n].append(len(rows))
+                    rows.append((prompt, reply, by_role[prompt.role][n], weight))
             for pair in score.pairs:
                 winner, loser = (places[pair.role, n] for n in (pair.winner, pair.loser))
                 if winner and loser:
                     ends = torch.tensor(winner, device=device), torch.tensor(loser, device=device)
                     pairs.append((pair.role, pair.gap, *ends))
         # every process makes equally many passes
-        rows = rows or [(Trace("", [self.end, self.end], []), 0.0, 1.0)]
-        packed = self.packed([trace.prompt for trace, *_ in rows], [trace.completion for trace, *_ in rows])
-        advantage = torch.tensor([own for _, own, _ in rows], device=device)
-        weights = torch.tensor([own for *_, own in rows], device=device)
+        prompts, replies, *numbers = zip(*(rows or [(Prompt("", [self.end, self.end]), [], 0.0, 1.0)]), strict=True)
+        packed = self.packed([prompt.ids for prompt in prompts], replies)
+        advantage, weights = torch.tensor(numbers, device=device)
         old = ref = None
         with torch.no_grad(), self.accelerator.autocast():
             if self.updates > 1:
@@ -316,19 +316,20 @@ class EpisodeTrainer(PolicyTrainer):
         rl, sali, mask = self.cfg.rl, self.cfg.salimory, chunk.packed.mask
         logp = model(chunk.packed)
         old = logp.detach() if chunk.old is None else chunk.old
-        traces = grpo_loss(logp, old, chunk.ref, mask, chunk.advantage, chunk.weight, rl.clip, rl.beta, rl.weighting)
+        given = old, chunk.ref, mask, chunk.advantage, chunk.weight
+        traces = objective.grpo_loss(logp, *given, rl.clip, rl.beta, rl.weighting)
         loss = traces.sum() / chunk.total
         for role, gap, winner, loser in chunk.pairs:
-            ends = mean_logp(logp, mask, winner), mean_logp(logp, mask, loser)
-            term = contrastive_loss(*ends, gap, sali.contrast_scale)
+            ends = objective.mean_logp(logp, mask, winner), objective.mean_logp(logp, mask, loser)
+            term = objective.contrastive_loss(*ends, gap)
             self._seen[f"contrast/{role}"].append(float(term.detach()))
             loss = loss + {"booster": sali.boost, "utilizer": sali.utilize}.get(role, 0.0) * term / chunk.groups
         tokens, now = float(mask.sum()), logp.detach()
         # of the policy that sampled to the present one: the roles of k3's arguments are swapped
-        self._seen["moved"].append(float((k3(old, now) * mask).sum()))
+        self._seen["moved"].append(float((objective.k3(old, now) * mask).sum()))
         self._seen["tokens"].append(tokens)
         if chunk.ref is not None:
-            self._seen["kl"].append(float((k3(now, chunk.ref) * mask).sum()) / max(tokens, 1))
+            self._seen["kl"].append(float((objective.k3(now, chunk.ref) * mask).sum()) / max(tokens, 1))
         return loss
 
     def _figures(self, seen: dict[str, list[float]]) -> dict[str, float]:

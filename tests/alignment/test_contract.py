@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from remind.alignment.runs import RunTrainer
 from remind.alignment.trainer import PRATrainer
 
 #: Method of Trainer to its parameters after self.
@@ -30,7 +31,8 @@ def test_private_methods_take_what_we_give(name: str) -> None:
 
 
 def overridden() -> list[str]:
-    own = (name for name, value in vars(PRATrainer).items() if inspect.isfunction(value) and name != "__init__")
+    both = {**vars(RunTrainer), **vars(PRATrainer)}
+    own = (name for name, value in both.items() if inspect.isfunction(value) and name != "__init__")
     return sorted(name for name in own if hasattr(Trainer, name))
 
 

@@ -11,7 +11,6 @@ import torch
 
 from remind.core.errors import ModelError
 from remind.core.files import Cache
-from remind.memory_training.checkpoint import save
 from remind.models.nano import save_nano
 
 
@@ -41,20 +40,14 @@ def test_files_that_are_no_entries_count_as_absent(
     assert "is damaged" in caplog.text
 
 
-def _checkpoint(folder: Path) -> None:
-    model = torch.nn.Linear(300, 300)
-    save(folder, 1, model, torch.optim.AdamW(model.parameters()))
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda folder: Cache(folder).write("codes", 1, {"a": torch.arange(100_000)}),
         lambda folder: Cache(folder).write("codes", 1, {}, "x" * 500_000),
         lambda folder: save_nano(folder / "model"),
-        _checkpoint,
     ],
-    ids=["tensors", "JSON", "model", "checkpoint"],
+    ids=["tensors", "JSON", "model"],
 )
 def test_a_full_disk_is_an_error_that_scripts_show_in_a_line_and_leaves_nothing(
     small_disk: Path, write: Callable[[Path], None]

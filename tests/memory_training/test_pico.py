@@ -87,7 +87,7 @@ def test_every_word_has_a_token() -> None:
 def test_rewards_of_a_rollout_by_hand() -> None:
     replies, examined = ("ADD t1 <end>", "<end>", "ADD t2 <end>", "<end>"), partial(pico.examined, MEETING)
     lesson = Lesson("life", State(), views(), replies, [], 2, examined)
-    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2))
+    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2), words)
     assert scorer.expert == {"core": 5, "episodic": 0, "semantic": 5, "procedural": 0}
     # the expert's own: core grew by 5 words, (5 - 2) / (7 - 2) = .6
     own = scorer.result(replies)
@@ -100,6 +100,10 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     assert scores.metrics == {"task": 0.5, "held_out": 0.5, "valid": 1.0}
 
 
+def words(text: str) -> int:
+    return len(text.split())
+
+
 def mean(results: Sequence[Result]) -> float:
     return sum(sum(one.rewards.values()) for one in results) / len(results) / len(ROLES)
 
@@ -107,7 +111,7 @@ def mean(results: Sequence[Result]) -> float:
 def test_degenerate_policies_are_worth_less_than_the_expert_and_it_less_than_no_mistakes() -> None:
     lessons = [one for number in range(6) for one in pico.lessons(make_life(0, number), Expert())]
     shipped = yaml.safe_load((Path(__file__).parents[2] / "configs/memory/adrpo.yaml").read_text())["reward"]
-    scorers = [Scorer(one, RewardConfig(**shipped)) for one in lessons]
+    scorers = [Scorer(one, RewardConfig(**shipped), words) for one in lessons]
     expert = mean([scorer.result(scorer.lesson.replies) for scorer in scorers])
     for reply in (
         lambda one: "<end>",

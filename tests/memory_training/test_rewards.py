@@ -7,7 +7,6 @@ import math
 import pytest
 
 from remind.memory_training import rewards as r
-from remind.memory_training.config import RewardConfig
 from remind.memory_training.episodes import Pair
 
 
@@ -36,7 +35,7 @@ def test_core_penalty_at_every_boundary(increment: int, penalty: float) -> None:
     ],
 )
 def test_length_penalty_at_every_boundary(written: int, expert: int, penalty: float) -> None:
-    assert r.length_penalty(written, expert, RewardConfig()) == pytest.approx(penalty)
+    assert r.length_penalty(written, expert) == pytest.approx(penalty)
 
 
 @pytest.mark.parametrize(

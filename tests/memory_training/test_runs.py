@@ -1,4 +1,4 @@
-"""Runs of `remind train-memory`: in two processes as in one, killed anywhere with the same bits, and what is refused."""
+"""Runs of `remind train-memory`: in two processes as in one, killed anywhere with the same bits; what is refused."""
 
 from __future__ import annotations
 
@@ -126,8 +126,7 @@ def test_runs_killed_at_random_end_with_the_same_bits(script: Path, small: Path,
             time.sleep(0.002)
         time.sleep(draw.uniform(0, 1.0 if early else 0.2))
         process.kill()
-        _, errors = process.communicate()
-        assert process.returncode in (-signal.SIGKILL, 0), errors[-2000:]
+        assert process.wait() in (-signal.SIGKILL, 0)
         if process.returncode:
             done += 1
         else:  # it was through before the signal came
@@ -183,7 +182,6 @@ def test_what_cannot_be_trained_leaves_no_folder(
     [
         lambda: PolicyGradientConfig(group=3),  # type: ignore[arg-type]
         lambda: RewardConfig(core_free=400.0),
-        lambda: RewardConfig(low=2.0),
         lambda: TrainMemoryConfig("out", dtype="bfloat16"),
     ],
 )

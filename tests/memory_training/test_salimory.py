@@ -28,7 +28,7 @@ def turns(*said: Said, day: date = DAY) -> list[s.Told]:
 
 def play(
     replies: Sequence[str], *sessions: Sequence[s.Told], asks: Sequence[Ask] = (ASK,)
-) -> tuple[s.Outcome, list[s.Asked]]:
+) -> tuple[s.Played, list[s.Asked]]:
     """A rollout with these replies in order, and what was asked."""
     left, asked = iter(replies), list[s.Asked]()
 

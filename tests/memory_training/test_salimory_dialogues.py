@@ -18,7 +18,7 @@ from remind.memory.base import Query
 from remind.memory.operations import Entry
 from remind.memory.proposals import BANKS
 from remind.memory.salimory import SCHEMAS, SaliMorySystem
-from remind.memory_training import salimory_dialogues
+from remind.memory_training import dialogues
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import together
 from remind.models.nano import nano_tokenizer
@@ -57,7 +57,7 @@ def test_an_episode_is_what_a_bank_of_salimory_does(number: int, tmp_path: Path)
         asked.extend(one.request() for one in steps)
         return [roles(one.request()) for one in steps]
 
-    (played,) = together([salimory_dialogues.play(whole, asks)], answer)
+    (played,) = together([dialogues.play(whole, asks)], answer)
     chat = ScriptedChat(roles)
     with SaliMorySystem().open(tmp_path / "b", life.id, services(ENCODER, chat)) as bank:  # type: ignore[arg-type]
         for session in whole.sessions:
@@ -66,7 +66,7 @@ def test_an_episode_is_what_a_bank_of_salimory_does(number: int, tmp_path: Path)
         kept = bank.state().current(*BANKS)  # type: ignore[attr-defined]
     assert [one.messages for one in asked] == [one.messages for one in chat.asked]
     assert [(one.store, one.text, one.sources) for one in played.bank] == [(o.store, o.text, o.sources) for o in kept]
-    assert played.profile == memory.text
+    assert played.profiles == memory.text
     assert set(played.flagged) >= {turn for one in kept for turn in one.sources}
     assert len(played.valid) == len(asked)
 
@@ -85,14 +85,14 @@ def grade(request: Request) -> str:
 def test_rollouts_are_worth_what_the_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = {"answer": ScriptedChat(lambda _: "a dog"), "judge": ScriptedChat(grade)}
     made = source(monkeypatch, tmp_path / "talk.jsonl", **chats)
-    task = salimory_dialogues.SaliMoryDialoguesTask(made, nano_tokenizer(), SaliMoryConfig(turns=4))
+    task = dialogues.SaliMoryDialoguesTask(made, nano_tokenizer(), SaliMoryConfig(turns=4))
     assert len(task) == 3
     talk, question = task.rows[0]
     assert len(talk.turns) == 4
     gold = question.evidence[0]
     entries = tuple(Entry(f"m{n}", "fact", f"text {n}", sources=(gold,)) for n in range(4))
-    some = salimory_dialogues.Played(entries, (gold, talk.turns[1].id), "a profile", (True, False))
-    none = salimory_dialogues.Played((), (), "", (True,))
+    some = dialogues.Played(entries, (gold, talk.turns[1].id), (True, False), "a profile")
+    none = dialogues.Played((), (), (True,), "")
     found = task.score(0, [some, none])
     # φ_f = 3/4, φ_v = 1/4; κ = .4 · 1/2 + .6 · 1
     gamma = 0.75 * 0.75
@@ -113,7 +113,7 @@ def test_rollouts_are_worth_what_the_judge_grades(tmp_path: Path, monkeypatch: p
 def test_what_is_imitated_could_be_read_and_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoilt = ScriptedChat(lambda request: "well" if Random(str(parts(request))).random() < 0.2 else roles(request))
     made = source(monkeypatch, tmp_path / "talk.jsonl", memory=spoilt)
-    pairs = list(salimory_dialogues.imitated(made, 16))
+    pairs = list(dialogues.imitated(made, 16))
     replies = {request.messages: spoilt.part(request) for request in spoilt.asked}
     assert {one.role for one, _ in pairs} == {"filter", "booster", "utilizer"}
     assert 0 < len(pairs) < len(spoilt.asked)

@@ -16,8 +16,8 @@ from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError
 from remind.memory_training import trainer as module
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
-from remind.memory_training.episodes import Pair, Prompt, Scores, Trace, together, traced
-from remind.memory_training.packing import pack
+from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
+from remind.memory_training.objective import pack
 from remind.memory_training.trainer import EpisodeTrainer, arguments
 from remind.models.backbone import Backbone
 
@@ -70,10 +70,11 @@ def test_loss_and_gradient_are_those_of_single_traces(
     assert {chunk.packed.visible is None for chunk in chunks} == {attention == "eager"}
     found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
 
-    def logp(model: Any, trace: Trace) -> torch.Tensor:
-        ids = torch.tensor([[*trace.prompt, *trace.completion]])
+    def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
+        prompt, reply = trace
+        ids = torch.tensor([[*prompt.ids, *reply]])
         steps = (model(input_ids=ids).logits[0] / 0.7).log_softmax(-1)
-        return steps[range(len(trace.prompt) - 1, ids.shape[1] - 1), trace.completion]
+        return steps[range(len(prompt.ids) - 1, ids.shape[1] - 1), reply]
 
     expected, total = torch.zeros(()), sum(len(own) for _, group in seen for own in group)
     for score, group in seen:
@@ -81,7 +82,7 @@ def test_loss_and_gradient_are_those_of_single_traces(
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
         for advantage, own in zip(advantages.nan_to_num() if rewards.std() else rewards * 0, group, strict=True):
             for trace in own:
-                weight = 4.0 if trace.role == "booster" else 1.0
+                weight = 4.0 if trace[0].role == "booster" else 1.0
                 now = logp(trainer.model, trace)
                 difference = logp(trainer.reference.model, trace).detach() - now  # type: ignore[union-attr]
                 ratio = (now - now.detach()).exp()
@@ -141,7 +142,7 @@ def test_episodes_run_side_by_side_and_keep_their_own_replies(
     made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], trainer._sample)
     assert asked == [3 + more, 2 + more]
     assert [outcome for outcome, _ in made] == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
-    assert made[0][1] == [Trace("first", [3, 4], [2, 3, END]), Trace("second", [5, 6, 2], [2, 5, END])]
+    assert made[0][1] == [(Prompt("first", [3, 4]), [2, 3, END]), (Prompt("second", [5, 6, 2]), [2, 5, END])]
     assert not trainer._sample([])
 
 
