@@ -20,7 +20,8 @@ from remind.core.processes import spawned_pool
 from remind.core.progress import track
 from remind.data.dialogue import Session, Turn
 from remind.data.readers import read
-from remind.memory.base import Bank, Query, Services
+from remind.memory.bank import Bank
+from remind.memory.base import Query, Services
 from remind.memory.plain import PlainSystem
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text

@@ -21,7 +21,7 @@ from remind.core.files import input_hashes, write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.statistics import bootstrap, paired_bootstrap
 from remind.evaluation.tables import markdown_table
-from remind.memory.base import MemorySystem, Query, Retrieval, Services
+from remind.memory.base import Query, Retrieval, Services, System
 from remind.memory.longmemeval import Join, LongMemEvalSystem
 from remind.memory.plain import PlainSystem
 from remind.models.encoder import SentenceEncoder
@@ -76,9 +76,9 @@ class Found:
     ids: dict[str, list[tuple[str, ...]]]
 
 
-def systems(annotated: str | None, extractive: bool) -> dict[str, MemorySystem]:
+def systems(annotated: str | None, extractive: bool) -> dict[str, System]:
     """By name as in the table."""
-    found: dict[str, MemorySystem] = {unit: PlainSystem(unit, unit) for unit in ("turn", "round", "session")}
+    found: dict[str, System] = {unit: PlainSystem(unit, unit) for unit in ("turn", "round", "session")}
     found["turn, time"] = LongMemEvalSystem(value="turn", expansion="none", time="rules")
     if annotated is not None:
         replay: dict[str, Any] = {"source": "replay", "annotations": annotated, "time": "none"}
@@ -124,7 +124,7 @@ def memory_keys(cfg: MemoryKeysConfig) -> dict[str, Any]:
     return result
 
 
-def measure(system: MemorySystem, asked: list[DialogueQuestions], services: Services, cfg: MemoryKeysConfig) -> Found:
+def measure(system: System, asked: list[DialogueQuestions], services: Services, cfg: MemoryKeysConfig) -> Found:
     """Share of each question's gold turns among the sources of what is retrieved, all categories alike."""
     cells: dict[str, dict[str, int]] = {f"@{cfg.k}": {"k": cfg.k}}
     cells |= {f"{budget} tokens": {"budget": budget} for budget in cfg.budgets}

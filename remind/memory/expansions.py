@@ -19,13 +19,14 @@ from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
 from remind.llm.request import ChatModel, MemoryStage, Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXTS, failed, filled, mapping, texts, words
-from remind.memory.systems import System
+from remind.memory.bank import TEXTS, failed, filled, mapping, texts, words
+from remind.memory.base import System
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 
 if TYPE_CHECKING:
-    from remind.memory.base import Bank, Services
+    from remind.memory.bank import Bank
+from remind.memory.base import Services
 
 Kind = Literal["userfact", "keyphrase", "summ"]
 Stretch = tuple[Turn, ...]

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.base import Bank, Query
+from remind.memory.bank import Bank, Draft, Method
+from remind.memory.base import Query
 from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
 from remind.memory.plain import cut
-from remind.memory.store import Draft, Method
 from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
-from remind.states import prompts
 from remind.states.pyramid import turn_text
 
 #: What is made to expand keys, and of what: of a whole session, or of every turn.
@@ -73,14 +72,16 @@ class LongMemEvalSystem(Replaying):
         """What expansions are."""
         return next((kind for kind in STAGES if self.expansion.endswith(kind)), None)
 
-    def about(self) -> dict[str, Any]:
+    @property
+    def templates(self) -> tuple[str, ...]:
         stages = [STAGES[self.kind]] if self.kind and self.source == "llm" else []
         names = [*stages, *(("events", "time_range") if self.time == "llm" else ())]
-        degraded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
-        if self.time == "rules":
-            degraded.append("events and time ranges are found by rules")
-        shown = {name: prompts.fingerprint(f"memory_{name}") for name in names}
-        return {"system": "longmemeval", **super().about(), "prompts": shown, "degraded": degraded}
+        return tuple(f"memory_{name}" for name in names)
+
+    @property
+    def not_as_published(self) -> tuple[str, ...]:
+        expanded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
+        return (*expanded, *(["events and time ranges are found by rules"] if self.time == "rules" else []))
 
 
 class LongMemEvalBank(Bank, of=LongMemEvalSystem):
@@ -111,7 +112,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         return reasons
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        ranked, span = self.ranker.rank(query.text, self.system.method), self._range(query, trace)
+        ranked, span = self.store.rank(query.text, self.system.method), self._range(query, trace)
         if span is None:
             return ranked
         near = timedelta(days=TOLERANCE)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft, Method
-from remind.memory.systems import System
+from remind.memory.bank import Bank, Draft, Method
+from remind.memory.base import Query, System
 from remind.states.pyramid import turn_text
 
 Unit = Literal["turn", "round", "session"]
@@ -60,7 +59,7 @@ class PlainBank(Bank, of=PlainSystem):
             return ()
         if method == "recent":
             return ((number, float(number)) for number in reversed(self.store.numbers()))
-        return self.ranker.rank(query.text, method)
+        return self.store.rank(query.text, method)
 
 
 def cut(session: Session, unit: Unit) -> Iterator[tuple[Turn, ...]]:

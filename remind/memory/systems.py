@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import ConfigError, shown
-from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
-    from remind.memory.base import MemorySystem, Services
+    from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
 COLUMNS = (
@@ -44,30 +42,6 @@ TABLE_1: Mapping[str, tuple[float | None, ...]] = {
     "MEM1-7B": (19.8, 33.9, 49.2, 36.9, 12.7, 24.6, 10.7, 12.9),
     "REMIND": (59.4, 58.1, 66.2, 52.3, 32.9, 55.4, 27.6, 30.4),
 }
-
-
-@dataclass(frozen=True)
-class System:
-    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
-    `class MyBank(Bank, of=MySystem)`.
-
-    Attributes:
-        name: as the user calls it.
-    """
-
-    banks: ClassVar[Any]
-    name: str
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`."""
-        return asdict(self)
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Any:
-        """The bank, as `MemorySystem.open`. Raises whatever `about` does."""
-        return self.banks(folder, dialogue_id, self, services)
 
 
 @dataclass(frozen=True)
@@ -244,7 +218,7 @@ SYSTEMS: Mapping[str, Listed] = {
 }
 
 
-def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> MemorySystem:
+def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> System:
     """A system with its defaults and these options; options that are groups are mappings themselves.
 
     Args:
@@ -259,7 +233,7 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
     entry, given = SYSTEMS[system], dict(options or {})
     if missing := [option for option in entry.required if option not in given]:
         raise ConfigError(f"{system} needs {missing[0]}")
-    made: MemorySystem = _filled(entry.type, _merged(entry.defaults, given), system, {"name": name or system})
+    made: System = _filled(entry.type, _merged(entry.defaults, given), system, {"name": name or system})
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from remind.data.dialogue import Session
 from remind.llm.request import ChatModel
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, failed, filled, mapping
+from remind.memory.bank import TEXT, failed, filled, mapping
 from remind.states.pyramid import one_line, turn_text
 
 #: By how many days an event may lie outside a range, which is itself often a guess.

@@ -18,7 +18,6 @@ from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.llm.request import Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.asking import asked
 from remind.memory.base import Memory, Query
 from remind.memory.logged import dated, numbered
 from remind.memory.operations import Entry, Operation, State, fold
@@ -106,7 +105,7 @@ def play(dialogue: Dialogue, question: Question) -> Generator[list[Asked], list[
     if entries:
         data = {
             "entries": listed((one.store, one.text) for one in entries),
-            "question": asked(Query.of(question)),
+            "question": Query.of(question).asked,
         }
         (written,) = yield [Asked("utilizer", request("utilizer", dialogue.id, data))]
         value = _read(written, SCHEMAS["utilizer"])
