@@ -581,12 +581,22 @@ class Bank(ABC):
         self.store.rewrite(number, draft, tokens, vectors)
         return number
 
+    def put_all(self, drafts: Sequence[Draft], texts: Sequence[str], encoded: bool = True) -> None:
+        """Store memories, whose keys are encoded together.
+
+        Args:
+            texts: of each as a reader sees it.
+            encoded: whether keys get vectors.
+        """
+        keys = [[key or text for key in draft.keys] for draft, text in zip(drafts, texts, strict=True)]
+        vectors = self.encoder.encode_apart([key for own in keys for key in own]) if encoded else None
+        parts = [None] * len(keys) if vectors is None else vectors.split([len(own) for own in keys])
+        for draft, tokens, part in zip(drafts, self.encoder.count_many(texts), parts, strict=True):
+            self.store.add(draft, tokens, part)
+
     def put_turns(self, turns: Sequence[Turn]) -> None:
         """Store turns as memories of their own."""
-        texts = [turn_text(turn) for turn in turns]
-        vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
-        for turn, vector, count in zip(turns, vectors, tokens, strict=True):
-            self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+        self.put_all([Draft("turn", (turn.id,)) for turn in turns], [turn_text(turn) for turn in turns])
 
     def written(self, kind: str, text: str, sources: Iterable[str], time: str | None = None) -> Memory:
         """A memory that is written for a query and not stored."""

@@ -17,7 +17,7 @@ from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.request import ChatModel, MemoryStage, Request
+from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
 from remind.memory.bank import TEXTS, failed, filled, mapping, texts, words
 from remind.memory.base import System
@@ -147,11 +147,9 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
 
 
-def asked(
-    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch], lost: list[str]
-) -> list[list[str]]:
+def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch], lost: list[str]) -> list[list[str]]:
     """The texts that an LLM writes; where it does not, key sentences or phrases, with a line in `lost`."""
-    replies = chat.complete([request(kind, dialogue_id, stretch) for stretch in stretches])
+    replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
     found = []
     for stretch, reply in zip(stretches, replies, strict=True):
         if reply.failure is not None:

@@ -100,15 +100,11 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
             names = {turn.id for turn in users}
             own = {turn.id: texts for stretch, texts in found.items() for turn in stretch}
             drafts = [self._value(part, names, own) for part in cut(session, system.value)]
-        counts = self.encoder.count_many([text for _, text in drafts])
-        vectors = self.encoder.encode_apart([key or text for draft, text in drafts for key in draft.keys])
-        start = 0
-        for (draft, _), count in zip(drafts, counts, strict=True):
-            end = start + len(draft.keys)
+        noted = []
+        for draft, _ in drafts:
             told = dict.fromkeys(span for turn in draft.sources or () for span in days.get(turn, ()))
-            note = [[day.isoformat() for day in span] for span in told] or None
-            self.store.add(replace(draft, note=note), count, vectors[start:end])
-            start = end
+            noted.append(replace(draft, note=[[day.isoformat() for day in span] for span in told] or None))
+        self.put_all(noted, [text for _, text in drafts])
         return reasons
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
@@ -133,8 +129,8 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
             found = system.replayed[self.dialogue_id].replay(kind, session, stretches)
-        elif system.source == "llm" and (chat := self.chat(STAGES[kind])) is not None:
-            found = asked(chat, kind, self.dialogue_id, session, stretches, reasons)
+        elif system.source == "llm" and self.chat(STAGES[kind]) is not None:
+            found = asked(self, kind, session, stretches, reasons)
         else:
             found = extractive(session, stretches)
             if system.source == "llm":
@@ -145,10 +141,9 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         """The days that each turn tells of, by its id."""
         if self.system.time == "none":
             return {}
-        if self.system.time == "llm":
-            if (chat := self.chat("events")) is not None:
-                return ask_events(chat, self.dialogue_id, session, reasons)
-            reasons.append("no endpoint for events: they are found by rules")
+        if self.system.time == "llm" and self.chat("events") is not None:
+            return ask_events(self, session, reasons)
+        reasons += ["no endpoint for events: they are found by rules"] if self.system.time == "llm" else []
         return told_days(session)
 
     def _value(self, part: Stretch, users: Set[str], own: Mapping[str, list[str]]) -> tuple[Draft, str]:
@@ -168,8 +163,8 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         if self.system.time == "none":
             return None
         asked_on, last = day_of(query.time), day_of(self.store.last_time())
-        chat = self.chat("time_range") if self.system.time == "llm" else None
-        span, by = ask_range(chat, self.dialogue_id, query.text, asked_on, asked_on or last)
+        bank = self if self.system.time == "llm" and self.chat("time_range") is not None else None
+        span, by = ask_range(bank, query.text, asked_on, asked_on or last)
         trace["range"] = {"by": by, "days": None if span is None else [day.isoformat() for day in span]}
         return span
 

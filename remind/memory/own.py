@@ -135,9 +135,8 @@ class RemindBank(Bank, of=RemindSystem):
         return self.system.perception
 
     def remember(self, session: Session) -> Iterable[str]:
-        counts = self.encoder.count_many([turn_text(turn) for turn in session.turns])
-        for turn, tokens in zip(session.turns, counts, strict=True):
-            self.store.add(Draft("turn", (turn.id,), keys=()), tokens)
+        drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
+        self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
         return ()
 
     def complete(self) -> None:

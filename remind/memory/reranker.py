@@ -220,28 +220,6 @@ class Reranker:
         found[order] += weights
         return found / tau
 
-    def pretrain(self, labelled: Sequence[Episode], lr: float = 1e-4, epochs: int = 10, batch: int = 32) -> None:
-        """Supervised contrastive training before anything is learned online (Section 8.6, settings of A.1).
-
-        The loss is −log of the softmax share of each positive among the candidates, averaged over the positives. The
-        paper trains the retriever so; here the retriever stays as it is. Raises as `learn`.
-
-        Args:
-            labelled: chosen memories with rewards above 0 are the positives; episodes without any are left out.
-        """
-        kept = [episode for episode in labelled if (episode.rewards > 0).any()]
-        shuffled = np.random.default_rng(self.config.seed)
-        for places in (shuffled.permutation(len(kept)) for _ in range(epochs)):
-            for start in range(0, len(kept), batch):
-                chosen = [kept[place] for place in places[start : start + batch]]
-                self._ascend(chosen, [self._contrast(episode) for episode in chosen], lr)
-
-    def _contrast(self, episode: Episode) -> np.ndarray:
-        positive = episode.choice.order[episode.rewards > 0]
-        found = -softmax(self.scores(episode.query, episode.memories, episode.base))
-        found[positive] += 1 / len(positive)
-        return found
-
     def gradient(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Factors (a, q, p, v), each [B, d], of the mean gradient: ∇W_q = aᵀq, ∇W_m = pᵀv.
 

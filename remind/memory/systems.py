@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -71,12 +71,6 @@ class Listed:
         """The class; imported when it is needed, and torch with it."""
         module, _, name = self.kind.partition(".")
         return getattr(import_module(f"{__package__}.{module}"), name)
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Options that must be given."""
-        own = (one for one in fields(self.type) if one.default is MISSING and one.default_factory is MISSING)
-        return tuple(one.name for one in own if one.name != "name" and one.name not in self.defaults)
 
     @property
     def paper(self) -> dict[tuple[str, str], float | None]:
@@ -230,10 +224,8 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
     """
     if system not in SYSTEMS:
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
-    entry, given = SYSTEMS[system], dict(options or {})
-    if missing := [option for option in entry.required if option not in given]:
-        raise ConfigError(f"{system} needs {missing[0]}")
-    made: System = _filled(entry.type, _merged(entry.defaults, given), system, {"name": name or system})
+    entry = SYSTEMS[system]
+    made: System = _filled(entry.type, _merged(entry.defaults, options or {}), system, {"name": name or system})
     return made
 
 
@@ -261,4 +253,5 @@ def _filled(kind: Any, options: Mapping[str, Any], where: str, fixed: Mapping[st
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, (where, *first["loc"])))
-        raise ConfigError(f"{place}: {first['msg']}, not {shown(first['input'])}") from None
+        given = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise ConfigError(f"{place}: {first['msg']}{given}") from None

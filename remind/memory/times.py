@@ -10,9 +10,8 @@ from datetime import date, timedelta
 from typing import Literal, NamedTuple
 
 from remind.data.dialogue import Session
-from remind.llm.request import ChatModel
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, failed, filled, mapping
+from remind.memory.bank import TEXT, Bank, mapping
 from remind.states.pyramid import one_line, turn_text
 
 #: By how many days an event may lie outside a range, which is itself often a guess.
@@ -120,14 +119,14 @@ def told_days(session: Session) -> dict[str, list[Span]]:
     return found
 
 
-def ask_events(chat: ChatModel, dialogue_id: str, session: Session, lost: list[str]) -> dict[str, list[Span]]:
+def ask_events(bank: Bank, session: Session, lost: list[str]) -> dict[str, list[Span]]:
     """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, with a line in `lost`."""
     said = day_of(session.time)
     data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
     written = _written_day(said, session.time)
-    (reply,) = chat.complete([filled(dialogue_id, "events", "memory_events", data, _ROOM, _EVENTS, day=written)])
+    reply = bank.ask(lost, "events", "memory_events", data, _ROOM, _EVENTS, day=written)
     if reply.failure is not None:
-        lost.append(f"{failed('memory_events', reply)} ({session.id}: they are found by rules)")
+        lost[-1] += f" ({session.id}: they are found by rules)"
         return told_days(session)
     names = [turn.id for turn in session.turns]
     found = {turn.id: [_one(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
@@ -140,16 +139,12 @@ def ask_events(chat: ChatModel, dialogue_id: str, session: Session, lost: list[s
 
 
 def ask_range(
-    chat: ChatModel | None, sample: str, question: str, asked: date | None, latest: date | None
+    bank: Bank | None, question: str, asked: date | None, latest: date | None
 ) -> tuple[Span | None, Literal["llm", "rules"]]:
-    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was.
-
-    Args:
-        sample: what the costs are added to.
-    """
-    if chat is not None:
+    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was."""
+    if bank is not None:
         data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
-        (reply,) = chat.complete([filled(sample, "time_range", "memory_time_range", data, _ROOM, _RANGE)])
+        reply = bank.ask([], "time_range", "memory_time_range", data, _ROOM, _RANGE)
         if reply.failure is None:
             told = [mapping(reply)[name] for name in ("start", "end")]
             found = [span for text in told for span in spans(text, None)]

@@ -77,14 +77,6 @@ def test_pages_and_research(encoder: SentenceEncoder, tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_research_ends(rounds: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda request: '{"enough": false}' if asks(request) == "gam_check" else researcher(request))
-    with bank(tmp_path / "b", encoder, chat, rounds=rounds) as memory:
-        assert len(memory.retrieve(Query("What became of Ann's cat?"), k=1).memories) == 1
-        assert len(chat.asked) - len(SESSIONS) == 4 * rounds
-
-
 @pytest.mark.parametrize(
     ("plan", "pages"),
     [

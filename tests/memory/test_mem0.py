@@ -71,18 +71,6 @@ def test_operations_provenance_and_calls(encoder: SentenceEncoder, tmp_path: Pat
         assert events == ["ADD", "ADD", "UPDATE", "DELETE", "UPDATE"]
 
 
-def test_each_speaker_is_asked_about_alone(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat) as memory:
-        memory.ingest(FIRST)
-        memory.ingest(LATER)
-    for request in chat.asked:
-        names = {fact.split()[0] for fact in parts(request).get("entries", "").replace('"', " ").split("text : ")[1:]}
-        assert len(names) <= 1
-    days = [parts(request).get("date") for request in chat.asked if request.stage == "extract"]
-    assert days == ["2023-05-08"] * 3 + ["2023-06-01"] * 2
-
-
 @pytest.mark.parametrize(
     ("operations", "kept"),
     [

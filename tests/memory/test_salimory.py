@@ -10,7 +10,7 @@ import pytest
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.salimory import SaliMoryBank, SaliMorySystem
 
@@ -105,62 +105,3 @@ def test_the_window_of_working_memory(days: list[str | None], left: set[str], tm
         gone = [one for one in memory.operations() if one.op == "DELETE"]
         assert len(gone) == len(days) - len(left)
         assert all(one.session == f"s{len(days)}" for one in gone)
-
-
-@pytest.mark.parametrize(("day", "found"), [("2024-03-08", 2), ("2024-03-09", 1), (None, 2)])
-def test_the_window_at_the_question(day: str | None, found: int, tmp_path: Path) -> None:
-    with bank(tmp_path / "b", None, policy="extractive") as memory:
-        memory.ingest(session("s1", "2024-03-01", "Ann: Tomorrow we paint the house.", "Ann: We sold the car to Tom."))
-        assert len(memory.retrieve(Query("What about the house?", time=day), k=5).memories) == found
-
-
-def test_what_fails_is_made_by_rule(tmp_path: Path) -> None:
-    def part(request: Request) -> Any:
-        if request.stage == "profile" or "oat" in parts(request)["turn"]:
-            return Reply("", failure="server", message="busy")
-        return scribe(request)
-
-    with bank(tmp_path / "b", ScriptedChat(part)) as memory:
-        assert memory.ingest(FIRST).degraded == (
-            "memory: server: busy (filter, s1:3)",
-            "memory: server: busy (booster, s1:3)",
-        )
-        kinds = {one.kind: one.text for one in map(memory.store.memory, memory.store.numbers())}
-        assert kinds["preference"] == "2024-03-01: Ann: I love oat milk."
-        found = memory.retrieve(Query("Does Ann love oat milk?"), k=1)
-        assert found.trace["failed"] == ["profile: server: busy"]
-        assert found.memories[0].sources == ("s1:3",)
-
-
-def test_without_an_endpoint_the_rules_stand_in(tmp_path: Path) -> None:
-    with bank(tmp_path / "b", None) as memory:
-        assert memory.ingest(FIRST).degraded == ("memory: no endpoint is named",)
-        kinds = {one.sources: one.kind for one in map(memory.store.memory, memory.store.numbers())}
-        assert kinds == {("s1:1",): "fact", ("s1:3",): "preference", ("s1:4",): "fact"}
-        assert memory.retrieve(Query("Who has a cat, Tom?"), k=1).memories[0].sources == ("s1:1",)
-
-
-def test_of_a_large_bank_the_nearest_entries_are_shown(tmp_path: Path) -> None:
-    def part(request: Request) -> str:
-        if role_of(request) == "booster":
-            return json.dumps({"ops": [{"op": "ADD", "store": "fact", "text": parts(request)["turn"]}]})
-        return scribe(request)
-
-    chat = ScriptedChat(part)
-    with bank(tmp_path / "b", chat, whole=2) as memory:
-        memory.ingest(session("s1", None, *(f"Ann: thing{n} is at place{n}" for n in range(5))))
-        memory.retrieve(Query("thing1 and thing3"), k=1)
-        assert (
-            parts(chat.asked[-1])["entries"] == "1. (fact) Ann: thing1 is at place1\n2. (fact) Ann: thing3 is at place3"
-        )
-
-
-def test_no_profile(tmp_path: Path) -> None:
-    chat = ScriptedChat(
-        lambda request: '{"profile": " ", "used": []}' if request.stage == "profile" else scribe(request)
-    )
-    with bank(tmp_path / "b", chat) as memory:
-        assert memory.retrieve(Query("Who?"), k=1).memories == ()
-        memory.ingest(FIRST)
-        assert memory.retrieve(Query("Who?"), k=1).memories == ()
-        assert chat.stages().count("profile") == 1
