@@ -53,7 +53,7 @@ def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **op
 def test_operations_provenance_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", encoder, chat) as memory:
-        assert memory.ingest(FIRST).added == 2
+        memory.ingest(FIRST)
         assert held(memory) == {
             "Ann has a cat called Tom": ("s1:1", "s1:2", "s1:3"),
             "Bob lives in Rome": ("s1:1", "s1:2"),
@@ -61,7 +61,7 @@ def test_operations_provenance_and_calls(encoder: SentenceEncoder, tmp_path: Pat
         # two speakers in the first batch, one in the second; each has facts, so each is asked twice
         assert chat.stages() == ["extract", "update"] * 3
         first = memory.store.numbers()
-        assert memory.ingest(LATER).added == -1
+        memory.ingest(LATER)
         assert held(memory) == {"Bob lives in Oslo": ("s1:1", "s1:2", "s2:1", "s2:2")}
         assert set(memory.store.numbers()) < set(first), "an update keeps its memory's number"
         (found,) = memory.retrieve(Query("Where does Bob live?"), k=3).memories

@@ -69,7 +69,7 @@ def test_memories_provenance_and_state(name: str, tmp_path: Path) -> None:
     with serving(tmp_path) as (proxy, given):
         with bank(tmp_path / "at once", name, given) as memory:
             assert memory.retrieve(Query("Where is Bob?"), k=3).memories == ()
-            assert memory.ingest(FIRST).added == len(memory.store.numbers())
+            memory.ingest(FIRST)
             assert memory.ingest(FIRST).known
             memory.ingest(LATER)
             assert held(memory) == EXPECTED[name]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from banks import killed_after
-from scripted import services, session
+from scripted import dump, services, session
 from words import WordEncoder
 
 from remind.core.errors import ConfigError, DataError
@@ -52,10 +52,6 @@ def ranking(memory: Any, query: Query, k: int = 32) -> list[str]:
 def weights(memory: RmmBank) -> bytes:
     one = memory.reranker
     return one.w_q.tobytes() + one.w_m.tobytes() + repr((one.ema, one.step)).encode()
-
-
-def dump(memory: RmmBank) -> list[str]:
-    return dump(memory)
 
 
 @pytest.mark.parametrize("method", ["dense", "hybrid", "bank"])
@@ -183,7 +179,7 @@ def test_weights_are_shared_and_frozen(tmp_path: Path) -> None:
             pytest.raises(DataError, match="the weights are for dense candidates, scale 20 and dimension 24") as error,
         ):
             memory.retrieve(QUERIES[0], k=5)
-        assert error.value.path == common
+        assert error.value.path == common / NAME
     (common / NAME).write_bytes(b"")
     with pytest.raises(DataError, match="system is"):
         bank(tmp_path / "c", **frozen)
