@@ -116,12 +116,6 @@ def test_k_and_budget(tmp_path: Path) -> None:
         assert (bank.folder / "bank.sqlite").read_bytes() == before
 
 
-@pytest.mark.parametrize("given", [{"k": 0}, {"k": -1}, {"budget": 0}, {"k": 5, "budget": -3}, {}])
-def test_amounts_that_make_no_sense(bank: Bank, given: dict[str, int]) -> None:
-    with pytest.raises(ConfigError):
-        bank.retrieve(QUERY, **given)
-
-
 @pytest.mark.parametrize(
     "gone",
     [{"S1:T1"}, {"S7:T2", "S7:T3"}, {"S3:T1", "S3:T2", "S3:T3"}, {"S10:T3"}, {f"S{n}:T2" for n in range(1, 11)}],

@@ -87,10 +87,6 @@ def run(data: Path, out: Path, **changes: Any) -> dict[tuple[str, str], Any]:
     return {(unit["system"], unit["dialogue"]): unit for unit in read_units(out)}
 
 
-def tops(unit: Any) -> list[Any]:
-    return [[row["top"], row["budgets"]] for row in unit["rows"]]
-
-
 # a reader that cites
 
 

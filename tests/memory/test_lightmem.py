@@ -64,38 +64,6 @@ def test_facts_have_the_turns_that_tell_them(encoder: SentenceEncoder, tmp_path:
         assert (len(chat.asked), dump(memory)) == (asked, before)
 
 
-@pytest.mark.parametrize("short", [1, 14, 20])
-def test_short_term_memory_is_emptied_when_it_is_full(short: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, sensory=1, short=short) as memory:
-        memory.finish()
-        calls = [[said for *_, said in remarks(request)] for request in chat.asked if request.stage == "extract"]
-    expected: list[list[str]] = [[]]
-    spent = 0
-    for turn in (*FIRST.turns, *LATER.turns):
-        tokens = encoder.count_tokens(f"{turn.speaker}: {turn.text}")
-        if spent + tokens > short and expected[-1]:
-            expected.append([])
-            spent = 0
-        expected[-1].append(turn.text)
-        spent += tokens
-    assert calls == expected
-    assert len(calls) == {1: 6}.get(short, len(calls))
-
-
-def test_the_buffer_is_cut_where_the_topic_shifts(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    cats = [f"Ann: My cat likes to eat fish, {n} a day." for n in range(4)]
-    shares = [f"Bob: The price of shares fell by {n} percent at the stock exchange." for n in range(4)]
-    chat = ScriptedChat(scribe)
-    tokens = sum(encoder.count_many([*cats, *shares]))
-    with bank(tmp_path / "b", encoder, chat, session("s1", None, *cats, *shares), sensory=tokens - 1) as memory:
-        memory.finish()
-    topics = re.split(r"^Topic \d+:\n", parts(chat.asked[0])["remarks"], flags=re.MULTILINE)[1:]
-    assert [line.partition(". ")[2] for line in topics[0].splitlines()] == cats
-    # the buffer is full before the last remark; what was begun goes on with it
-    assert [line.partition(". ")[2] for topic in topics[1:] for line in topic.splitlines()] == shares
-
-
 TALES = session("s1", None, "Ann: I live in Rome.", "Ann: I live in Rome, in Via Appia.", "Ann: I live in Oslo.")
 
 
@@ -125,13 +93,3 @@ def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, 
         (vector,) = memory.store.vectors(memory.store.numbers()[:1])
         new = encoder.encode(["Ann: My house stands in Via Appia."])[0]
         assert float(vector @ new) == pytest.approx(1, abs=1e-5)
-
-
-def test_a_compressor_shortens_what_is_read(
-    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remind.memory.lightmem.Compressor.compress", lambda self, text: text.split()[-1])
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, compressor="llmlingua") as memory:
-        memory.finish()
-        assert [said for *_, said in remarks(chat.asked[0])] == ["cat.", "Hm.", "Tom.", "Rome."]

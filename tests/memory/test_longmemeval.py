@@ -116,20 +116,6 @@ def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any, 
             )
 
 
-def test_keys_are_what_the_user_says_but_readers_see_both_sides(tmp_path: Path) -> None:
-    turns = (Turn("1", "user", "my boat leaks"), Turn("2", "assistant", "zebra advice"), Turn("3", "assistant", "more"))
-    session = Session("S1", None, turns)
-    system = LongMemEvalSystem(expansion="none", time="none")
-    with bank_of(tmp_path / "bank", system, [session]) as bank:
-        assert keys_of(bank) == ["user: my boat leaks"]
-        (memory,) = bank.retrieve(Query("boat"), k=1).memories
-        assert memory.sources == ("1", "2", "3")
-        assert "zebra advice" in memory.text
-    # turns of the assistant are still found by their own words
-    with bank_of(tmp_path / "turns", replace(system, value="turn"), [session]) as bank:
-        assert ids(bank.retrieve(Query("zebra"), k=1)) == [("2",)]
-
-
 @pytest.mark.parametrize(("question", "month"), [("tea milk in March 2023", 3), ("the piano horse in may", 5)])
 def test_what_is_outside_the_time_asked_for_moves_behind_in_order(tmp_path: Path, question: str, month: int) -> None:
     sessions = talk(3)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fault_proxy import Proxy
 from scripted import ScriptedChat, dump, held, services, session
 
@@ -129,29 +128,3 @@ def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, qu
         assert all((body["model"], body["temperature"]) == ("m", 0.5) for body in server.bodies)
         stages = {row["stage"]: row["calls"] for row in meter.ledger.groups("stage")}
         assert stages == {"update": 2, "read": 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "error"),
-    [
-        ("core_memory_append", "{", "there is no JSON value"),
-        ("core_memory_append", {"content": 5}, "content: 5 is not of type 'string'"),
-        ("core_memory_append", {"content": "x" * 30}, "core memory would have 30 characters; it holds 20"),
-        ("core_memory_replace", {"old_content": "dog", "new_content": "cat"}, "old_content is not in core memory"),
-        ("archival_memory_insert", {}, "'content' is a required property"),
-        ("archival_memory_search", {"query": "cat", "page": -1}, "page: -1 is less than the minimum of 0"),
-        ("send_message", {"message": "hello"}, "there is no such tool"),
-        (None, {}, "there is no such tool"),
-    ],
-)
-def test_tools_say_why_they_do_nothing(
-    name: Any, given: Any, error: str, encoder: SentenceEncoder, tmp_path: Path
-) -> None:
-    chat = ScriptedChat(lambda request: says(text="done") if told(request) else says((name, given)))
-    with bank(tmp_path / "b", encoder, chat, limit=20) as memory:
-        assert memory.ingest(TALK).degraded == ()
-        (said,) = told(chat.asked[1])
-        assert said.startswith("Error: ")
-        assert error in said
-        assert [one.kind for one in map(memory.store.memory, memory.store.numbers())] == ["core"] + ["turn"] * 4
-        assert not memory.store.memory(1).text

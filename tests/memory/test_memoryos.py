@@ -88,24 +88,6 @@ def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: 
         assert memory.retrieve(QUESTION, k=9).memories[0].sources == ("s1:1", "s1:2")
 
 
-def test_a_page_joins_the_segment_that_is_most_like_it(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Cosine plus Jaccard index, counted here by another way."""
-    topics = {"one": ("Cats.", ["cat", "pet"]), "two": ("A cat and a dog.", ["Cat"]), "three": ("Rome.", ["pet"])}
-
-    def filer(request: Request) -> str:
-        summary, keywords = topics[parts(request)["exchange"].split()[1]]
-        return json.dumps({"summary": summary, "keywords": keywords})
-
-    chat = ScriptedChat(lambda request: filer(request) if asks(request) == "topic" else scribe(request))
-    said = session("s1", None, "Ann: one", "Ann: two", "Ann: three", "Ann: last")
-    cats, two, three = (encoder.encode_apart([summary])[0].double() for summary, _ in topics.values())
-    first = float(cats @ two) + 1 / 2
-    for number, similar in enumerate((first - 1e-4, first + 1e-4)):
-        with bank(tmp_path / str(number), encoder, chat, said, short=1, similar=similar) as memory:
-            assert (kept(memory, "segment").get("Cats.") == ("s1:1", "s1:2")) == (similar < first)
-    assert float(cats @ three) + 1 / 2 < first - 1e-4
-
-
 def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3) as memory:

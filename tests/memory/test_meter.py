@@ -22,7 +22,6 @@ from remind.core.errors import DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.meter import Meter
 
-pytestmark = pytest.mark.usefixtures("quick")
 METERED = Path(__file__).with_name("metered.py")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
@@ -145,27 +144,6 @@ def test_a_killed_process_pays_for_no_reply_twice(tmp_path: Path) -> None:
     costs.write_text("no JSON\n")
     with pytest.raises(DataError, match=r"costs\.jsonl: is not a record of costs"):
         meter(proxy.url, tmp_path)
-
-
-def test_a_dry_run_sends_nothing_and_writes_what_it_would(tmp_path: Path) -> None:
-    path = tmp_path / "asked.jsonl"
-    with Proxy() as proxy:
-        with meter(proxy.url, tmp_path) as m:
-            say(m.url("mem0", "d", "extract"), "paid")
-        (tmp_path / "dry").mkdir()
-        llm = LLMConfig(m.llm.default, cache=m.llm.cache, dry_run=str(path))
-        with Meter(llm, tmp_path / "dry" / "costs.jsonl") as m:
-            url = m.url("mem0", "d", "extract")
-            assert words(say(url, "paid")) == "you said: paid"
-            assert "dry run" in words(say(url, "new", max_tokens=7))
-            say(url, "tool", tools=[TOOL])
-            table = m.table()
-        assert proxy.hits == 1
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["messages"][-1]["content"] for line in lines] == ["new", "tool"]
-    assert {(line["system"], line["dialogue"], line["stage"]) for line in lines} == {("mem0", "d", "extract")}
-    assert [lines[0]["max_tokens"], lines[1]["tools"]] == [7, [TOOL]]
-    assert str(path) in table
 
 
 def test_keys_are_neither_passed_on_nor_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.memory.operations import ACTIONS, Entry, Operation, State, fold
-from remind.memory.proposals import FIELDS, LONGEST, Occasion, Role, propose, schema
+from remind.memory.operations import Entry, Operation, State, fold
+from remind.memory.proposals import FIELDS, LONGEST, Occasion, Role, propose
 
 TURNS = ("t1", "t2", "t3")
 WHEN = Occasion("d", "s", "2024-05-01", TURNS, {"model": "x", "prompt": "p", "key": "k"})
@@ -120,19 +120,6 @@ def test_the_fold_is_that_of_a_second_interpreter(told: list[tuple[Role, str]]) 
 # proposals
 
 
-def test_two_updates_of_one_entry_are_both_kept() -> None:
-    updates = [{"op": "UPDATE", "old": 1, "new_memory": f"2024: {text}", "sources": [3, 1, 3]} for text in "xy"]
-    made = propose("episodic", says(*updates), WHEN, EPISODIC, 20)
-    assert [(item.entry, item.refs, item.sources, item.status) for item in made] == [
-        ("m20", ("m1",), ("t1", "t3"), "applied"),
-        ("m21", ("m1",), ("t1", "t3"), "applied"),
-    ]
-    state = fold(made, State({entry.id: entry for entry in OLD}))
-    assert state.superseded == {"m1": ("m20", "m21")}
-    assert [entry.id for entry in state.current("episodic")] == ["m2", "m20", "m21"]
-    assert state.entries["m21"].sources == ("a", "t1", "t3")
-
-
 ADD = {"op": "ADD", "memory": "2024: x"}
 
 
@@ -180,12 +167,3 @@ def test_what_is_rejected(role: Role, reply: str, entries: Any, why: str) -> Non
     assert "\n" not in made.why
     before = State({entry.id: entry for entry in entries}, seq=19)
     assert replace(fold([made], before), seq=19) == before
-
-
-@pytest.mark.parametrize("role", list(FIELDS))
-def test_the_schema_has_every_operation(role: Role) -> None:
-    items = schema(role)["properties"]["ops"]["items"]["anyOf"]
-    ops = [item["properties"]["op"]["const"] for item in items]
-    assert set(ops) == set(ACTIONS["fact" if role == "booster" else role])
-    for item, op in zip(items, ops, strict=True):
-        assert {*FIELDS[role][op], "op"} | ({"sources"} if role != "booster" else set()) == set(item["required"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +181,3 @@ def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
         ranked(bank)
         assert not bank.report()["failures"], "cues that came are kept"
-
-
-def test_x0_is_bounded_for_a_backbone_that_reads_all_of_it_at_once(saes: Path) -> None:
-    """nano takes 4,096 tokens or so; MiniLM reads windows."""
-    free = make_system("remind_x1", {"sae": str(saes)}).bounded
-    assert asdict(free) == asdict(PerceptionConfig())
-    bounded = make_system("remind_x1", {"sae": str(saes), "backbone": "nano"}).bounded
-    assert 0 < bounded.retrieve.max_context_tokens < 10**6

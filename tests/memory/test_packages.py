@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_proxy import Answer, Proxy, error
+from fault_proxy import Answer, Proxy
 from on_loopback import SECRET
 from remembering import (
     PACKAGES,
@@ -23,7 +23,6 @@ from remembering import (
     each_package,
     installed,
     locomo,
-    said,
     sessions,
 )
 from scripted import dump, held, minilm
@@ -35,8 +34,6 @@ from remind.memory.base import Query, Services
 from remind.memory.meter import Meter
 from remind.memory.packages import PackageBank
 from remind.memory.systems import make_system
-
-pytestmark = pytest.mark.usefixtures("quick")
 
 FIRST, LATER = sessions()
 #: All that a manager which only adds has in the end.
@@ -113,25 +110,6 @@ def test_a_session_is_remembered_whole_or_not_at_all(
         assert dump(memory) == before
         memory.ingest(LATER)
         assert held(memory) == EXPECTED[name]
-
-
-@each_package
-def test_a_lost_batch_is_told_and_repaired(name: str, tmp_path: Path) -> None:
-    down = True
-
-    def play(body: dict[str, Any]) -> Any:
-        return error(500, "overloaded") if down and "Oslo" in said(body) else answer(body)
-
-    with serving(tmp_path, play) as (_, given), bank(tmp_path / "b", name, given) as memory:
-        assert memory.ingest(FIRST).degraded == ()
-        (line,) = memory.ingest(LATER).degraded
-        assert line.startswith("extract: ")
-        assert "overloaded" in line
-        assert not any("Oslo" in text for text in held(memory))
-        down = False
-        assert memory.repair()
-        assert held(memory) == EXPECTED[name]
-        assert not memory.repair()
 
 
 @each_package

@@ -97,26 +97,6 @@ def test_rankings(tmp_path: Path, method: Method, question: str) -> None:
     np.testing.assert_allclose([memory.score for memory in found], sorted(expected, reverse=True), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_a_session_is_as_good_as_its_best_turn(tmp_path: Path, method: Method) -> None:
-    question = "red foxes in the rain"
-    with (
-        bank_of(tmp_path / "turns", method=method) as turns,
-        bank_of(tmp_path / "sessions", unit="session", method=method) as sessions,
-    ):
-        best: dict[str, float] = {}
-        for memory in turns.retrieve(Query(question), k=99).memories:
-            assert memory.sources is not None
-            best.setdefault(memory.sources[0].partition(":")[0], memory.score)
-        found = sessions.retrieve(Query(question), k=99).memories
-        assert [(memory.text, memory.score) for memory in found] == [
-            ("\n".join(f"{t.speaker}: {t.text}" for t in told.turns), pytest.approx(score, abs=1e-6))
-            for name, score in best.items()
-            for told in TOLD
-            if told.id == name
-        ]
-
-
 def test_the_newest_first(tmp_path: Path) -> None:
     with bank_of(tmp_path / "bank", method="recent") as bank:  # type: ignore[arg-type]
         found = bank.retrieve(Query("fox"), budget=10).memories

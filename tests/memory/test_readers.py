@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from scripted import ScriptedChat
-from words import services
 
-from remind import read
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Memory, Query
-from remind.memory.plain import PlainSystem
 from remind.memory.readers import ChatReader, Mode, Reading, citations
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
@@ -118,29 +114,6 @@ def test_notes_stand_for_memories_and_empty_ones_are_left_out() -> None:
     rows = json.loads(user[user.index("[") : user.rindex("]") + 1])
     assert [(row["memory"], row["content"]) for row in rows] == [(0, "text 2"), (1, "text 3"), (2, "note 0")]
     assert reading.text == "Ana"
-
-
-def test_times_in_words_do_not_change_the_order_of_the_dialogue(tmp_path: Path) -> None:
-    """May before June, though "12 June" is less than "8 May" as text."""
-    said = ((1, "8 May 2023", "Oslo"), (2, "12 June 2023", "Rome"), (3, "3 July 2023", "Paris"))
-    conversation: dict[str, object] = {}
-    for number, when, city in said:
-        turn = {"speaker": "Ana", "dia_id": f"D{number}:1", "text": f"I live in {city}."}
-        conversation |= {f"session_{number}_date_time": when, f"session_{number}": [turn]}
-    path = tmp_path / "words.json"
-    path.write_text(json.dumps([{"sample_id": "c", "conversation": conversation}]))
-    [dialogue] = read(path).dialogues
-    assert [session.time for session in dialogue.sessions] == [when for _, when, _ in said]
-    bank = PlainSystem("bm25-turn").open(tmp_path / "bank", "c", services())
-    for session in dialogue.sessions:
-        bank.ingest(session)
-    memories = bank.retrieve(Query("Where does Ana live?", "q"), k=3).memories
-    chat = ScriptedChat(lambda _: Reply("Paris"))
-    for found in (memories, memories[::-1]):
-        ChatReader("direct").read(QUERY, found, lambda stage: chat)
-        user = chat.asked[-1].messages[1].text
-        assert user.index("Oslo") < user.index("Rome") < user.index("Paris")
-    bank.close()
 
 
 def test_options_are_shown_and_only_open_questions_can_be_declined() -> None:

@@ -95,20 +95,7 @@ def test_the_gradient_is_that_of_automatic_and_of_numerical_differentiation(
         assert abs(found[place] - float(numerical)) <= 1e-6 * scale
 
 
-def test_a_step_adds_lr_times_the_mean_gradient_and_then_moves_the_baseline() -> None:
-    config = RerankerConfig(scale=3, lr=0.1, top_m=3, top_k=8, ema=0.9)
-    one, draws = reranker(config), np.random.default_rng(2)
-    one.ema = -0.5
-    episodes = [episode(one, draws, name=str(number)) for number in range(4)]
-    expected = [w + 0.1 * g for w, g in zip((one.w_q, one.w_m), analytic(one, episodes, -0.5), strict=True)]
-    assert one.learn(episodes)
-    np.testing.assert_allclose([one.w_q, one.w_m], expected, rtol=1e-12, atol=1e-14)
-    assert one.ema == pytest.approx(0.9 * -0.5 + 0.1 * np.mean([each.rewards for each in episodes]))
-    assert one.step == 1
-
-
 #: A task of five candidates of which two are shown; the rewards are of the memories themselves.
-_WORTH = np.array([1.0, -1.0, -1.0, 1.0, -1.0])
 
 
 def test_samples_follow_plackett_luce() -> None:
@@ -125,20 +112,6 @@ def test_samples_follow_plackett_luce() -> None:
 
     own = [number[tuple(one.sample(query, memories, f"name {draw}").order.tolist())] for draw in range(3000)]
     assert chisquare(np.bincount(own, minlength=120), 3000 * expected).pvalue > 1e-3
-
-
-def test_only_the_share_that_explores_is_sampled_and_learned_from() -> None:
-    draws = np.random.default_rng(8)
-    one = reranker(RerankerConfig(explore=0.3))
-    query, memories = units(draws, D), units(draws, 20, D)
-    choices = [one.sample(query, memories, str(name)) for name in range(1000)]
-    plain = [choice for choice in choices if choice.noise is None]
-    assert 630 < len(plain) < 770
-    assert all(choice.order.tolist() == one.best(query, memories).order.tolist() for choice in plain)
-    before = one.w_q.copy()
-    assert not one.learn([Episode(query, memories, plain[0], np.ones(5))])
-    np.testing.assert_array_equal(one.w_q, before)
-    assert (one.step, one.ema) == (0, None)
 
 
 def test_saved_and_loaded_it_goes_on_alike(tmp_path: Path) -> None:

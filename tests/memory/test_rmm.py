@@ -15,7 +15,7 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.rmm import RmmBank, RmmSystem
-from remind.memory.topics import Merge, by_segment, joined, read_actions
+from remind.memory.topics import Merge, read_actions
 
 FIRST = session("s1", "2023-05-08", "Ann: I run at dawn.", "Bob: I stay in bed.", "Ann: My cat Tom sleeps too.")
 LATER = session("s2", "2023-06-01", "Ann: A race is in May.", "Bob: Good luck!", "Ann: [Tom] ran, away (again).")
@@ -109,34 +109,6 @@ def test_merges_keep_sources_and_are_in_the_journal_and_are_found_anew(tmp_path:
 )
 def test_actions(reply: str, wanted: Any) -> None:
     assert read_actions(reply, 2) == wanted
-
-
-def test_segments_hold_every_turn_once_and_name_their_speaker() -> None:
-    lines = [f"{'Ann' if n % 3 else 'Bob'}: word{n // 6} said word{n}. Also more{n}!" for n in range(24)]
-    talk = session("s1", None, *lines)
-    topics = by_segment(talk, WordEncoder())  # type: ignore[arg-type]
-    assert sorted(turn for topic in topics for turn in topic.turns) == sorted(turn.id for turn in talk.turns)
-    speakers = {turn.id: turn.speaker for turn in talk.turns}
-    for topic in topics:
-        assert {speakers[turn] for turn in topic.turns} == {topic.speaker}
-        assert topic.summary.startswith(f"{topic.speaker}: ")
-        assert "\n" not in topic.summary
-    assert len(topics) > 2
-
-
-def test_the_rule_merges_what_is_near_and_of_the_same_speaker(tmp_path: Path) -> None:
-    told = [
-        session("s1", None, "Ann: I love my red bicycle so much."),
-        session("s2", None, "Bob: I love my red bicycle so much."),
-        session("s3", None, "Ann: I love my red bicycle so very much."),
-        session("s4", None, "Ann: Rain again today."),
-    ]
-    with bank(tmp_path / "b", None, source="extractive", merge_at=0.8) as memory:
-        for one in told:
-            memory.ingest(one)
-        found = summaries(memory)
-    text = joined("Ann: I love my red bicycle so very much.", "Ann: I love my red bicycle so much.")
-    assert found[text] == ("s1:1", "s3:1")
 
 
 def test_locomo_facts_are_replayed(tmp_path: Path, remind_data: Path) -> None:

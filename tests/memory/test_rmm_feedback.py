@@ -95,22 +95,6 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
         assert abs(learned.w_q).max() > 1e-3
 
 
-def test_a_retrieval_leaves_the_bank_as_it_is_and_comes_out_the_same(tmp_path: Path) -> None:
-    with filled(tmp_path / "a") as memory:
-        for query in QUERIES[:5]:
-            ask(memory, query)
-        before = dump(memory), weights(memory)
-        first = [memory.retrieve(query, k=9) for query in QUERIES]
-        assert all(one.trace["sampled"] for one in first)
-        assert [memory.retrieve(query, k=9) for query in reversed(QUERIES)] == first[::-1]
-        assert (dump(memory), weights(memory)) == before
-        # every memory once, samples among the candidates alone
-        assert sorted(ranking(memory, QUERIES[0])) == sorted(f"m{number}" for number in memory.store.numbers())
-        assert {*ranking(memory, QUERIES[0], 10)} == {*first[0].trace["candidates"]}
-    with bank(tmp_path / "a") as memory:
-        assert [memory.retrieve(query, k=9) for query in QUERIES] == first
-
-
 def _told(memory: RmmBank) -> int:
     return sum(entry["event"] == "feedback" for entry in memory.store.journal())
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
@@ -83,25 +82,3 @@ def test_turns_are_filtered_at_once_and_boosted_one_after_the_other(tmp_path: Pa
             "entries": "1. (working) Ann packs for Rome.\n2. (fact) Ann has a cat, Tom, and a dog.",
             "question": "Asked on: 2024-03-03\nWhich pets has Ann?",
         }
-
-
-@pytest.mark.parametrize(
-    ("days", "left"),
-    [
-        (["2024-03-01", "2024-03-08"], {"s1:1", "s2:1"}),
-        (["2024-03-01", "2024-03-09"], {"s2:1"}),
-        ([None, None], {"s1:1", "s2:1"}),
-        ([None, None, None], {"s2:1", "s3:1"}),
-        (["2024-03-01", None], {"s1:1", "s2:1"}),
-    ],
-)
-def test_the_window_of_working_memory(days: list[str | None], left: set[str], tmp_path: Path) -> None:
-    with bank(tmp_path / "b", None, policy="extractive") as memory:
-        for number, day in enumerate(days, 1):
-            memory.ingest(session(f"s{number}", day, f"Ann: Tomorrow we paint house{number} in Rome{number}."))
-        state = memory.state()
-        assert {source for one in state.current("working") for source in one.sources} == left
-        assert len(state.kept("working")) + len(state.deleted) == len(days)
-        gone = [one for one in memory.operations() if one.op == "DELETE"]
-        assert len(gone) == len(days) - len(left)
-        assert all(one.session == f"s{len(days)}" for one in gone)

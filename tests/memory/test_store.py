@@ -67,19 +67,6 @@ def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, d
         np.testing.assert_allclose([scores[number] for number, _ in found], [score for _, score in found], atol=1e-6)
 
 
-def test_vectors_come_back_from_the_database(store: Store) -> None:
-    rows = torch.randn(53, 8)
-    fill(store, rows)
-    numbers = torch.randperm(len(rows)).add(1).tolist()
-    store.learn("weights", b"old")
-    store.learn("weights", b"new")
-    store.close()
-    again = Store(store.folder, {"dialogue": "d"}, store.encoder)
-    assert torch.equal(again.vectors(numbers), rows[[number - 1 for number in numbers]])
-    assert (again.learned("weights"), again.learned("other")) == (b"new", None)
-    again.close()
-
-
 def test_a_failed_transaction_changes_nothing(store: Store) -> None:
     rows = torch.nn.functional.normalize(torch.randn(5 * 16, 8), dim=-1)
     fill(store, rows[: 16 + 3])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripted import ScriptedChat, parts, services, session
 
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.mem1 import Mem1System
 from remind.memory.memagent import MemAgentSystem
@@ -16,7 +16,6 @@ from remind.models.encoder import SentenceEncoder
 FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
 LATER = session("s2", "2023-06-01", "Bob: The weather is fine.", "Ann: Tom the cat ran away.")
 QUESTION = Query("What is the name of the cat?", "q", "2023-07-01", "single", ("Tom", "Jerry"))
-LOST = Reply("", failure="server", message="no reply")
 
 
 def noter(request: Request) -> str:
