@@ -28,6 +28,7 @@ try:
 except importlib.metadata.PackageNotFoundError:
     INSTALLED = ""
 
+pytestmark = pytest.mark.skipif(INSTALLED != "1.0.11", reason="needs mem0ai==1.0.11")
 TURNS = 200
 _LISTS = re.compile(r"```\n    (\[.*?\])\n    ```", re.DOTALL)
 

@@ -22,6 +22,7 @@ from remind.core.errors import DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.meter import Meter
 
+pytestmark = pytest.mark.usefixtures("quick")
 METERED = Path(__file__).with_name("metered.py")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}

@@ -35,6 +35,8 @@ from remind.memory.meter import Meter
 from remind.memory.packages import PackageBank
 from remind.memory.systems import make_system
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 FIRST, LATER = sessions()
 #: All that a manager which only adds has in the end.
 ADDED = {
