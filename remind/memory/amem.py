@@ -14,8 +14,8 @@ from typing import Any
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, TEXTS, Bank, Draft, mapping, texts
-from remind.memory.base import Query, System
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

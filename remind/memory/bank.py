@@ -12,7 +12,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,18 +25,15 @@ from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.processes import locked
 from remind.data.dialogue import Image, Session, Turn
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
-from remind.memory.base import QUESTION_STAGES, Memory, Query, Receipt, Retrieval, Services, System
+from remind.memory.base import QUESTION_STAGES, Draft, Memory, Query, Receipt, Retrieval, Services, System
 from remind.models.encoder import SentenceEncoder
 from remind.perception.perceive import BM25, standardise
-from remind.states.pyramid import one_line, turn_text
-from remind.text.thoughts import without_thoughts
+from remind.states.pyramid import turn_text
 from remind.text.words import stems
 
 #: How memories are ranked. dense: by cosine. bm25: by stemmed words. hybrid: by the sum of both as z-scores over all
 #: keys. A memory has the score of its best key.
 Method = Literal["dense", "bm25", "hybrid"]
-TEXT: Mapping[str, Any] = {"type": "string"}
-TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 #: Candidates in a row that may not fit a budget before the search for smaller ones ends.
 _MISSES = 64
 #: Requests of a bank before its share of lost ones can end a dialogue that is being taken in.
@@ -62,27 +59,6 @@ CREATE INDEX keys_of ON keys (memory);
 #: What a bank is rebuilt of and holds then; what was learned stays.
 _CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A memory to be stored.
-
-    Attributes:
-        kind: as in `Memory`.
-        sources: ids of stored turns; None: cannot be told.
-        text: None: the turns' own words, which are not stored twice.
-        keys: texts it is found by. None as a key: the memory's own text.
-        time: None: that of the first source.
-        note: the system's own, as JSON.
-    """
-
-    kind: str
-    sources: tuple[str, ...] | None
-    text: str | None = None
-    keys: tuple[str | None, ...] = (None,)
-    time: str | None = None
-    note: Any = None
 
 
 class _Keys:
@@ -576,10 +552,9 @@ class Bank(ABC):
         assert draft.text is not None
         tokens, keys = self.encoder.count_tokens(draft.text), [key or draft.text for key in draft.keys]
         vectors = self.encoder.encode_apart(keys) if keys else None
-        if number is None:
-            return self.store.add(draft, tokens, vectors)
-        self.store.rewrite(number, draft, tokens, vectors)
-        return number
+        if number is not None:
+            self.store.remove(number)
+        return self.store.add(draft, tokens, vectors, number)
 
     def put_all(self, drafts: Sequence[Draft], texts: Sequence[str], encoded: bool = True) -> None:
         """Store memories, whose keys are encoded together.
@@ -720,17 +695,6 @@ def failed(what: str, reply: Reply) -> str:
     return f"{what}: {reply.failure}: {reply.message}"
 
 
-def words(reply: Reply) -> str:
-    """A reply in prose, without the thought before it."""
-    return without_thoughts(reply.text).strip()
-
-
 def mapping(reply: Reply) -> Mapping[str, Any]:
     """A reply's JSON object; an empty one where it is none."""
     return reply.value if isinstance(reply.value, Mapping) else {}
-
-
-def texts(value: Any) -> list[str]:
-    """The strings of a list, each on one line and once."""
-    lines = (one_line(item) for item in (value if isinstance(value, list) else []) if isinstance(item, str))
-    return list(dict.fromkeys(line for line in lines if line))

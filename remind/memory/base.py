@@ -5,7 +5,7 @@ A system is one file with a `System`, its options, and a `Bank`, what is stored 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,12 +14,15 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Format, Question
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
+from remind.text.thoughts import without_thoughts
 from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
-    from remind.llm.request import ChatModel, Stage
+    from remind.llm.request import ChatModel, Reply, Stage
     from remind.models.encoder import SentenceEncoder
 
+TEXT: Mapping[str, Any] = {"type": "string"}
+TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 #: Stages of chat models that belong to a question; the others belong to ingest.
 QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
 
@@ -52,6 +55,27 @@ class Memory:
     def dated(self) -> str:
         """The text behind its time."""
         return f"[{one_line(self.time)}] {self.text}" if self.time else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A memory to be stored.
+
+    Attributes:
+        kind: as in `Memory`.
+        sources: ids of stored turns; None: cannot be told.
+        text: None: the turns' own words, which are not stored twice.
+        keys: texts it is found by. None as a key: the memory's own text.
+        time: None: that of the first source.
+        note: the system's own, as JSON.
+    """
+
+    kind: str
+    sources: tuple[str, ...] | None
+    text: str | None = None
+    keys: tuple[str | None, ...] = (None,)
+    time: str | None = None
+    note: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +201,14 @@ class System:
             ConfigError: another process has it open.
         """
         return self.banks(folder, dialogue_id, self, services)
+
+
+def words(reply: Reply) -> str:
+    """A reply in prose, without the thought before it."""
+    return without_thoughts(reply.text).strip()
+
+
+def texts(value: Any) -> list[str]:
+    """The strings of a list, each on one line and once."""
+    lines = (one_line(item) for item in (value if isinstance(value, list) else []) if isinstance(item, str))
+    return list(dict.fromkeys(line for line in lines if line))

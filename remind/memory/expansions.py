@@ -19,8 +19,8 @@ from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
 from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXTS, failed, filled, mapping, texts, words
-from remind.memory.base import System
+from remind.memory.bank import failed, filled, mapping
+from remind.memory.base import TEXTS, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, TEXTS, Bank, Draft, Method, mapping, texts, words
-from remind.memory.base import Memory, Query, System
+from remind.memory.bank import Bank, Method, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

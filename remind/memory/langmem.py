@@ -14,8 +14,7 @@ from torch import Tensor
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.bank import Draft
-from remind.memory.base import Query
+from remind.memory.base import Draft, Query
 from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt

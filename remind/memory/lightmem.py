@@ -17,8 +17,8 @@ import torch
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, Bank, Draft, mapping
-from remind.memory.base import Query, System
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, Draft, Query, System
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment

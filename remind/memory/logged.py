@@ -12,13 +12,13 @@ from torch import Tensor
 from remind.core.files import sha256_json
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
-from remind.memory.bank import Bank, Draft
-from remind.memory.base import System
+from remind.memory.bank import Bank
+from remind.memory.base import Draft, System
 from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
 from remind.memory.proposals import LONGEST, undated
-from remind.memory.times import day_of
 from remind.states.pyramid import one_line
+from remind.text.days import day_of
 from remind.text.words import fillers, sentences, stems
 
 #: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.

@@ -9,18 +9,27 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.bank import Bank, Draft, Method
-from remind.memory.base import Query
+from remind.llm.structured import object_schema
+from remind.memory.bank import Bank, Method, mapping
+from remind.memory.base import TEXT, Draft, Query
 from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
 from remind.memory.plain import cut
-from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
-from remind.states.pyramid import turn_text
+from remind.states.pyramid import one_line, turn_text
+from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
 #: What is made to expand keys, and of what: of a whole session, or of every turn.
 Expansion = Literal["none", "session-summ", "session-keyphrase", "session-userfact", "turn-keyphrase", "turn-userfact"]
 #: separate: expansions are keys beside the words. merge: they stand before the words in one key. replace: they stand in
 #: the words' place. With `split-` every fact, phrase or sentence makes a key of its own, else all of them together.
 Join = Literal["separate", "merge", "replace", "split-separate", "split-merge", "split-replace"]
+#: By how many days an event may lie outside a range, which is itself often a guess.
+TOLERANCE = 2
+#: Room for a reply in tokens (Appendix D).
+ROOM = 2000
+EVENTS = object_schema(
+    events={"type": "array", "items": object_schema(message={"type": "integer"}, date=TEXT, event=TEXT)}
+)
+RANGE = object_schema(start=TEXT, end=TEXT)
 _NOT_AS_PUBLISHED = {
     "extractive": "facts, keyphrases and summaries are taken from the dialogue's words and not written by an LLM",
     "replay": "facts and summaries are those shipped with LoCoMo",
@@ -186,3 +195,53 @@ def _written(value: str, own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, 
         for text in [" ".join(texts)] if value == "summary" and texts else texts:
             sources.setdefault(text, {}).update(dict.fromkeys(turn.id for turn in stretch))
     return [(Draft(value, tuple(ids), text=text), text) for text, ids in sources.items()]
+
+
+def told_days(session: Session) -> dict[str, list[Span]]:
+    """For each turn's id the day it was said on and the days it names, by rules."""
+    found = {}
+    for turn in session.turns:
+        said = day_of(turn.time) or day_of(session.time)
+        own = [] if said is None else [one_day(said)]
+        found[turn.id] = [*own, *spans(turn.text, said)]
+    return found
+
+
+def ask_events(bank: Bank, session: Session, lost: list[str]) -> dict[str, list[Span]]:
+    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, with a line in `lost`."""
+    said = day_of(session.time)
+    data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+    written = _written_day(said, session.time)
+    reply = bank.ask(lost, "events", "memory_events", data, ROOM, EVENTS, day=written)
+    if reply.failure is not None:
+        lost[-1] += f" ({session.id}: they are found by rules)"
+        return told_days(session)
+    names = [turn.id for turn in session.turns]
+    found = {turn.id: [one_day(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
+    for event in mapping(reply)["events"]:
+        number, days = event["message"], list(spans(event["date"], None))
+        # an event of no message may be told of in any
+        for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
+            found[name] += days
+    return found
+
+
+def ask_range(
+    bank: Bank | None, question: str, asked: date | None, latest: date | None
+) -> tuple[Span | None, Literal["llm", "rules"]]:
+    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was."""
+    if bank is not None:
+        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
+        reply = bank.ask([], "time_range", "memory_time_range", data, ROOM, RANGE)
+        if reply.failure is None:
+            told = [mapping(reply)[name] for name in ("start", "end")]
+            found = [span for text in told for span in spans(text, None)]
+            if len(found) == 2:
+                return checked(Span(found[0].start, found[1].end), asked), "llm"
+            if "N/A" in told:
+                return None, "llm"
+    return time_range(question, asked, latest), "rules"
+
+
+def _written_day(day: date | None, words: str | None) -> str:
+    return f"{day:%Y/%m/%d} ({day:%A})" if day else one_line(words or "unknown")

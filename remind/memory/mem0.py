@@ -23,8 +23,8 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, TEXTS, Bank, Draft, failed, filled, mapping
-from remind.memory.base import Memory, Query, System
+from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
 

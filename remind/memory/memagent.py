@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remind.data.dialogue import Session
-from remind.memory.bank import Bank, words
-from remind.memory.base import Memory, Query, System
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, System, words
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

@@ -11,8 +11,8 @@ from typing import Any
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.request import Request
-from remind.memory.bank import failed, filled, words
-from remind.memory.base import Memory, Query
+from remind.memory.bank import failed, filled
+from remind.memory.base import Memory, Query, words
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
 from remind.memory.operations import Entry, Operation
 from remind.memory.proposals import Occasion, Role, propose, schema

@@ -15,8 +15,8 @@ from typing import Any
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.bank import TEXT, Bank, Draft, Method, failed, filled, words
-from remind.memory.base import Memory, Query, System
+from remind.memory.bank import Bank, Method, failed, filled
+from remind.memory.base import TEXT, Draft, Memory, Query, System, words
 from remind.memory.readers import Reading, tokens
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt

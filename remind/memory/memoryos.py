@@ -17,10 +17,10 @@ from torch import Tensor
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, TEXTS, Bank, Draft, mapping, texts, words
-from remind.memory.base import Query, System
-from remind.memory.times import day_of
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, words
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
 CONTINUE_SCHEMA = object_schema(continues={"type": "boolean"})

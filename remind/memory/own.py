@@ -16,8 +16,8 @@ from remind.grounding import GroundingConfig
 from remind.llm.asking import TEMPLATES
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Stage
-from remind.memory.bank import Bank, Draft, Store
-from remind.memory.base import Query, System
+from remind.memory.bank import Bank, Store
+from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, told, turn_scores
 from remind.states.pyramid import AttentionalState, turn_text

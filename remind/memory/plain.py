@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.bank import Bank, Draft, Method
-from remind.memory.base import Query, System
+from remind.memory.bank import Bank, Method
+from remind.memory.base import Draft, Query, System
 from remind.states.pyramid import turn_text
 
 Unit = Literal["turn", "round", "session"]

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
@@ -68,13 +68,6 @@ class ChatOf(Protocol):
     """Finds the chat model of a stage; None: no endpoint is named. `Bank.chat` is one."""
 
     def __call__(self, stage: Stage) -> ChatModel | None: ...
-
-
-@runtime_checkable
-class Answers(Protocol):
-    """A bank that answers by itself."""
-
-    def answer(self, query: Query) -> Reading: ...
 
 
 @dataclass(frozen=True)

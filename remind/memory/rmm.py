@@ -18,8 +18,8 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, sha256_json
 from remind.core.processes import locked
 from remind.data.dialogue import Session
-from remind.memory.bank import Bank, Draft
-from remind.memory.base import Query, Retrieval
+from remind.memory.bank import Bank
+from remind.memory.base import Draft, Query, Retrieval
 from remind.memory.expansions import Replaying
 from remind.memory.reranker import NAME, Choice, Episode, Reranker, RerankerConfig, rewards
 from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed

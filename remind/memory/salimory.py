@@ -13,13 +13,13 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, failed, filled, mapping
-from remind.memory.base import Memory, Query
+from remind.memory.bank import failed, filled, mapping
+from remind.memory.base import TEXT, Memory, Query
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema
-from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply by role.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
 from remind.llm.structured import object_schema
-from remind.memory.bank import TEXT, Bank, failed, filled, mapping, words
+from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.base import TEXT, words
 from remind.memory.expansions import Annotations, gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder

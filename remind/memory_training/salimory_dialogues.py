@@ -24,7 +24,6 @@ from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SCHEMAS, SaliMorySystem, listed, request, shown
-from remind.memory.times import day_of
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.dialogues import Asked, Source
 from remind.memory_training.episodes import Episode, Scores
@@ -33,6 +32,7 @@ from remind.memory_training.salimory_scores import Judged, scores
 from remind.memory_training.speech import speech_of, spoken
 from remind.refmem.personal import episode
 from remind.states.pyramid import turn_text
+from remind.text.days import day_of
 
 TEMPLATE = "reward_salimory"
 #: Tokens of a judge's reply; models that think first need some of it.

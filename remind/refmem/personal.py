@@ -17,10 +17,10 @@ from remind.data.dialogue import Corpus, Dialogue, Question, Session
 from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema
 from remind.memory.logged import numbered
-from remind.memory.times import day_of
 from remind.refmem.config import P13nConfig
 from remind.refmem.generate import MAX_TOKENS, ask_twice
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from remind.text.words import fillers, stems
 
 T = TypeVar("T")

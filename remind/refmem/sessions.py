@@ -26,13 +26,13 @@ from remind.memory.logged import numbered
 from remind.memory.membuilder import ROLES, MemBuilderSystem
 from remind.memory.operations import Entry
 from remind.memory.readers import ChatReader
-from remind.memory.times import day_of
 from remind.models.encoder import SentenceEncoder
 from remind.refmem.config import SessionConfig
 from remind.refmem.filters import blind_request
 from remind.refmem.generate import MAX_TOKENS, ask_twice
 from remind.refmem.personal import chosen, text_of
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 
 TEMPLATE = "refmem_session"
 #: Types with their shares.

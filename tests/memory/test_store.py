@@ -13,7 +13,8 @@ from banks import opened, talk
 from words import WordEncoder
 
 from remind.core.errors import DataError
-from remind.memory.bank import Draft, Store
+from remind.memory.bank import Store
+from remind.memory.base import Draft
 
 
 @pytest.fixture
