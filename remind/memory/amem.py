@@ -14,9 +14,8 @@ from typing import Any
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -35,7 +34,7 @@ QUERY_SCHEMA = object_schema(keywords=TEXTS)
 
 
 @dataclass(frozen=True)
-class AMemSystem(Written):
+class AMemSystem(System):
     """Linked notes, found by the cosine of turn, context, keywords and tags together with keywords that the model makes
     of the question. After each note come those that it links to."""
 
@@ -69,12 +68,12 @@ class AMemBank(Bank, of=AMemSystem):
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         lost: list[str] = []
-        reply = ask(self, lost, "read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
+        reply = self.ask(lost, "read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
         if lost:
             trace["failed"] = lost
         trace["keywords"] = texts(mapping(reply).get("keywords"))
         seen: set[int] = set()
-        for number, score in self.ranker.rank(", ".join(trace["keywords"]) or query.text, "dense"):
+        for number, score in self.store.rank(", ".join(trace["keywords"]) or query.text, "dense"):
             for found in (number, *self.store.note(number)["links"]):
                 if found not in seen:
                     seen.add(found)
@@ -82,7 +81,7 @@ class AMemBank(Bank, of=AMemSystem):
 
     def _construct(self, said: str, lost: list[str]) -> dict[str, Any]:
         """A turn's note with K, X and G (Eq. 1-2)."""
-        value = mapping(ask(self, lost, "summaries", "amem_note", {"remark": said}, ROOM, NOTE_SCHEMA))
+        value = mapping(self.ask(lost, "summaries", "amem_note", {"remark": said}, ROOM, NOTE_SCHEMA))
         return {
             "said": said,
             "keywords": texts(value.get("keywords")),
@@ -102,7 +101,7 @@ class AMemBank(Bank, of=AMemSystem):
             "note": json.dumps(_listed(note, turn.time), ensure_ascii=False),
             "nearest": "\n".join(json.dumps(row, ensure_ascii=False) for row in notes),
         }
-        value = mapping(ask(self, lost, "update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))
+        value = mapping(self.ask(lost, "update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))
         return value if value.get("should_evolve") is True else {}
 
     def _update(self, changes: Mapping[str, Any], nearest: Sequence[int]) -> None:

@@ -17,9 +17,8 @@ import torch
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, Written, ask, dated, mapping
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, Draft, Query, System
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
@@ -33,7 +32,7 @@ UPDATE_SCHEMA = object_schema(action={"type": "string", "enum": ["update", "dele
 
 
 @dataclass(frozen=True)
-class LightMemSystem(Written):
+class LightMemSystem(System):
     """Facts, each from one turn that the model names, found by cosine. The newest turns are in the buffers until
     `finish`, and no memory yet."""
 
@@ -103,12 +102,11 @@ class LightMemBank(Bank, of=LightMemSystem):
             self._extract(short, lost)
             self._update(lost)
             self.store.log({"sensory": [], "short": [], "finished": True})
-            last = list(self.store.sessions())[-1].id
+            last = self.store.sessions()[-1].id
             self.store.degrade(last, (*self.store.degraded().get(last, ()), *lost))
-        self._open.clear()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        return self.ranker.rank(query.text, "dense")
+        return self.store.rank(query.text, "dense")
 
     def _buffers(self) -> tuple[list[Item], list[list[Item]]]:
         """The sensory buffer, and the topics in short-term memory."""
@@ -156,7 +154,7 @@ class LightMemBank(Bank, of=LightMemSystem):
                 number += 1
         short.clear()
         data = {"remarks": "\n".join(lines)}
-        reply = ask(self, lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
+        reply = self.ask(lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
         for one in mapping(reply).get("data", ()):
             text, source = one_line(one["fact"]), one["source_id"]
             if text and 0 <= source < len(items):
@@ -169,15 +167,15 @@ class LightMemBank(Bank, of=LightMemSystem):
         if not numbers:
             return
         before = [self.store.memory(number) for number in numbers]
-        vectors = self.store.vectors(self.store.rows(numbers))
+        vectors = self.store.vectors(numbers)
         for place, (number, memory) in enumerate(zip(numbers, before, strict=True)):
             cosines = vectors[place + 1 :] @ vectors[place]
             nearest = torch.argsort(cosines, descending=True, stable=True)[: self.system.queue].tolist()
             later = [before[place + 1 + at] for at in sorted(nearest) if cosines[at] >= self.system.update_at]
             if not later:
                 continue
-            data = {"entry": dated(memory), "later": "\n".join(map(dated, later))}
-            value = mapping(ask(self, lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
+            data = {"entry": memory.dated, "later": "\n".join(one.dated for one in later)}
+            value = mapping(self.ask(lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
             text = one_line(value.get("new_memory", ""))
             if value.get("action") == "delete":
                 self.store.remove(number)

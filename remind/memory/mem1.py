@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import Session
-from remind.memory.asking import Written, ask, asked, dated
-from remind.memory.base import Bank, Memory, Query
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, System
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
-class Mem1System(Written):
+class Mem1System(System):
     """The last internal state with the model's own answer; its sources are the turns that were found on the way."""
 
     templates = ("mem1_step",)
@@ -47,8 +47,8 @@ class Mem1Bank(Bank, of=Mem1System):
         seen, lost = set[int](), list[str]()
         trace["searches"] = []
         for left in reversed(range(self.system.rounds)):
-            data = {"question": asked(query), "state": state, "found": found}
-            reply = ask(self, lost, "read", "mem1_step", data, self.system.room, left=left)
+            data = {"question": query.asked, "state": state, "found": found}
+            reply = self.ask(lost, "read", "mem1_step", data, self.system.room, left=left)
             if reply.failure is not None:
                 trace["failed"] = lost
                 break
@@ -62,14 +62,14 @@ class Mem1Bank(Bank, of=Mem1System):
             trace["searches"].append(search)
             if left:
                 # shown in the order of the dialogue
-                numbers = sorted(number for number, _ in islice(self.ranker.rank(search, "dense"), self.system.top))
+                numbers = sorted(number for number, _ in islice(self.store.rank(search, "dense"), self.system.top))
                 seen.update(numbers)
-                found = "\n".join(dated(self.store.memory(number)) for number in numbers)
+                found = "\n".join(self.store.memory(number).dated for number in numbers)
         trace["answer"] = answer
         text = "\n".join(part for part in (state, answer and f"Answer: {answer}") if part)
         if text:
-            turns = dict.fromkeys(turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
-            yield Memory("state", text, "state", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(text))
+            turns = (turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
+            yield self.written("state", text, turns)
 
 
 def _part(tag: str, text: str) -> str:

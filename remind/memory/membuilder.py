@@ -11,12 +11,11 @@ from typing import Any
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.request import Request
-from remind.memory.asking import failed, filled, words
-from remind.memory.base import Memory, Query
-from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
+from remind.memory.bank import failed, filled
+from remind.memory.base import Memory, Query, words
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
 from remind.memory.operations import Entry, Operation
 from remind.memory.proposals import Occasion, Role, propose, schema
-from remind.memory.systems import System
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -28,18 +27,15 @@ ROOM, TRIES = 6000, 2
 
 
 @dataclass(frozen=True)
-class MemBuilderSystem(System):
+class MemBuilderSystem(PolicySystem):
     """Four stores, each kept by a role that sees the memory as it was before the session.
 
     UPDATE and MERGE leave the older entries where they are, so that history can be asked for; of the core block the
     last version alone is shown, before all entries.
     """
 
+    roles = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
     name: str = "membuilder"
-    """As the user calls it."""
-    policy: Policy = "llm"
-    """Who proposes operations. llm: the endpoint of memory and compress; where there is none or the episodic role
-    fails, the rules, which marks the session. extractive: the rules, which keep what each turn tells as an event."""
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""
     block_characters: PositiveInt = 5000
@@ -51,10 +47,6 @@ class MemBuilderSystem(System):
         super().__post_init__()
         if self.compressed_characters > self.block_characters:
             raise ConfigError("compressed_characters must be at most block_characters")
-
-    def about(self) -> dict[str, Any]:
-        names = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
-        return {"system": "membuilder", **super().about(), **about(self.policy, *names)}
 
 
 def request(
@@ -111,7 +103,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         for block in self._block():
             if block.text:
                 yield int(block.id[1:]), 1.0
-        yield from self.ranker.rank(query.text, "dense")
+        yield from self.store.rank(query.text, "dense")
 
     def _block(self) -> list[Entry]:
         return self.entries(self.store.numbers("core"))
@@ -123,8 +115,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         entries["core"] = self._block()
         limit = self.system.block_characters
         requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        answered = replies(self, "memory", requests)
-        if answered is None:
+        if (answered := self.replies(requests)) is None:
             return {}, ["memory: no endpoint is named"]
         found, reasons = dict[Role, Replied](), []
         for role, (reply, by) in zip(ROLES, answered, strict=True):
@@ -146,7 +137,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
             if self.system.policy == "llm" and attempt < TRIES and not reasons:
                 data = {"block": block.text}
                 ask = filled(self.dialogue_id, "compress", "membuilder_compress", data, ROOM, limit=limit)
-                for reply, name in replies(self, "compress", [ask]) or ():
+                for reply, name in self.replies([ask]) or ():
                     if reply.failure is not None:
                         reasons.append(failed("compress", reply))
                     elif shorter := words(reply):

@@ -15,10 +15,9 @@ from typing import Any
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.asking import TEXT, Written, asked, dated, failed, filled, send, words
-from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.memory.readers import Answer, Usage
-from remind.memory.store import Draft, Method
+from remind.memory.bank import Bank, Method, failed, filled
+from remind.memory.base import TEXT, Draft, Memory, Query, System, words
+from remind.memory.readers import Reading, tokens
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -49,7 +48,7 @@ _SEARCHED: Mapping[str, tuple[str, Method]] = {
 
 
 @dataclass(frozen=True)
-class MemGPTSystem(Written):
+class MemGPTSystem(System):
     """What the searches for a question find, then the core memory. The bank answers by itself, by the same searches.
 
     Sources of a turn are the turn; of a sentence in archival memory the batch that it was written at; of the core
@@ -124,16 +123,16 @@ class MemGPTBank(Bank, of=MemGPTSystem):
                 trace["failed"] = [talk.problem]
             yield from self._shown(talk)
 
-    def answer(self, query: Query) -> Answer:
-        """What the model says after its searches; the retrieval is all that it saw."""
+    def answer(self, query: Query) -> Reading:
+        """What the model says after its searches; the memories are all that it saw."""
         if not self.store.count():
-            return Answer("", None, Retrieval((), ""), Usage(), "the bank is empty")
+            return Reading("", failure="the bank is empty")
         talk = self._ask(query)
         memories = tuple(self.store.memory(number, score) for number, score in self._shown(talk))
-        return Answer(talk.text, None, Retrieval(memories, ""), Usage.of(talk.replies), talk.problem)
+        return Reading(talk.text, memories, tokens=tokens(talk.replies), failure=talk.problem)
 
     def _ask(self, query: Query) -> _Talk:
-        data = {"core": self._core.text, "question": asked(query)}
+        data = {"core": self._core.text, "question": query.asked}
         abstention = "" if query.options else NO_INFORMATION
         talk = self._talk("read", "memgpt_answer", data, steps=self.system.steps - 1, abstention=abstention)
         if talk.problem is None and not talk.text:
@@ -169,7 +168,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         for left in reversed(range(self.system.steps)):
             choice = "auto" if left or turns else "none"
             body = {"messages": [*messages], "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
-            reply = send(self, replace(request, messages=(), body=body))
+            (reply,) = self.send(replace(request, messages=(), body=body))
             talk.replies.append(reply)
             if reply.failure is not None:
                 talk.problem = failed(stage, reply)
@@ -220,7 +219,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         first = page * self.system.page
         ranked = (
             number
-            for number, score in self.ranker.rank(query, method)
+            for number, score in self.store.rank(query, method)
             # BM25 ranks those without any of the words, too
             if (method == "dense" or score > 0) and self.store.memory(number).kind == kind
         )
@@ -228,7 +227,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if not numbers:
             return "There are no further results." if page else "Nothing was found."
         talk.found |= dict.fromkeys(numbers)
-        lines = "\n".join(one_line(dated(self.store.memory(number))) for number in numbers)
+        lines = "\n".join(one_line(self.store.memory(number).dated) for number in numbers)
         return fenced("found", lines, code_for([lines]))
 
     def _write(self, text: str, sources: tuple[str, ...]) -> str:

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts, words
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
-from remind.memory.times import day_of
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, words
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
 CONTINUE_SCHEMA = object_schema(continues={"type": "boolean"})
@@ -34,7 +33,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True)
-class MemoryOSSystem(Written):
+class MemoryOSSystem(System):
     """Pages, each an exchange, and what is known of the speakers. Shown are the short-term queue, the best pages of the
     best segments, knowledge near the question, and the profile."""
 
@@ -107,7 +106,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         if (state := self._state) is None:
             return
         system, lost = self.system, list[str]()
-        reply = ask(self, lost, "read", "memoryos_query", {"question": query.text}, system.room, QUERY_SCHEMA)
+        reply = self.ask(lost, "read", "memoryos_query", {"question": query.text}, system.room, QUERY_SCHEMA)
         if lost:
             trace["failed"] = lost
         keywords = trace["keywords"] = texts(mapping(reply).get("keywords"))
@@ -137,18 +136,18 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         if state.chain:
             last = self.store.note(state.chain[-1])
             data = {"earlier": last["said"], "later": said}
-            reply = ask(self, lost, "update", "memoryos_continue", data, room, CONTINUE_SCHEMA)
+            reply = self.ask(lost, "update", "memoryos_continue", data, room, CONTINUE_SCHEMA)
             if mapping(reply).get("continues") is True:
                 before = last["overview"]
             else:
                 state.chain.clear()
         state.chain.append(page)
-        reply = ask(self, lost, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
+        reply = self.ask(lost, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
         overview = one_line(words(reply)) if reply.failure is None else before
         for number in state.chain:
             part = self.store.note(number)["said"]
             self._change(number, f"{part}\nOverview: {overview}" if overview else part, overview=overview)
-        topic = mapping(ask(self, lost, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
+        topic = mapping(self.ask(lost, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
         summary = one_line(topic.get("summary", "")) or one_line(said)
         segment = self._file(state, page, summary, texts(topic.get("keywords")), today)
         note = self.store.note(segment)
@@ -193,11 +192,11 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         sources, room = self._sources(learned_from), self.system.room
         data = {"person": one_line(state.user), "exchanges": told}
         old = None if state.profile is None else self.store.memory(state.profile)
-        reply = ask(self, lost, "extract", "memoryos_profile", {**data, "profile": old.text if old else ""}, room)
+        reply = self.ask(lost, "extract", "memoryos_profile", {**data, "profile": old.text if old else ""}, room)
         if reply.failure is None and (text := words(reply)):
             draft = Draft("profile", (*((old and old.sources) or ()), *sources), text, ())
             state.profile = self.put(draft, state.profile)
-        facts = mapping(ask(self, lost, "extract", "memoryos_knowledge", data, room, KNOWLEDGE_SCHEMA))
+        facts = mapping(self.ask(lost, "extract", "memoryos_knowledge", data, room, KNOWLEDGE_SCHEMA))
         for side in SIDES:
             known = state.known[side]
             for fact in texts(facts.get(side)):
@@ -227,7 +226,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
     def _cosines(self, numbers: Sequence[int], vector: Tensor) -> dict[int, float]:
         if not numbers:
             return {}
-        found = (self.store.vectors(self.store.rows(numbers)) @ vector).tolist()
+        found = (self.store.vectors(numbers) @ vector).tolist()
         return dict(zip(numbers, found, strict=True))
 
 

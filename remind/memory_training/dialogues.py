@@ -32,7 +32,6 @@ from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.memory import membuilder, salimory
-from remind.memory.asking import asked as asked_with
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import dated, numbered
 from remind.memory.membuilder import ROLES, MemBuilderSystem
@@ -40,7 +39,6 @@ from remind.memory.operations import Entry, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SaliMorySystem, listed, shown
-from remind.memory.times import day_of
 from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
 from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together, traced
 from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, task_reward
@@ -49,6 +47,7 @@ from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
+from remind.text.days import day_of
 
 TEMPLATE = "reward_salimory"
 #: Tokens of a judge's reply; models that think first need some of it.
@@ -292,7 +291,7 @@ def play(dialogue: Dialogue, question: Question) -> Generator[list[Asked], list[
     if entries:
         data = {
             "entries": listed((one.store, one.text) for one in entries),
-            "question": asked_with(Query.of(question)),
+            "question": Query.of(question).asked,
         }
         (written,) = yield [Asked("utilizer", salimory.request("utilizer", dialogue.id, data))]
         value = read_reply(written, "utilizer")
