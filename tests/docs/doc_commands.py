@@ -125,13 +125,12 @@ def block_commands(language: str = "bash") -> list[Command]:
     ]
 
 
-def spans(tables: bool = True) -> list[Command]:
+def spans() -> list[Command]:
     """Everything in `backticks` outside the blocks."""
     return [
         Command(f"{path.relative_to(ROOT)}:{number}", span)
         for path in PAGES
         for number, line in _page(path)[1]
-        if tables or not line.startswith("|")
         for span in re.findall(r"`([^`]+)`", line)
     ]
 

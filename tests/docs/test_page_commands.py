@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from doc_commands import README, Block, Command, block_commands, snippets, spans
+from doc_commands import README, Block, Command, all_commands, block_commands, snippets
 from doc_desk import DEMO, RECIPES, Desk
 
 from remind.commands import COMMANDS
@@ -23,10 +23,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 def chosen() -> list[Command]:
     """All of the README, else the first of each in the quickstart or another page, and one under a launcher."""
-    written = [one for one in (*block_commands(), *spans(tables=False)) if one.program in COMMANDS and one.arguments]
+    written = [one for one in all_commands() if one.program in COMMANDS]
     first: dict[object, Command] = {DEMO.program: DEMO}
     for command in sorted(written, key=lambda one: not one.place.startswith((README.name, "docs/quickstart"))):
-        if command.place.startswith(README.name):
+        if command.place.startswith(README.name) and command in block_commands():
             first[command] = command
         kind = "launch" if "configs/accelerate/cpu_2.yaml scripts/train_pra.py" in command.text else command.program
         first.setdefault(kind, command)
