@@ -35,12 +35,11 @@ floor: $(VENV)/.ready
 	PYTHONPATH=$(VENV)/floor $(BIN)/python -m pytest -n 4 --dist loadfile tests/alignment/test_contract.py tests/alignment/test_gradients.py \
 		tests/alignment/test_trainer.py -k 'not shipped'
 
-# The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
+# The same tests of killed runs and of changed files with more kills and changes than CI has time for.
 soak: $(VENV)/.ready
 	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/build tests/memory/test_run_kills.py \
 		tests/memory_training/test_runs.py -k killed
-	$(PIP) -e '.[fuzz]'
-	$(BIN)/python tests/fuzz/fuzzing --seconds 600
+	REMIND_FUZZ=5000 $(BIN)/python -m pytest tests/fuzz/test_fuzzing.py
 
 # Figures of a machine with CUDA, by the Python that is there: nothing is installed. make gpu DATA="locomo10.json realtalk/"
 gpu:

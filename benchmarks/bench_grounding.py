@@ -1,10 +1,14 @@
-"""What grounding costs on top of the backbone's forward, part by part, side by side in one process."""
+"""What grounding costs on top of the backbone's forward, part by part, side by side in one process.
+
+forward: the backbone up to the deepest hooked layer. scoring: all that follows it, Eq. 2 to blocks. encode: of that
+Eq. 2. ratio: scoring / forward, medians over the rounds. products: of the coders' encoders alone, [tokens, d] x
+[d, d_sae]; no coder that looks at every feature can do without them, so their share of the forward bounds the ratio
+from below.
+"""
 
 from __future__ import annotations
 
-import gc
 import statistics
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +29,7 @@ from remind.grounding.ground import Grounder
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
+from sae.ranges import PositiveInt, check_ranges
 
 #: Text decoders of Qwen3-VL as `nano_model` builds them, with random weights; only the vocabulary is smaller.
 SHAPES: dict[str, dict[str, int]] = {
@@ -35,10 +40,6 @@ _STRATEGY = Strategy(
     ("Collect what is said about the habit in order of time.", "Compare earlier and later statements."),
     *(("Mara",), ("running", "the morning", "coffee"), ("how the opinion changes",), ("since spring",)),
 )
-_LEGEND = """forward: the backbone up to the deepest hooked layer. scoring: all that follows it, Eq. 2 to blocks.
-encode: of that Eq. 2.
-ratio: scoring / forward, medians over the rounds. products: of the coders' encoders alone, [tokens, d] x [d, d_sae];
-no coder that looks at every feature can do without them, so their share of the forward bounds the ratio from below."""
 
 
 @dataclass
@@ -48,18 +49,16 @@ class BenchGroundingConfig:
     backbone: str = "nano"
     """nano; qwen3-vl-2b or qwen3-vl-8b for a decoder of that shape with random weights; or a causal model's folder or
     hub id."""
-    tokens: int = 7000
+    tokens: PositiveInt = 7000
     """Length of the prompt of x0; as many turns as fit."""
     layers: list[int] | None = None
     """Layers with an SAE; None: four, from a fifth to four fifths of the depth."""
-    d_sae: int = 4096
+    d_sae: PositiveInt = 4096
     """Features of each SAE."""
-    k: int = 32
+    k: PositiveInt = 32
     """Active features per token."""
-    rounds: int = 7
+    rounds: PositiveInt = 7
     """How often each part is timed; the parts take turns."""
-    windowed: bool = True
-    """Also time a question in `windowed`: its dialogue encoded anew, found in memory, found on disk."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Settings of grounding; context_codes is ignored."""
     device: str = "cpu"
@@ -70,9 +69,7 @@ class BenchGroundingConfig:
     """JSON file for the figures; None: they are only printed."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "rounds", "d_sae", "k"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_ranges(self, ConfigError)
         if self.k > self.d_sae:
             raise ConfigError(f"k = {self.k} of {self.d_sae} features; need k <= d_sae")
 
@@ -161,8 +158,6 @@ def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
     }
     figures["ratio"] = figures["scoring_s"] / figures["forward_s"]
     figures["products_ratio"] = figures["products_s"] / figures["forward_s"]
-    if cfg.windowed:
-        figures["windowed_s"] = _windowed_seconds(backbone, saes, state, replace(config, context_codes="windowed"))
     _print(figures)
     if cfg.out is not None:
         write_json(cfg.out, figures)
@@ -219,22 +214,8 @@ def _joint_seconds(
     return times
 
 
-def _windowed_seconds(
-    backbone: Backbone, saes: Mapping[int, TopKSAE], state: FactualState, config: GroundingConfig
-) -> dict[str, float]:
-    """Seconds of one question whose dialogue is new, in memory, and on disk as another process left it."""
-    times = {}
-    with tempfile.TemporaryDirectory() as folder:
-        first, second = (Grounder(backbone, saes, None, replace(config, codes_folder=folder)) for _ in range(2))
-        for name, grounder in (("new", first), ("memory", first), ("disk", second)):
-            # a collection takes as long as three questions from memory, and comes with one of five
-            gc.collect()
-            times[name] = seconds(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
-    return times
-
-
 def _print(figures: Mapping[str, Any]) -> None:
-    print(f"{headline(figures['about'])}\n{_LEGEND}")
+    print(f"{headline(figures['about'])}\n\n{__doc__}")
     layers = ", ".join(map(str, figures["layers"]))
     print(f"\n{figures['backbone']}: {figures['tokens']} tokens, {figures['turns']} turns")
     print(f"layers {layers}; d {figures['hidden_size']}, d_sae {figures['d_sae']}, k {figures['k']}")
@@ -242,8 +223,6 @@ def _print(figures: Mapping[str, Any]) -> None:
         value = figures[f"{name}_s"]
         print(f"{name:<16}{1000 * value:>10.1f} ms{value / figures['forward_s']:>10.1%}")
     print(f"ratio {figures['ratio']:.1%}, of which products {figures['products_ratio']:.1%}")
-    for name, value in figures.get("windowed_s", {}).items():
-        print(f"windowed, {name:<8}{1000 * value:>8.1f} ms per question")
 
 
 if __name__ == "__main__":
@@ -252,5 +231,5 @@ if __name__ == "__main__":
     main(
         BenchGroundingConfig,
         bench_grounding,
-        "Cost of grounding one x0 on top of the backbone's forward, part by part.",
+        __doc__,
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.measure import about, headline, resident
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import write_json
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.answerers import FixedAnswers, OnOutput
 from remind.evaluation.config import EvaluateConfig
@@ -23,25 +22,22 @@ from remind.models.generate import Generation
 from remind.states.dataset import finish, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
+from sae.ranges import PositiveInt, check_ranges
 
 
 @dataclass
 class HarnessBenchConfig:
     """Time an evaluation whose model answers at once."""
 
-    questions: int = 1000
+    questions: PositiveInt = 1000
     """How many questions."""
-    turns: int = 160
+    turns: PositiveInt = 160
     """Turns that x0 shows; 160 of 30 words are about 7,200 tokens."""
-    words: int = 30
+    words: PositiveInt = 30
     """Words of each turn."""
-    out: str | None = None
-    """File for the numbers (JSON); None: they are printed only."""
 
     def __post_init__(self) -> None:
-        for name in ("questions", "turns", "words"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_ranges(self, ConfigError)
 
 
 class Instant(FixedAnswers):
@@ -92,9 +88,6 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         print(f"{name:<20}{row['wall']:>9.2f}{row['cpu']:>9.2f}{1000 * row['wall'] / cfg.questions:>18.2f}")
     first, most = found["held_mb"]
     print(f"first answer after {answerer.first - started:.1f} s; memory {first:.0f} MB there, {most:.0f} MB at most")
-    if cfg.out is not None:
-        write_json(cfg.out, found)
-        print(f"numbers: {cfg.out}")
     return found
 
 

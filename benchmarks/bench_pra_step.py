@@ -7,6 +7,13 @@ counted. A ratio is the median over rounds of the variant's time over that of `s
 the clock on CUDA, and on a CPU that of the processor over all threads, which other programs disturb less. The ratio of
 operations (`flops.executed`) is what that of times would be if nothing else took time.
 
+sft: cross-entropy on x0 alone, logits of the answer only. sequential: x2 without gradient, then x1 forward and back,
+then x0 forward and back. shared: the same, with the common prefix of x1 and x2 computed once. base_hidden, base_topk:
+edges 0 <- 1 and 0 <- 2 with cached targets: hidden states and a frozen head, or top-64. naive: three forwards with
+whole logits [T, V], one backward through all three. two_answers: as shared, and the hard loss on a gold answer that is
+another: one more pass over x0. answering: from x0, the questions of as many steps as are answered at once, L tokens
+each. A step on-policy is two_answers and such a share of answering.
+
 Memory is the highest during the step, weights and AdamW's two moments included, which are added by their size unless
 `loop` allocates them. On CUDA it is the peak of torch's allocator. On a CPU a variant runs alone in a process in which
 the kernel's peak of resident memory is reset before the step, and freed tensors go back to the kernel at once.
@@ -53,14 +60,6 @@ Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "base_hidden", "base_topk", "naive", "two_answers", "answering"]
 Step = Callable[[], Any]
 _DATA = ExampleConfig(targets="on_policy")
-LEGEND = f"""sft: cross-entropy on x0 alone, logits of the answer only.
-sequential: x2 without gradient, then x1 forward and back, then x0 forward and back.
-shared: the same, with the common prefix of x1 and x2 computed once.
-base_hidden, base_topk: edges 0 <- 1 and 0 <- 2 with cached targets: hidden states and a frozen head, or top-64.
-naive: three forwards with whole logits [T, V], one backward through all three.
-two_answers: as shared, and the hard loss on a gold answer that is another: one more pass over x0.
-answering: from x0, the questions of {_DATA.refresh_steps} steps, L tokens each, {_DATA.decode_batch} together.
-A step on-policy is two_answers and 1/{_DATA.refresh_steps} of answering."""
 #: As shares of T: tokens of x1 beyond x0's (markers), of x2 beyond x1's (summary), and from there to the answer.
 _MARKERS, _SUMMARY, _QUESTION = 0.02, 0.04, 0.015
 _RESET = Path("/proc/self/clear_refs")
@@ -330,7 +329,7 @@ def bench_step(cfg: BenchStepConfig) -> dict[str, Any]:
         rows[tune] = [asdict(row) for row in measured]
         if cfg.out:
             write_json(cfg.out, figures)
-    print(f"\n{LEGEND}\nload at the end: {os.getloadavg()[0]:.1f}")
+    print(f"\n{__doc__}\nload at the end: {os.getloadavg()[0]:.1f}")
     return figures
 
 

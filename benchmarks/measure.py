@@ -27,21 +27,14 @@ def resident(field: str, process: int | str = "self") -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
 
 
-def seconds(
-    run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] | None = None
-) -> float:
-    """Seconds that `run` takes, with what it leaves to a GPU.
-
-    Args:
-        clock: in place of `perf_counter`.
-    """
-    clock = clock or perf_counter
+def seconds(run: Callable[[], Any], device: str | torch.device = "cpu") -> float:
+    """Seconds that `run` takes, with what it leaves to a GPU."""
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     wait()
-    started = clock()
+    started = perf_counter()
     run()
     wait()
-    return clock() - started
+    return perf_counter() - started
 
 
 def about(*libraries: str, device: str | torch.device = "cpu") -> dict[str, str]:

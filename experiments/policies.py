@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 #: Of a test dialogue by name.
 Figures = dict[str, float]
-Control = Literal["random_role", "uniform", "null_rewards", "sparse", "difference"]
-#: Share of the sessions whose questions are asked in the control sparse.
-DENSITY = 1 / 8
+Control = Literal["random_role", "null_rewards"]
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,7 @@ ARMS = {
     "grpo": Arm("GRPO (α = 1)", changes={"alpha": 1.0}),
     "printed": Arm("ADRPO, Eq. 12 as printed", changes={"weighting": "printed"}),
     "random_role": Arm("control: α on a random one of the retrieved roles", control="random_role"),
-    "uniform": Arm("control: the same mean weight for all roles", control="uniform"),
     "null_rewards": Arm("control: rewards of other rollouts", control="null_rewards"),
-    "sparse": Arm("control: the questions of one session in eight (Fig. 5)", control="sparse"),
-    "difference": Arm("each role by what its replies add to the reward", "rl", {"alpha": 1.0}, "difference"),
     "salimory_sft": Arm("SaliMory: imitation (SFT)", "salimory_sft", start=None),
     "salimory_r1": _salimory("answers alone (R1)", **_ANSWERS, boost=0.0, utilize=0.0),
     "salimory_r3": _salimory("R1, R2 and R3", boost=0.0, utilize=0.0),
@@ -203,22 +198,15 @@ def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
 
     if method == "salimory_sft":
 
-        def saying(text: Callable[[sali.Asked], str]) -> Answerer:
-            """Keeps every turn as a fact with such a text, and tells all of it."""
-
-            def reply(asked: sali.Asked) -> str:
-                if asked.turn:
-                    return sali.YES if asked.role == "filter" else f"ADD FACT {text(asked)} {end}"
-                return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), end])
-
-            return each(reply)
+        def everything_told(asked: sali.Asked) -> str:
+            if asked.turn:
+                return sali.YES if asked.role == "filter" else f"ADD FACT {asked.turn.text} {end}"
+            return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), end])
 
         return {
             "the expert that is imitated": each(lambda one: sali.expert_reply(one, expert, Random(one.prompt()))),
             "an expert without mistakes": each(lambda one: sali.expert_reply(one, ORACLE, Random(one.prompt()))),
-            "keeps everything, and tells all of it": saying(lambda one: one.turn.text if one.turn else ""),
-            "writes the names of what is asked about": saying(lambda one: f"my {one.turn.key if one.turn else ''} is"),
-            "writes that the answer is right": saying(lambda one: "the answer is right"),
+            "keeps everything, and tells all of it": each(everything_told),
             "keeps nothing": each(lambda one: sali.NO if one.role == "filter" else end),
         }
 
@@ -229,18 +217,10 @@ def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
     def everything(view: pico.View) -> str:
         return " ".join(f"ADD t{n}" for n in range(1, len(view.meeting.turns) + 1))
 
-    def giant(view: pico.View) -> str:
-        """Episodic keeps all turns, and merges what it sees into one entry."""
-        if view.role != "episodic":
-            return end
-        merged = "MERGE m1 m2" if len(view.entries) > 1 else ""
-        return " ".join([merged, everything(view), end])
-
     return {
         "the expert that is imitated": of(expert),
         "an expert without mistakes": of(ORACLE),
         "keeps everything, in every store": each(lambda view: f"{everything(view)} {end}"),
-        "keeps everything, merged into long entries": each(giant),
         "keeps nothing": each(lambda view: end),
     }
 
@@ -249,8 +229,7 @@ def controlled(control: Control, seed: int) -> Any:
     """A class of task with other rewards or weights than MemBuilder's."""
     from remind.memory_training.episodes import Scores
     from remind.memory_training.membuilder import MemBuilderTask
-    from remind.memory_training.pico import END
-    from remind.memory_training.rewards import RETRIEVED, ROLES, role_reward
+    from remind.memory_training.rewards import RETRIEVED, ROLES
 
     class Controlled(MemBuilderTask):
         def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
@@ -261,22 +240,6 @@ def controlled(control: Control, seed: int) -> Any:
             weights = {role: list(values) for role, values in scores.weights.items()}
             if control == "null_rewards":
                 rewards = {role: random.sample(values, len(values)) for role, values in rewards.items()}
-            elif control == "sparse" and Random(f"{seed} {row}").random() >= DENSITY:
-                # what remains are validity and length, as in Appendix E.2; nothing is retrieved
-                results = self.scorers[row].results(outcomes)
-                strength = self.scorers[row].cfg.length_penalty
-                for role in ROLES:
-                    rewards[role] = [role_reward(one.valid[role], 1, one.penalties[role], strength) for one in results]
-                weights = {}
-            elif control == "difference":
-                scorer = self.scorers[row]
-                for place, role in enumerate(ROLES):
-                    for n, replies in enumerate(outcomes):
-                        without = [END if other == place else reply for other, reply in enumerate(replies)]
-                        rewards[role][n] -= scorer.result(without).task
-            elif control == "uniform":
-                flat = [value for values in weights.values() for value in values]
-                weights = {role: [sum(flat) / len(flat)] * len(values) for role, values in weights.items()}
             elif control == "random_role":
                 weights = {role: [1.0] * len(outcomes) for role in ROLES}
                 for n, replies in enumerate(outcomes):

@@ -113,7 +113,7 @@ COMMANDS = {
     ),
     "plot-run": Command(
         "remind.viewing.config:PlotRunConfig",
-        "remind.viewing.plots.trajectory:plot_run",
+        "remind.viewing.plots:plot_run",
         "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
     ),
     "make-world": Command(
@@ -133,7 +133,7 @@ COMMANDS = {
     ),
     "merge-annotations": Command(
         "remind.refmem.merge:MergeConfig",
-        "remind.refmem.merge:merge_and_show",
+        "remind.refmem.merge:merge",
         "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
     ),
 }

@@ -139,8 +139,8 @@ def write_dashboard(
     html = page(
         "sae.pages",
         "dashboard.html.j2",
-        scripts=[("sae.pages", "dashboard.js")],
-        styles=[("sae.pages", "dashboard.css")],
+        "dashboard.css",
+        "dashboard.js",
         data=_data(coder, record, chosen, per_feature or record.per_feature, probe, names or {}, seen, show),
         pictures=pictures is not None,
         title=title or (f"Features of layer {layer}" if layer is not None else "Features"),

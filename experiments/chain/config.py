@@ -2,18 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from experiments.chain.arms import ARMS, VARIANTS
 from remind.alignment.config import Edge, Level, LoraConfig, Objective
 from remind.build.config import BuildStatesConfig
 from remind.core.errors import ConfigError
 from remind.train_pra.config import TrainerConfig
 from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, check_ranges
 
+#: By variant of the states (see `experiments.chain.variants`) what is asked besides x0: levels that no other one has.
+PROBES = {
+    "built": ("x1", "x2"),
+    "gold": ("x1", "x2"),
+    "random": ("x1", "x2"),
+    "none": ("x2",),
+    "other": ("x2",),
+    "null": ("x2",),
+}
+VARIANTS = tuple(PROBES)
+#: Arms that answer from these; the others are told by x0 alone.
+PROBED = ("untrained", "sft")
+Labels = Literal["gold", "none", "decoded", "on_policy"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the methods that are compared.
+
+    Attributes:
+        start: the arm whose model it starts from; None: the untrained model.
+        aligns: it is trained with PRA; otherwise with the hard loss alone.
+        pool: it learns from the pool of questions, not from the labelled ones.
+        variant: of the states it learns from.
+        labels: of its questions. gold: the answers of the dataset; none: none, and the trainer decodes answers under
+            x2; decoded: answers that the starting model gives under x2, taken for labels; on_policy: none, and the
+            higher states teach at the answers that the model itself gives from x0.
+        trained: False for the untrained model.
+    """
+
+    title: str
+    start: str | None = None
+    aligns: bool = False
+    pool: bool = False
+    variant: str = "built"
+    labels: Labels = "gold"
+    trained: bool = True
+
+
+def _pra(title: str, variant: str = "built", labels: Labels = "none") -> Arm:
+    return Arm(title, "sft", aligns=True, pool=True, variant=variant, labels=labels)
+
+
+#: In the order of the tables.
+ARMS = {
+    "untrained": Arm("untrained", trained=False),
+    "sft": Arm("SFT on x0"),
+    "sft_longer": Arm("SFT on x0, as many steps more as PRA takes", "sft"),
+    "sft_x2": Arm("SFT on its own answers under x2", "sft", pool=True, labels="decoded"),
+    "pra": _pra("PRA without labels"),
+    "pra_labels": Arm("PRA with the labels of SFT", "sft", aligns=True),
+    "pra_gold": _pra("PRA without labels, gold evidence marked", "gold"),
+    "pra_random": _pra("PRA without labels, random marks", "random"),
+    "pra_none": _pra("PRA without labels, no marks", "none"),
+    "pra_other": _pra("control: summary of another question", "other"),
+    "pra_on_policy": _pra("PRA without labels, at its own answers", labels="on_policy"),
+    "pra_on_policy_other": _pra("the same, summary of another question", "other", "on_policy"),
+    "pra_null": _pra("control: random marks, summary of another question", "null"),
+}
+#: What every trained arm is compared with, where it was run.
+RIVALS = ("sft", "sft_longer", "pra_other", "pra_on_policy_other", "pra_null")
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.
-FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "contexts", "resamples")
+FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "resamples")
 
 
 @dataclass
@@ -29,7 +89,7 @@ class ChainConfig:
     stage: Literal["all", "run", "report"] = "all"
     """run: states, training, answers. report: tables and plots of the answers there are. all: both."""
     arms: tuple[str, ...] = ("untrained", "sft", "sft_longer", "pra", "pra_other")
-    """Which of the arms in experiments/chain/arms.py; an arm that others start from is run with them."""
+    """Which of the arms above; an arm that others start from is run with them."""
     seeds: tuple[Seed, ...] = (1,)
     """Of the training runs: order of the questions, and first values of adapters."""
     folds: Annotated[int, Range(ge=2)] = 3
@@ -72,8 +132,6 @@ class ChainConfig:
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
     """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
-    contexts: tuple[PositiveInt, ...] = ()
-    """Other caps of retrieval (tokens) under which sft, sft_longer and pra answer x0, with states of their own."""
     trace_every: NonNegativeInt = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
     max_new_tokens: PositiveInt = 96
@@ -84,12 +142,10 @@ class ChainConfig:
     """Precision of the models that answer test questions; bfloat16 takes half the time on processors that have it."""
     resamples: Annotated[int, Range(ge=100)] = 4000
     """Of the bootstrap."""
-    small: bool = False
-    """Sizes of a few minutes, to see that everything runs."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        for name in ("arms", "seeds", "sft_levels", "probes", "contexts"):
+        for name in ("arms", "seeds", "sft_levels", "probes"):
             setattr(self, name, tuple(getattr(self, name)))
         self.categories = None if self.categories is None else tuple(map(str, self.categories))
         for kind, names, known in (("arm", self.arms, ARMS), ("variant", self.probes, VARIANTS)):
@@ -107,24 +163,3 @@ class ChainConfig:
         """The arms in the order they are run in, those that others start from included."""
         wanted = {*self.arms} | {start for arm in self.arms if (start := ARMS[arm].start) is not None}
         return tuple(arm for arm in ARMS if arm in wanted)
-
-    def sized(self) -> ChainConfig:
-        """With the small sizes, if they are asked for."""
-        if not self.small:
-            return self
-        build = replace(self.build, limit=min(self.build.limit or 8, 8))
-        sizes: dict[str, Any] = {
-            "questions": 2,
-            "dev_questions": 1,
-            "test_questions": 2,
-            "sft_steps": 2,
-            "pra_steps": 2,
-        }
-        fewer: dict[str, Any] = {
-            "only_folds": (0,),
-            "seeds": self.seeds[:1],
-            "contexts": (),
-            "max_new_tokens": 16,
-            "resamples": 200,
-        }
-        return replace(self, build=build, **sizes, **fewer)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.chain.arms import ARMS, PROBES, RIVALS
-from experiments.chain.config import ChainConfig
+from experiments.chain.config import ARMS, PROBES, RIVALS, ChainConfig
 from experiments.proof.statistics import estimate
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError
@@ -22,8 +21,8 @@ from remind.states.records import StateRecord
 from sae.figures import COLOURS, Picture, new_figure
 
 Row = Mapping[str, Any]
-#: Arm, variant, level, cap of retrieval.
-Cell = tuple[str, str, str, int | None]
+#: Arm, variant, level.
+Cell = tuple[str, str, str]
 #: What arms are compared by: value_of, and how probable the gold answer was.
 _MEASURES = ("score", "log_probability")
 #: Taken from predictions.jsonl as they are.
@@ -74,7 +73,7 @@ class Comparison:
         self.resamples = resamples
         self.cells: dict[Cell, dict[int | None, dict[str, Row]]] = defaultdict(lambda: defaultdict(dict))
         for row in rows:
-            cell = (row["arm"], row["variant"], row["level"], row["cap"])
+            cell = (row["arm"], row["variant"], row["level"])
             self.cells[cell][row["seed"]][row["question_id"]] = row
 
     def rows(self, cell: Cell) -> list[Row]:
@@ -126,20 +125,19 @@ def report(cfg: ChainConfig) -> list[Path]:
     if not rows:
         raise ConfigError(f"{out} holds no answers yet: run with --stage run first")
     result = summarise(Comparison(rows, cfg.resamples)) | {"traces": traces(out)}
-    paths = [out / name for name in ("runs.jsonl", "result.json", "table.md", "steps.png", "contexts.png")]
+    paths = [out / name for name in ("runs.jsonl", "result.json", "table.md", "steps.png")]
     write_rows(paths[0], rows)
     write_json(paths[1], result)
     write_text(paths[2], render(result))
-    _plot(result["traces"], "optimiser steps", "score on dev questions from x0, %").save(paths[3])
-    _plot(result["contexts"], "tokens of the prompt (mean)", "score on test questions from x0, %").save(paths[4])
+    _plot(result["traces"]).save(paths[3])
     return paths
 
 
 def summarise(answers: Comparison) -> dict[str, Any]:
-    """The figures by arm under x0, of higher states, and by length of the prompt (tokens and estimate)."""
-    arms = {arm: cell for arm in ARMS if (cell := (arm, "built", "x0", None)) in answers.cells}
+    """The figures by arm under x0, and of higher states."""
+    arms = {arm: cell for arm in ARMS if (cell := (arm, "built", "x0")) in answers.cells}
     probes = [("built", "oracle"), *((variant, level) for variant, levels in PROBES.items() for level in levels)]
-    result: dict[str, Any] = {"arms": {}, "probes": [], "contexts": {}}
+    result: dict[str, Any] = {"arms": {}, "probes": []}
     for arm, cell in arms.items():
         rows = answers.rows(cell)
         result["arms"][arm] = {
@@ -162,20 +160,17 @@ def summarise(answers: Comparison) -> dict[str, Any]:
             },
         }
         for variant, level in probes:
-            if (probe := (arm, variant, level, None)) in answers.cells:
+            if (probe := (arm, variant, level)) in answers.cells:
                 about = {"arm": arm, "state": "gold evidence alone" if level == "oracle" else f"{variant} {level}"}
                 figures = {"score": answers.mean(probe), "gain": answers.mean(probe, less=cell)}
                 figures["log_probability"] = answers.mean(probe, "log_probability", less=cell)
                 # where x0 holds no gold evidence, no mark can help
                 held = answers.mean(probe, which=lambda row: bool(row["evidence_recall"]), less=cell)
                 result["probes"].append({**about, **figures, "gain_held": held})
-        caps = [one for one in answers.cells if one[:3] == cell[:3] and answers.mean(one) is not None]
-        lengths = [float(np.mean([row["prompt_tokens"] for row in answers.rows(one)])) for one in caps]
-        result["contexts"][arm] = [[at, answers.mean(one)] for at, one in sorted(zip(lengths, caps, strict=True))]
     return result
 
 
-def traces(out: Path) -> dict[str, list[list[Any]]]:
+def traces(out: Path) -> dict[str, list[list[float]]]:
     """Steps and mean score of dev questions by arm, over folds and seeds; what starts from SFT begins where it ends."""
     found: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
     for path in sorted(out.glob(f"fold-*/seed-*/*/train/{METRICS}")):
@@ -185,7 +180,7 @@ def traces(out: Path) -> dict[str, list[list[Any]]]:
     ends = {arm: max(steps, default=0) for arm, steps in found.items()}
     begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
     return {
-        arm: [[begins[arm] + step, {"value": float(np.mean(some))}] for step, some in sorted(steps.items())]
+        arm: [[begins[arm] + step, float(np.mean(some))] for step, some in sorted(steps.items())]
         for arm, steps in found.items()
         if steps
     }
@@ -238,18 +233,16 @@ def _nats(estimate: Mapping[str, Any] | None, signed: bool = True) -> str:
     return f"{text} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]" if signed else text
 
 
-def _plot(curves: Mapping[str, Sequence[Sequence[Any]]], x: str, y: str) -> Picture:
-    """A curve for each arm, of points (x, estimate); with intervals where there are any."""
+def _plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
+    """A curve for each arm, of points (steps, score)."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     for number, (arm, points) in enumerate(curves.items()):
-        middle = [100 * value["value"] for _, value in points]
-        below = [100 * (value["value"] - value.get("low", value["value"])) for _, value in points]
-        above = [100 * (value.get("high", value["value"]) - value["value"]) for _, value in points]
-        style: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 2, "color": COLOURS[number % len(COLOURS)]}
-        axes.errorbar([at for at, _ in points], middle, yerr=[below, above], label=ARMS[arm].title, **style)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+        steps, scores = zip(*points, strict=True)
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(steps, [100 * one for one in scores], "o-", color=colour, markersize=4, label=ARMS[arm].title)
+    axes.set_xlabel("optimiser steps")
+    axes.set_ylabel("score on dev questions from x0, %")
     axes.grid(alpha=0.3)
     if curves:
         axes.legend(frameon=False, fontsize=8)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.chain.arms import ARMS, CURVES, PROBED, PROBES, Arm
-from experiments.chain.config import FREE, ChainConfig
-from experiments.chain.folds import Fold, choose, make_folds
+from experiments.chain.config import ARMS, FREE, PROBED, PROBES, Arm, ChainConfig
 from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
@@ -19,6 +18,7 @@ from remind.alignment.config import Objective
 from remind.alignment.metrics import checkpoints
 from remind.build import build
 from remind.build.plan import paths_of
+from remind.core.errors import ConfigError
 from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder, as_dict, flatten
@@ -45,16 +45,69 @@ from remind.viewing.patching import answer_score
 _BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
 
 
+class Fold(NamedTuple):
+    """Ids of dialogues by their part; labelled and pool are equal where PRA learns from the questions of SFT."""
+
+    test: list[str]
+    dev: list[str]
+    labelled: list[str]
+    pool: list[str]
+
+
+def make_folds(inputs: Mapping[str, Sequence[str]], cfg: ChainConfig) -> list[Fold]:
+    """Deal the dialogues of every input by themselves, so that each part has its share of each dataset.
+
+    The order depends on the ids and `fold_seed` alone.
+
+    Args:
+        inputs: ids of the dialogues with questions, by input.
+
+    Raises:
+        ConfigError: too few dialogues for as many folds, dev dialogues and the two parts of training.
+    """
+    folds = [Fold([], [], [], []) for _ in range(cfg.folds)]
+    for source, ids in inputs.items():
+        order = sorted(ids, key=lambda name: hashlib.sha256(f"{cfg.fold_seed}:{name}".encode()).hexdigest())
+        for number, fold in enumerate(folds):
+            test = order[number :: cfg.folds]
+            # dev and training differ from fold to fold, too
+            rest = [name for name in order[number:] + order[:number] if name not in test]
+            train = rest[cfg.dev_dialogues :]
+            spare = int(cfg.pool == "others")
+            if not test or len(train) < 1 + spare:
+                raise ConfigError(
+                    f"{source}: {len(ids)} dialogues are too few for {cfg.folds} folds as they are divided"
+                )
+            labelled = min(max(1, round(cfg.labelled * len(train))), len(train) - spare)
+            fold.test.extend(test)
+            fold.dev.extend(rest[: cfg.dev_dialogues])
+            fold.labelled.extend(train[:labelled])
+            fold.pool.extend(train[labelled:] if spare else train[:labelled])
+    return folds
+
+
+def choose(
+    records: Sequence[StateRecord], dialogues: Sequence[str], most: int | None, categories: Sequence[str] | None
+) -> list[StateRecord]:
+    """At most so many questions of each dialogue, evenly apart: those with a gold answer and of these categories."""
+    chosen = []
+    for name in dialogues:
+        own = [r for r in records if r.dialogue_id == name and r.target is not None and r.answers]
+        own = [r for r in own if categories is None or r.category is None or r.category in categories]
+        count = len(own) if most is None else min(most, len(own))
+        chosen += [own[place * len(own) // count] for place in range(count)]
+    return chosen
+
+
 class Asked(NamedTuple):
-    """What a model answers test questions from: a level of a variant, under the configured cap or another one."""
+    """What a model answers test questions from: a level of a variant."""
 
     variant: str = "built"
     level: str = "x0"
-    cap: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.variant}-{self.level}{'' if self.cap is None else f'-{self.cap}'}"
+        return f"{self.variant}-{self.level}"
 
 
 def chain(cfg: ChainConfig) -> Path:
@@ -67,7 +120,6 @@ def chain(cfg: ChainConfig) -> Path:
         ConfigError: settings that cannot be run, or other ones than those the folder was begun with.
         RemindError: of the first run that failed; what was done stays.
     """
-    cfg = cfg.sized()
     out = Path(cfg.out)
     if cfg.stage != "report":
         with RunFolder(out).held():
@@ -98,15 +150,12 @@ class Chain:
 
     def __init__(self, cfg: ChainConfig) -> None:
         self.cfg, self.out = cfg, Path(cfg.out)
-        self._records: dict[int | None, list[StateRecord]] = {}
         self._corpora = {path: read(path, cfg.build.format) for path in paths_of(cfg.build.input)}
         self._sources = {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
 
     def run(self) -> None:
         """All that is not there yet, fold by fold and arm by arm."""
-        for cap in (None, *self.cfg.contexts):
-            self.records(cap)
-        usable = {record.dialogue_id for record in self.records() if record.target is not None}
+        usable = {record.dialogue_id for record in self.records if record.target is not None}
         dialogues = {path: [d.id for d in corpus.dialogues if d.id in usable] for path, corpus in self._corpora.items()}
         for number, fold in enumerate(make_folds(dialogues, self.cfg)):
             if self.cfg.only_folds is None or number in self.cfg.only_folds:
@@ -115,20 +164,15 @@ class Chain:
                     for name in self.cfg.plan:
                         one.perform(name)
 
-    def records(self, cap: int | None = None) -> list[StateRecord]:
-        """All states, built with the configured cap of retrieval or with another."""
-        if cap not in self._records:
-            perception, folder = self.cfg.build.perception, self.out / "states"
-            if cap is not None:
-                perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
-                folder = self.out / f"states-{cap}"
-            build(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
-            self._records[cap] = read_states(folder)
-        return self._records[cap]
+    @cached_property
+    def records(self) -> list[StateRecord]:
+        """All states."""
+        build(replace(self.cfg.build, out=str(self.out / "states"), overwrite=False))
+        return read_states(self.out / "states")
 
     def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
         """Questions of these dialogues, with x1 and x2 of a variant."""
-        records = choose(self.records(), dialogues, most, self.cfg.categories)
+        records = choose(self.records, dialogues, most, self.cfg.categories)
         made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
         return [replace(record, split=split) for record in made]
 
@@ -156,7 +200,7 @@ class FoldRuns:
 
     def perform(self, name: str) -> None:
         """Train an arm and have it answer, as far as that has not been done."""
-        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts if name in CURVES)]
+        asked = [Asked()]
         if name in PROBED:
             probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
             asked += [Asked(level="oracle"), *probes]
@@ -175,10 +219,7 @@ class FoldRuns:
     def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
         """The outcome of every test question."""
         records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
-        if asked.cap is not None:
-            shown = {record.question_id: record for record in self.chain.records(asked.cap)}
-            records = [replace(shown[record.question_id], split="test") for record in records]
-        states = self.out / "states" / f"test-{asked.variant if asked.cap is None else asked.cap}"
+        states = self.out / "states" / f"test-{asked.variant}"
         evaluation = EvaluateConfig(
             states=str(self.chain.write(states, records)),
             model=str(answerer.about["name"]),

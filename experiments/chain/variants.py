@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from experiments.chain.arms import VARIANTS
+from experiments.chain.config import VARIANTS
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.llm.auxiliary import AuxiliaryLLM

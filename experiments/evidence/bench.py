@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from experiments.evidence.controls import Remembering
+import numpy as np
+
+from experiments.evidence.controls import null_ratios
 from experiments.evidence.crossval import CrossValidation
-from experiments.evidence.data import load
-from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA
-from experiments.evidence.prepare import SCOPES, prepare
-from experiments.evidence.report import Table, all_differences, difference_lines, plot
-from experiments.evidence.variations import null_ratios, sweep
+from experiments.evidence.data import DialogueQuestions, load
+from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA, prepare
+from remind.build.plan import versions
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
+from remind.evaluation.statistics import bootstrap, several
 from remind.grounding.codes import SparseEncoder, WindowedCodes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import folder_of_saes, load_saes
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.perception import Perception, PerceptionConfig
+from sae.figures import Picture, new_figure
 from sae.ranges import PositiveInt, check_ranges
 
 BUDGETS = (200, 400, 800, 1600, 3200, 6000)
-NOTES = (
-    "ratio: share of a question's gold evidence turns that are marked, mean over all questions with evidence",
-    "budgets: tokens of the marked turns' lines, by the backbone's tokenizer",
-    "retrieved: only turns of the retrieved segments can be marked; gold turns that were not retrieved count as missed",
-    "settings are chosen for each method, scope and budget; the fused weights once per fold, on the full history",
-    "bm25 and dense read the question as it is asked; the readings in fused leave speakers' names out",
-    "LoCoMo's category 5 (adversarial) has evidence and is counted, also in all",
-)
+_RESAMPLES = 2000
+_COLOURS = ("#9a9a9a", "#c58b1b", "#4a90c2", "#2a5d84", "#b0413e", "#1f7a4d")
+Ratios = Mapping[str, Sequence[np.ndarray]]
 
 
 @dataclass
@@ -55,16 +49,12 @@ class BenchEvidenceConfig:
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     controls: bool = False
-    """Also measure the resonance without idf, broadcast or smoothing, with the strategy's anchors, and with controls in
-    the SAEs' place: untrained, shuffled features, principal directions, raw neurons, cosine of hidden states."""
-    sweep: bool = False
-    """Also move α, β, λ, σ, Agg, idf and the layers one at a time."""
+    """Also measure the resonance without idf, broadcast or smoothing, and with controls in the SAEs' place: untrained
+    ones, raw neurons."""
     budget: PositiveInt = 3200
-    """The budget in tokens at which the layers of fused are chosen, and of the sweep."""
+    """The budget in tokens at which the layers of fused are chosen."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Resonance besides match and layers, both kinds of which are compared; anchors are the question's own words."""
-    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
-    """What is retrieved in scope retrieved."""
     limit: PositiveInt | None = None
     """At most this many questions per dialogue, the first ones; for a quick look."""
     cache: str = "~/.cache/remind"
@@ -83,6 +73,11 @@ class BenchEvidenceConfig:
 def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     """Run, write result.json and plot, print the table; the result is also returned.
 
+    A ratio is the share of a question's gold evidence turns that are marked, its mean over all questions with evidence,
+    LoCoMo's category 5 included. Budgets are tokens of the marked turns' lines, by the backbone's tokenizer. Settings
+    are chosen for each method and budget on the other dialogues, the weights of fused once a fold. bm25 and dense read
+    the question as it is asked, the readings in fused leave speakers' names out.
+
     Raises:
         DataError, FormatError: data that cannot be read.
         ConfigError: no gold evidence, or fewer than two dialogues to validate across.
@@ -90,52 +85,39 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     """
     started = perf_counter()
     paths = [cfg.data] if isinstance(cfg.data, str) else list(cfg.data)
-    asked, facts = load(paths, cfg.limit)
+    asked = load(paths, cfg.limit)
     if len(asked) < 2:
         raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data")
     sae_data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [])
     folder = folder_of_saes(cfg.sae, sae_data, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, _ = load_saes(folder)
     backbone = load_backbone(cfg.backbone, cfg.dtype, cfg.device)
-    if cfg.controls:
-        backbone = Remembering.of(backbone)
     encoder = SparseEncoder(backbone, saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
     cache = Path(cfg.cache).expanduser()
-    perception = Perception(cfg.perception, sentences, OfflineLLM(sentences), cache / "index")
     windowed = WindowedCodes(encoder, cfg.grounding.window_tokens, 1, cache / "codes")
-    ready = [prepare(one, windowed, perception, cfg.grounding) for one in track(asked, "encode", len(asked))]
+    ready = [prepare(one, windowed, sentences, cfg.grounding) for one in track(asked, "encode", len(asked))]
 
-    main = cfg.budget
-    validation = CrossValidation(ready, BUDGETS, main)
+    validation = CrossValidation(ready, BUDGETS, cfg.budget)
     _, chosen = validation.all_dialogues()
-    ratios, folds = validation.run()
+    ratios = validation.run()
     nulls = null_ratios(ready, encoder, saes, cfg.grounding, BUDGETS) if cfg.controls else {}
     ratios |= nulls
     table = Table(asked, ratios, BUDGETS)
     extra = [name for name in (*PARTS, *ABLATIONS) if name not in METHODS]
-    without = [name for name, _ in nulls]
+    without = list(nulls)
     result: dict[str, Any] = {
         "rows": table.rows(),
-        "differences": all_differences(table),
+        "differences": [row for one in ("fused", "resonance") for row in table.differences(one, BASELINES)],
         "ablations": table.rows(extra),
-        "ablation_differences": [row for name in extra for row in table.differences("fused", [name], "full")],
+        "ablation_differences": [row for name in extra for row in table.differences("fused", [name])],
         "controls": table.rows(without),
-        "control_differences": [row for name in without for row in table.differences("resonance", [name], "full")],
-        "folds": [
-            {"dataset": one.dataset, "held_out": one.dialogue.id, **asdict(choice)}
-            for one, choice in zip(asked, folds, strict=True)
-        ],
+        "control_differences": [row for name in without for row in table.differences("resonance", [name])],
         "chosen_on_all": {**asdict(chosen), "sigma": SIGMA},
-        "sweep": [],
-        "data": facts,
         "hashes": {"data": input_hashes(paths), "sae": input_hashes([folder])},
         "config": asdict(cfg),
-        "notes": list(NOTES),
-        "versions": _versions(),
+        "versions": versions(),
     }
-    if cfg.sweep:
-        result["sweep"] = sweep(ready, cfg.grounding, chosen.settings["resonance"]["full"][main], main)
     result["seconds"] = round(perf_counter() - started, 1)
     out = Path(cfg.out)
     write_json(out, result)
@@ -144,23 +126,100 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     return result
 
 
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "sentence-transformers", "bm25s", "numpy", "remind-toolkit")
-    return {"python": platform.python_version(), "platform": platform.platform(), **{n: version(n) for n in names}}
-
-
 def _print(result: dict[str, Any], table: Table, extra: Sequence[str], out: Path) -> None:
-    for fact in result["data"]:
-        print(
-            f"{fact['dataset']}: {fact['dialogues']} dialogues, {fact['questions']} questions, {fact['with_evidence']} "
-            f"with evidence; {fact['dangling']} of {fact['references']} references name no turn and are left out"
-        )
-    print("\n".join(result["notes"]))
-    for scope in SCOPES:
-        print(f"\n{table.text(scope, (*METHODS, *extra))}")
-    print(f"\npaired differences, 95 % intervals over questions and over dialogues (baselines: {', '.join(BASELINES)})")
-    print(difference_lines([row for row in result["differences"] if row["method"] == "fused"]))
-    for row in result["sweep"]:
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in row["ratio"].items())
-        print(f"sweep {row['setting']:>7} = {row['value']!s:<6}{figures}{'  (default)' if row['default'] else ''}")
+    print(f"\n{table.text((*METHODS, *extra))}")
+    print(f"\nfused less the best of {', '.join(BASELINES)}, 95 % intervals over dialogues")
+    for row in result["differences"]:
+        if row["method"] == "fused":
+            gain = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            print(f"  {row['dataset']:<10}{row['budget']:>6}  − {row['baseline']}: {gain}")
     print(f"\n{result['seconds']:.0f} s; {out}, {out.with_suffix('.png')}")
+
+
+class Table:
+    """Ratios of all questions side by side.
+
+    Args:
+        asked: the dialogues. ratios: method → for each dialogue [Q, budgets].
+    """
+
+    def __init__(self, asked: Sequence[DialogueQuestions], ratios: Ratios, budgets: Sequence[int]) -> None:
+        self.budgets = list(budgets)
+        self.values = {key: np.concatenate(list(found)) for key, found in ratios.items()}
+        sizes = [len(one.questions) for one in asked]
+        self.dataset = np.repeat([one.dataset for one in asked], sizes)
+        self.dialogue = np.repeat(np.arange(len(asked)), sizes)
+        self.category = np.array([name for one in asked for name in one.categories])
+        self.datasets = list(dict.fromkeys(one.dataset for one in asked))
+
+    def rows(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
+        """A row per dataset, category ("all" last), method and budget, with 95 % intervals over dialogues."""
+        found = []
+        for dataset in self.datasets:
+            here = self.dataset == dataset
+            for category in [*sorted(set(self.category[here])), "all"]:
+                chosen = here if category == "all" else here & (self.category == category)
+                for method, values in self.values.items():
+                    if method in methods:
+                        cell = {"dataset": dataset, "category": category, "method": method}
+                        found += [
+                            {**cell, "budget": budget, **self._estimate(values[chosen, b], chosen, "ratio")}
+                            for b, budget in enumerate(self.budgets)
+                        ]
+        return found
+
+    def differences(self, method: str, others: Sequence[str]) -> list[dict[str, Any]]:
+        """`method` less the best of `others` (by mean ratio) at each budget, paired by question."""
+        found = []
+        for dataset, (b, budget) in product(self.datasets, enumerate(self.budgets)):
+            here = self.dataset == dataset
+            best = max(others, key=lambda other: float(self.values[other][here, b].mean()))
+            gain = (self.values[method] - self.values[best])[here, b]
+            cell = {"dataset": dataset, "method": method, "budget": budget, "baseline": best}
+            found.append({**cell, **self._estimate(gain, here, "difference")})
+        return found
+
+    def _estimate(self, values: np.ndarray, here: np.ndarray, name: str) -> dict[str, Any]:
+        estimate = bootstrap(list(values), _RESAMPLES, 0, several(list(self.dialogue[here])))
+        assert estimate is not None
+        return {name: estimate["value"], "low": estimate["low"], "high": estimate["high"], "n": estimate["n"]}
+
+    def text(self, methods: Sequence[str]) -> str:
+        """Means by method and budget, the datasets one below the other."""
+        lines = []
+        for dataset in self.datasets:
+            here = self.dataset == dataset
+            lines.append(f"{dataset}: {here.sum()} questions".ljust(42) + _cells(self.budgets, "d"))
+            for method in methods:
+                if method in self.values:
+                    means = self.values[method][here].mean(0)
+                    lines.append(f"  {method:<40}" + _cells(means, ".3f"))
+        return "\n".join(lines)
+
+
+def _cells(values: Any, form: str) -> str:
+    return "".join(f"{value:>8{form}}" for value in values)
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A panel per dataset, with 95 % bands; PNG."""
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+    figure = new_figure(5.2, 3.9 * len(datasets))
+    panels = figure.subplots(len(datasets), 1, squeeze=False)[:, 0]
+    for axes, dataset in zip(panels, datasets, strict=True):
+        shown = [row for row in rows if (row["dataset"], row["category"]) == (dataset, "all")]
+        for method, colour in zip(METHODS, _COLOURS, strict=True):
+            points = sorted((row for row in shown if row["method"] == method), key=lambda row: row["budget"])
+            budgets, ratios, low, high = ([p[key] for p in points] for key in ("budget", "ratio", "low", "high"))
+            style = "-" if method in ("resonance", "fused") else "--"
+            axes.plot(budgets, ratios, style, color=colour, marker="o", markersize=3.5, label=method)
+            axes.fill_between(budgets, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xticks(budgets, [str(budget) for budget in budgets])
+        axes.minorticks_off()
+        axes.set_ylim(0, 1.02)
+        axes.set_title(f"{dataset} (n = {shown[0]['n']})", fontsize=10)
+        axes.set_xlabel("marked tokens")
+        axes.set_ylabel("gold evidence turns marked")
+    panels[0].legend(fontsize=8, loc="upper left")
+    Picture(figure).save(path)

@@ -13,6 +13,7 @@ from experiments.evidence.methods import (
     ABLATIONS,
     METHODS,
     PARTS,
+    Prepared,
     Setting,
     design_of,
     evidence_ratio,
@@ -20,16 +21,15 @@ from experiments.evidence.methods import (
     grid,
     plain_ratio,
 )
-from experiments.evidence.prepare import SCOPES, Prepared
 from remind.core.progress import track
 from remind.grounding.config import WEIGHTS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a fold chose: by method, scope and budget a setting, and the fused weights."""
+    """What a fold chose: by method and budget a setting, and the fused weights."""
 
-    settings: dict[str, dict[str, dict[int, Setting]]]
+    settings: dict[str, dict[int, Setting]]
     weights: dict[str, float]
 
 
@@ -64,88 +64,69 @@ class CrossValidation:
 
     def __init__(self, dialogues: Sequence[Prepared], budgets: Sequence[int], main: int) -> None:
         self.dialogues, self.budgets, self.main = list(dialogues), list(budgets), main
-        self.resonances = [name for name in self.dialogues[0].views["full"].signals if name.startswith("resonance/")]
+        self.resonances = [name for name in self.dialogues[0].signals if name.startswith("resonance/")]
         self.plain = [*(m for m in METHODS if m != "fused"), *(m for m in PARTS if m not in METHODS)]
-        self.fused = ["fused", *ABLATIONS]
-        self._designs: dict[tuple[str, str], list[Tensor]] = {}
-        self._plain: dict[tuple[str, str, Setting], list[np.ndarray]] = {}
-        jobs = [(m, scope, s) for m in self.plain for scope in SCOPES for s in grid(m, self.resonances)]
-        for method, scope, setting in track(jobs, "rank", len(jobs)):
-            self._plain[method, scope, setting] = [
-                plain_ratio(one, scope, method, setting, self.budgets) for one in self.dialogues
-            ]
+        self._designs: dict[str, list[Tensor]] = {}
+        jobs = [(method, setting) for method in self.plain for setting in grid(method, self.resonances)]
+        self._plain = {
+            (method, setting): [plain_ratio(one, method, setting, self.budgets) for one in self.dialogues]
+            for method, setting in track(jobs, "rank", len(jobs))
+        }
 
-    def run(self) -> tuple[dict[tuple[str, str], list[np.ndarray]], list[Choice]]:
-        """(method, scope) → for each dialogue its held-out ratios [Q, budgets]; and each fold's choice."""
-        ratios: dict[tuple[str, str], list[np.ndarray]] = {}
-        choices = []
+    def run(self) -> dict[str, list[np.ndarray]]:
+        """Method → for each dialogue its held-out ratios [Q, budgets]."""
+        ratios: dict[str, list[np.ndarray]] = {}
         everyone = range(len(self.dialogues))
         for held in track(everyone, "folds", len(everyone)):
-            found, choice = self.fold([n for n in everyone if n != held], [held])
-            choices.append(choice)
-            for key, values in found.items():
-                ratios.setdefault(key, []).extend(values)
-        return ratios, choices
+            for method, values in self.fold([n for n in everyone if n != held], [held])[0].items():
+                ratios.setdefault(method, []).extend(values)
+        return ratios
 
-    def all_dialogues(self) -> tuple[dict[tuple[str, str], list[np.ndarray]], Choice]:
+    def all_dialogues(self) -> tuple[dict[str, list[np.ndarray]], Choice]:
         """Settings chosen on all dialogues, and the ratios of these same ones."""
         everyone = list(range(len(self.dialogues)))
         return self.fold(everyone, everyone)
 
-    def fold(self, train: Sequence[int], test: Sequence[int]) -> tuple[dict[tuple[str, str], list[np.ndarray]], Choice]:
+    def fold(self, train: Sequence[int], test: Sequence[int]) -> tuple[dict[str, list[np.ndarray]], Choice]:
         """Choose on `train`, measure on `test`."""
-        settings: dict[str, dict[str, dict[int, Setting]]] = {}
-        ratios: dict[tuple[str, str], list[np.ndarray]] = {}
+        settings: dict[str, dict[int, Setting]] = {}
+        ratios: dict[str, list[np.ndarray]] = {}
+
+        def choose(method: str, table: Mapping[Setting, Sequence[np.ndarray]]) -> None:
+            """The best setting at each budget on `train`, and what it gives on `test`."""
+            best = best_settings(table, [one.asked.dataset for one in self.dialogues], train)
+            settings[method] = dict(zip(self.budgets, best, strict=True))
+            ratios[method] = [np.stack([table[setting][n][:, b] for b, setting in enumerate(best)], 1) for n in test]
+
         for method in self.plain:
-            for scope in SCOPES:
-                table = {s: self._plain[method, scope, s] for s in grid(method, self.resonances)}
-                self._choose(method, scope, table, train, test, settings, ratios)
-        layers = settings["resonance"]["full"][self.main].resonance.split("/")[-1]
+            choose(method, {s: self._plain[method, s] for s in grid(method, self.resonances)})
+        layers = settings["resonance"][self.main].resonance.split("/")[-1]
         weights = {}
-        for method in self.fused:
+        for method in ("fused", *ABLATIONS):
             w = self._fit(layers, train, ABLATIONS.get(method, ()))
             if method == "fused":
                 weights = dict(zip(WEIGHTS, w.tolist(), strict=True))
-            for scope in SCOPES if method == "fused" else SCOPES[:1]:
-                table = {s: self._fused(layers, scope, w, s) for s in grid(method, self.resonances)}
-                self._choose(method, scope, table, train, test, settings, ratios)
-        for chosen in settings["fused"].values():
-            chosen.update({budget: replace(setting, resonance=layers) for budget, setting in chosen.items()})
+            choose(method, {s: self._fused(layers, w, s) for s in grid(method, self.resonances)})
+        settings["fused"] = {budget: replace(one, resonance=layers) for budget, one in settings["fused"].items()}
         return ratios, Choice(settings, weights)
 
-    def _choose(
-        self,
-        method: str,
-        scope: str,
-        table: Mapping[Setting, Sequence[np.ndarray]],
-        train: Sequence[int],
-        test: Sequence[int],
-        settings: dict[str, dict[str, dict[int, Setting]]],
-        ratios: dict[tuple[str, str], list[np.ndarray]],
-    ) -> None:
-        """The best setting at each budget on `train`, and what it gives on `test`."""
-        best = best_settings(table, [one.asked.dataset for one in self.dialogues], train)
-        settings.setdefault(method, {})[scope] = dict(zip(self.budgets, best, strict=True))
-        ratios[method, scope] = [np.stack([table[setting][n][:, b] for b, setting in enumerate(best)], 1) for n in test]
-
-    def _design(self, layers: str, scope: str) -> list[Tensor]:
-        if (layers, scope) not in self._designs:
-            self._designs[layers, scope] = [design_of(one.views[scope], layers) for one in self.dialogues]
-        return self._designs[layers, scope]
+    def _design(self, layers: str) -> list[Tensor]:
+        if layers not in self._designs:
+            self._designs[layers] = [design_of(one, layers) for one in self.dialogues]
+        return self._designs[layers]
 
     def _fit(self, layers: str, train: Sequence[int], without: Sequence[str]) -> Tensor:
-        designs = self._design(layers, "full")
+        designs = self._design(layers)
         asked = [self.dialogues[n].asked for n in train]
         shares = question_shares([one.dataset for one in asked], [len(one.questions) for one in asked])
         columns = [place for place, name in enumerate(WEIGHTS) if name not in without]
         return fit_weights([designs[n] for n in train], [one.gold for one in asked], shares, columns=columns)
 
-    def _fused(self, layers: str, scope: str, weights: Tensor, setting: Setting) -> list[np.ndarray]:
+    def _fused(self, layers: str, weights: Tensor, setting: Setting) -> list[np.ndarray]:
         found = []
-        for one, x in zip(self.dialogues, self._design(layers, scope), strict=True):
+        for one, x in zip(self.dialogues, self._design(layers), strict=True):
             scores = fused_scores(x, weights, setting)
-            run = one.views[scope].run
-            found.append(evidence_ratio(scores, run, one.cost, one.asked.gold, self.budgets, setting.window))
+            found.append(evidence_ratio(scores, one.run, one.cost, one.asked.gold, self.budgets, setting.window))
         return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +48,8 @@ def gold_turns(dialogue: Dialogue, question: Question) -> Tensor:
     return torch.tensor(sorted(found), dtype=torch.int64)
 
 
-def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[DialogueQuestions], list[dict[str, Any]]]:
-    """Questions with evidence, and what each path holds. A dataset is named after its format; files of one are joined.
+def load(paths: Sequence[str], limit: int | None = None) -> list[DialogueQuestions]:
+    """Questions with evidence. A dataset is named after its format; files of one are joined.
 
     Args:
         limit: at most this many questions per dialogue, the first ones.
@@ -60,7 +59,6 @@ def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[DialogueQ
         ConfigError: a dataset without gold evidence, or dialogues of one id in two files.
     """
     asked: list[DialogueQuestions] = []
-    facts: list[dict[str, Any]] = []
     for path in paths:
         corpus = read(path)
         name = _format(Path(path))
@@ -74,20 +72,10 @@ def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[DialogueQ
         if not found:
             raise ConfigError(f"{path} has no question with gold evidence")
         asked += found
-        facts.append(
-            {
-                "dataset": name,
-                "dialogues": len(found),
-                "questions": len(corpus.questions),
-                "with_evidence": sum(len(one.questions) for one in found),
-                "references": corpus.references,
-                "dangling": len(corpus.dangling),
-            }
-        )
     keys = [(one.dataset, one.dialogue.id) for one in asked]
     if len(set(keys)) < len(keys):
         raise ConfigError(f"dialogue {next(k for k in keys if keys.count(k) > 1)[1]!r} stands in two of the data files")
-    return asked, facts
+    return asked
 
 
 def _format(path: Path) -> str:

@@ -1,17 +1,27 @@
-"""The methods compared, and the settings each may take."""
+"""What turns are ranked by, computed once per dialogue; the methods compared, and the settings each may take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.evidence.prepare import DRAWS, Prepared, View, resonance_name
-from remind.grounding.config import WEIGHTS
-from remind.grounding.fusion import around, design, fill_lowest, gaussian_shares, standardise_turns
+from experiments.evidence.data import DialogueQuestions
+from experiments.evidence.resonance import QuestionCodes, encode_questions, salience
+from remind.grounding.codes import WindowedCodes
+from remind.grounding.config import WEIGHTS, GroundingConfig
+from remind.grounding.fusion import TurnIndex, around, design, fill_lowest, gaussian_shares, standardise_turns
+from remind.llm.auxiliary import OfflineLLM
+from remind.models.encoder import SentenceEncoder
+from remind.perception.perceive import BM25
+from remind.states.pyramid import Strategy, blind, turn_text
+from remind.text.words import stems
+
+#: Draws that the ratio of `random` is averaged over.
+DRAWS = 8
 
 BASELINES = ("random", "bm25", "dense", "bm25+dense")
 METHODS = (*BASELINES, "resonance", "fused")
@@ -31,6 +41,68 @@ ABLATIONS = {
 SMOOTHINGS = ("window 0", "window 1", "window 2", "neighbours", "context")
 #: Width in turns of `context`, the same for all methods.
 SIGMA = 3.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One dialogue with its questions, ready to be ranked.
+
+    Attributes:
+        cost: tokens of every turn's lines, int64 [n].
+        run: session of every turn, int64 [n, 1].
+        signals: [n, Q] by name: those of `fusion`, `dense_plain` and `bm25_plain` (the question as it is asked),
+            `resonance/<match>/<layers>`, `random/<draw>`.
+        strategies: of every question.
+    """
+
+    asked: DialogueQuestions
+    cost: Tensor
+    run: Tensor
+    signals: dict[str, Tensor]
+    codes: QuestionCodes
+    strategies: tuple[Strategy, ...]
+
+
+def resonance_name(match: str, layers: str) -> str:
+    return f"resonance/{match}/{layers}"
+
+
+def prepare(
+    asked: DialogueQuestions, windowed: WindowedCodes, encoder: SentenceEncoder, config: GroundingConfig, seed: int = 0
+) -> Prepared:
+    """Encode the dialogue (windows of the backbone, turn vectors), and score every turn for every question.
+
+    Args:
+        config: settings of the resonance besides `match` and `layers`, of which all kinds are computed.
+    """
+    dialogue, texts = asked.dialogue, [question.text for question in asked.questions]
+    strategies = tuple(OfflineLLM(encoder).strategies(dialogue, [blind(question) for question in asked.questions]))
+    codes = windowed.dialogue_codes(dialogue)
+    held = encode_questions(windowed.encoder, codes, dialogue, texts, strategies)
+    n, run = len(dialogue.turns), asked.session_of[:, None]
+    cost = torch.bincount(codes.turn, minlength=n)
+    index, lexical = TurnIndex(dialogue, encoder), BM25([stems(turn_text(turn)) for turn in dialogue.turns])
+    draws = torch.Generator().manual_seed(seed)
+    signals = {
+        **index.signals(texts),
+        "dense_plain": index.vectors @ encoder.encode(texts).T,
+        "bm25_plain": torch.stack([torch.from_numpy(lexical.scores(stems(text))).float() for text in texts], 1),
+        "length": cost.float().log1p()[:, None].expand(n, len(texts)),
+        **{f"random/{draw}": torch.rand(n, len(texts), generator=draws) for draw in range(DRAWS)},
+        **resonances(held, config, run),
+    }
+    return Prepared(asked, cost, run, signals, held, strategies)
+
+
+def resonances(held: QuestionCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
+    """Both kinds of match, over all layers and the last alone, by `resonance_name`; [n, Q] each."""
+    every = sorted(held.dialogue.layers)
+    kinds = {"all": every, "last": every[-1:]} if len(every) > 1 else {"last": every}
+    return {
+        resonance_name(match, name): salience(held, replace(config, match=match), run, layers)
+        for match in ("summed", "each")
+        for name, layers in kinds.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -64,16 +136,16 @@ def grid(method: str, resonances: Sequence[str]) -> list[Setting]:
     return [Setting(s, thrift, name) for name in names for s in SMOOTHINGS for thrift in (0.0, 0.25, 0.5)]
 
 
-def plain_scores(view: View, names: Sequence[str], setting: Setting) -> Tensor:
+def plain_scores(one: Prepared, names: Sequence[str], setting: Setting) -> Tensor:
     """Sum of the standardised signals, smoothed, less thrift; float32 [n, Q]."""
-    inside = (view.run >= 0).expand_as(view.signals[names[0]])
-    added = torch.stack([standardise_turns(fill_lowest(view.signals[name], inside), inside) for name in names]).sum(0)
+    inside = (one.run >= 0).expand_as(one.signals[names[0]])
+    added = torch.stack([standardise_turns(fill_lowest(one.signals[name], inside), inside) for name in names]).sum(0)
     own = standardise_turns(added, inside)
     if setting.smoothing == "neighbours":
-        own = around(own, view.run, [0.5])
+        own = around(own, one.run, [0.5])
     elif setting.smoothing == "context":
-        own = own + standardise_turns(around(own, view.run, gaussian_shares(SIGMA)), inside)
-    return own - setting.thrift * view.signals["length"]
+        own = own + standardise_turns(around(own, one.run, gaussian_shares(SIGMA)), inside)
+    return own - setting.thrift * one.signals["length"]
 
 
 def fused_scores(x: Tensor, weights: Tensor, setting: Setting) -> Tensor:
@@ -83,22 +155,21 @@ def fused_scores(x: Tensor, weights: Tensor, setting: Setting) -> Tensor:
     return x @ lengthless
 
 
-def design_of(view: View, layers: str) -> Tensor:
-    """The fused design of a view with both resonances of the layers (`all` or `last`), [n, Q, d]."""
-    both = {match: view.signals[resonance_name(match, layers)] for match in ("summed", "each")}
-    return design({**view.signals, **both}, view.run, SIGMA)
+def design_of(one: Prepared, layers: str) -> Tensor:
+    """The fused design with both resonances of the layers (`all` or `last`), [n, Q, d]."""
+    both = {match: one.signals[resonance_name(match, layers)] for match in ("summed", "each")}
+    return design({**one.signals, **both}, one.run, SIGMA)
 
 
-def plain_ratio(one: Prepared, scope: str, method: str, setting: Setting, budgets: Sequence[int]) -> np.ndarray:
+def plain_ratio(one: Prepared, method: str, setting: Setting, budgets: Sequence[int]) -> np.ndarray:
     """Evidence ratio of a method without weights; float64 [Q, budgets]. Random: mean over its draws."""
-    view = one.views[scope]
     if method == "random":
-        scores = [view.signals[f"random/{draw}"] for draw in range(DRAWS)]
+        scores = [one.signals[f"random/{draw}"] for draw in range(DRAWS)]
     elif method == "resonance":
-        scores = [plain_scores(view, [setting.resonance], setting)]
+        scores = [plain_scores(one, [setting.resonance], setting)]
     else:
-        scores = [plain_scores(view, PARTS[method], setting)]
-    found = [evidence_ratio(s, view.run, one.cost, one.asked.gold, budgets, setting.window) for s in scores]
+        scores = [plain_scores(one, PARTS[method], setting)]
+    found = [evidence_ratio(s, one.run, one.cost, one.asked.gold, budgets, setting.window) for s in scores]
     return np.asarray(np.mean(found, axis=0))
 
 

@@ -47,16 +47,9 @@ def encode_questions(
     dialogue: Dialogue,
     texts: Sequence[str],
     strategies: Sequence[Strategy],
-    anchor_codes: str = "question",
 ) -> QuestionCodes:
-    """Codes of the questions' anchors and of their reasoning cues, each cue on its own and only once.
-
-    Args:
-        anchor_codes: as in `GroundingConfig`: the questions' own words, or the strategies' anchors.
-    """
-    anchors, owner = (
-        question_codes(encoder, dialogue, texts) if anchor_codes == "question" else _strategy_codes(encoder, strategies)
-    )
+    """Codes of the questions' own words and of their reasoning cues, each cue on its own and only once."""
+    anchors, owner = question_codes(encoder, dialogue, texts)
     cues = list(dict.fromkeys(cue for strategy in strategies for cue in strategy.reasoning))
     ids = [encoder.backbone.tokenize(cue).ids for cue in cues]
     found = encoder.encode([one for one in ids if one])
@@ -65,14 +58,6 @@ def encode_questions(
     uses = uses.reshape(len(cues), len(strategies))
     reasons = {layer: _counts(found[layer], place, len(cues), len(codes.idf[layer])) @ uses for layer in codes.layers}
     return QuestionCodes(codes, len(dialogue.turns), anchors, owner, reasons)
-
-
-def _strategy_codes(encoder: SparseEncoder, strategies: Sequence[Strategy]) -> tuple[dict[int, SparseCodes], Tensor]:
-    """Codes of the strategies' anchors, each anchor on its own, and the question of each token."""
-    ids = [(n, encoder.backbone.tokenize(anchor).ids) for n, s in enumerate(strategies) for anchor in s.anchors]
-    kept = [(n, one) for n, one in ids if one]
-    owner = [n for n, one in kept for _ in one]
-    return encoder.encode([one for _, one in kept]), torch.tensor(owner, dtype=torch.int64)
 
 
 def salience(asked: QuestionCodes, config: GroundingConfig, run: Tensor, layers: Sequence[int]) -> Tensor:

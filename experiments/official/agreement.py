@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.official.files import ResultFile
-from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
+from experiments.official.longmemeval import Reference, load_references, open_judge, verdict_of
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
 from remind.evaluation.judge import Case, judge_answers
@@ -25,13 +25,10 @@ class AgreementConfig:
     """Compare a judge's verdicts with labels that stand in a file."""
 
     labels: str
-    """JSON lines or a JSON list: question_id, label (true: the answer is right), and what groups them (dimension); to
-    ask a judge also question, references, prediction. LongMemEval's judged rows do too, together with questions."""
-    verdicts: str | None = None
-    """File of the judge's verdicts: question_id and verdict (true, false, or null where it failed), or LongMemEval's
-    judged rows. None: the judge is asked."""
+    """JSON lines or a JSON list: question_id, label (true: the answer is right), question, references, prediction, and
+    what groups them (dimension). LongMemEval's judged rows do too, together with questions."""
     judge: Literal["offline", "llm"] = "offline"
-    """Judge to ask where there are no verdicts: offline, a rule; llm: the endpoint llm.judge."""
+    """Judge to ask: offline, a rule; llm: the endpoint llm.judge."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoint of the judge (judge llm)."""
     questions: str | None = None
@@ -96,7 +93,7 @@ def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = No
     file = ResultFile(path)
     labelled: dict[str, Labelled] = {}
     for index, record in enumerate(file.records):
-        name, label = record.get("question_id"), _given(record, "label")
+        name, label = record.get("question_id"), record.get("label", verdict_of(record))
         if not isinstance(name, str) or not isinstance(label, bool):
             raise DataError("needs question_id and a label that is true or false", path, file.place(index))
         if name in labelled:
@@ -109,12 +106,6 @@ def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = No
     return list(labelled.values())
 
 
-def _given(record: Mapping[str, Any], key: str) -> Any:
-    """`key` of the record, or the label of a LongMemEval row."""
-    nested = record.get(LABEL)
-    return nested.get("label") if key not in record and isinstance(nested, dict) else record.get(key)
-
-
 def _case(record: Mapping[str, Any], reference: Reference | None) -> Case | None:
     prediction = record.get("prediction", record.get("hypothesis"))
     question = reference.question if reference else record.get("question")
@@ -123,25 +114,6 @@ def _case(record: Mapping[str, Any], reference: Reference | None) -> Case | None
     if not isinstance(gold, list) or not gold or any(not isinstance(t, str) for t in (prediction, question, *gold)):
         return None
     return Case(str(question), tuple(gold), str(prediction))
-
-
-def load_verdicts(path: str | Path, labelled: Sequence[Labelled]) -> list[bool | None]:
-    """The verdict on each labelled answer, from a file; None where the judge failed.
-
-    Raises:
-        DataError: a record that is no verdict, an id twice, or a labelled answer without a record.
-    """
-    file = ResultFile(path)
-    verdicts: dict[str, bool | None] = {}
-    for index, record in enumerate(file.records):
-        name, verdict = record.get("question_id"), _given(record, "verdict")
-        if not isinstance(name, str) or not isinstance(verdict, bool | None) or name in verdicts:
-            raise DataError("needs question_id, each once, and verdict: true, false or null", path, file.place(index))
-        verdicts[name] = verdict
-    missing = [item.question_id for item in labelled if item.question_id not in verdicts]
-    if missing:
-        raise DataError(f"no verdict on {len(missing)} of {len(labelled)} labelled answers", path, missing[0])
-    return [verdicts[item.question_id] for item in labelled]
 
 
 def ask(judge: AuxiliaryLLM, labelled: Sequence[Labelled], path: str | Path) -> list[bool | None]:
@@ -169,22 +141,19 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
     """
     questions = load_references(cfg.questions) if cfg.questions else None
     labelled = load_labels(cfg.labels, questions)
-    if cfg.verdicts is not None:
-        verdicts, name = load_verdicts(cfg.verdicts, labelled), Path(cfg.verdicts).name
-    else:
-        chats = None
-        if judge is None and cfg.judge == "llm":
-            model, chats = open_judge(cfg.llm)
-            judge = ChatLLM({"judge": model})
-        judge = judge or OfflineLLM()
-        verdicts, name = ask(judge, labelled, cfg.labels), judge.name
-        if chats is not None and chats.dry is not None:
-            print(chats.dry.report())
-            return {"dry_run": chats.ledger.summary()}
-    inputs = {"labels": cfg.labels, "verdicts": cfg.verdicts, "questions": cfg.questions}
+    chats = None
+    if judge is None and cfg.judge == "llm":
+        model, chats = open_judge(cfg.llm)
+        judge = ChatLLM({"judge": model})
+    judge = judge or OfflineLLM()
+    verdicts = ask(judge, labelled, cfg.labels)
+    if chats is not None and chats.dry is not None:
+        print(chats.dry.report())
+        return {"dry_run": chats.ledger.summary()}
+    inputs = {"labels": cfg.labels, "questions": cfg.questions}
     result = {
         "format": "remind-judge-agreement",
-        "judge": name,
+        "judge": judge.name,
         "inputs": {role: sha256_file(path) for role, path in inputs.items() if path},
         **by_group(verdicts, labelled),
     }

@@ -2,20 +2,13 @@
 
 F1 and recall are those of LoCoMo's `task_eval/evaluation.py`, and are written under its names: `<model>_f1`, and
 `<model>_recall` where `<model>_prediction_context` lists what was retrieved.
-
-Known errors in LoCoMo's gold (`errors.json`) can be put right or left out. A record names a question, its gold answer
-and cited evidence as the dataset has them, what is wrong, and both put right. Where only the citation is wrong the
-answer stays. Corrected answers carry remarks in brackets, meant for readers; they are dropped, since no prediction can
-be expected to repeat them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
@@ -25,12 +18,6 @@ from remind.evaluation.statistics import bootstrap
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ADVERSARIAL = 5
 PREDICTION = "_prediction"
-#: correct: score against corrected gold. drop: leave out questions whose answer is in doubt; evidence is corrected.
-AuditMode = Literal["correct", "drop"]
-#: The kind of error that leaves the answer right.
-CITATION = "WRONG_CITATION"
-_FIELDS = ("question_id", "question", "golden_answer", "error_type", "correct_answer")
-_REMARK = re.compile(r"\s*[(\[][^()\[\]]*[)\]]")
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,7 @@ class Answered:
     """One question with a prediction.
 
     Attributes:
-        f1: None where the gold has no answer (but for category 5, which needs none), or the audit drops it.
+        f1: None where the gold has no answer (but for category 5, which needs none).
         recall: share of gold evidence retrieved; None without evidence, or without a record of what was retrieved.
     """
 
@@ -83,17 +70,14 @@ def recall_of(evidence: Sequence[str], context: Sequence[str]) -> float | None:
     return sum(reference in set(context) for reference in evidence) / len(evidence)
 
 
-def score_samples(
-    file: ResultFile, model: str | None = None, audit: Sequence[Correction] | None = None, mode: AuditMode = "correct"
-) -> tuple[list[Answered], dict[str, Any]]:
+def score_samples(file: ResultFile, model: str | None = None) -> tuple[list[Answered], dict[str, Any]]:
     """Score a model's predictions and set its figures in the records, rounded to three places as the scorer does.
 
-    Figures that already are what they should be are not touched. With an audit the file's figures are left alone: they
-    belong to the published gold.
+    Figures that already are what they should be are not touched.
 
     Returns:
         The answered questions, and counts: questions, answered, unanswered (no prediction), without_gold_answer,
-        changed (figures in the file that were others), `audit` (an `AuditReport`) where one was given.
+        changed (figures in the file that were others).
 
     Raises:
         ConfigError: no prediction of that model, or several models and none named.
@@ -106,24 +90,18 @@ def score_samples(
     if model is not None and model not in names:
         raise ConfigError(f"{file.path} holds no predictions of {model!r}; there are {', '.join(names) or 'none'}")
     name = model or names[0]
-    corrections, report = audit_samples(file.records, audit) if audit else ({}, None)
     answered: list[Answered] = []
     changed = total = 0
-    for number, sample in enumerate(file.records):
+    for sample in file.records:
         for place, item in enumerate(_items(file, sample)):
             total += 1
             where = f"{sample.get('sample_id')}-q{place:03d}"
             if name + PREDICTION not in item:
                 continue
-            match = corrections.get((number, place))
-            gold = match.answer if match else item.get("answer")
-            evidence = list(match.evidence) if match else (item.get("evidence") or [])
-            dropped = bool(match and match.doubtful and mode == "drop")
-            f1, recall = _figures(file, where, item, name, None if dropped else gold, evidence, dropped)
+            f1, recall = _figures(file, where, item, name)
             answered.append(Answered(str(sample.get("sample_id")), where, item["category"], f1, recall))
-            if audit is None:
-                changed += _set(item, name, f1, recall)
-    counts: dict[str, Any] = {
+            changed += _set(item, name, f1, recall)
+    return answered, {
         "model": name,
         "questions": total,
         "answered": len(answered),
@@ -131,15 +109,10 @@ def score_samples(
         "without_gold_answer": sum(row.f1 is None for row in answered),
         "changed": changed,
     }
-    if report is not None:
-        counts["audit"] = report
-    return answered, counts
 
 
-def _figures(
-    file: ResultFile, where: str, item: Mapping[str, Any], name: str, gold: object, evidence: list[str], dropped: bool
-) -> tuple[float | None, float | None]:
-    category, said = item.get("category"), item[name + PREDICTION]
+def _figures(file: ResultFile, where: str, item: Mapping[str, Any], name: str) -> tuple[float | None, float | None]:
+    category, said, gold = item.get("category"), item[name + PREDICTION], item.get("answer")
     if category not in CATEGORIES or isinstance(category, bool):
         raise DataError(f"category should be 1 to 5, not {category!r}", file.path, where)
     if isinstance(said, int | float):
@@ -149,9 +122,8 @@ def _figures(
     context = item.get(f"{name}{PREDICTION}_context")
     if context is not None and (not isinstance(context, list) or any(not isinstance(c, str) for c in context)):
         raise DataError(f"{name}{PREDICTION}_context should be a list of ids", file.path, where)
-    known = not dropped and (gold is not None or category == ADVERSARIAL)
-    f1 = locomo_f1(said, str(gold), category) if known else None
-    return f1, None if context is None else recall_of(evidence, context)
+    f1 = locomo_f1(said, str(gold), category) if gold is not None or category == ADVERSARIAL else None
+    return f1, None if context is None else recall_of(item.get("evidence") or [], context)
 
 
 def _set(item: dict[str, Any], name: str, f1: float | None, recall: float | None) -> int:
@@ -195,112 +167,3 @@ def by_category(answered: Sequence[Answered], resamples: int = 1000, seed: int =
         }
         for name, rows in groups.items()
     }
-
-
-@dataclass(frozen=True)
-class Correction:
-    """One record. Answers as text; evidence as the annotators wrote it."""
-
-    id: str
-    question: str
-    category: int
-    kind: str
-    gold: str
-    answer: str
-    cited: tuple[str, ...]
-    evidence: tuple[str, ...]
-
-    @property
-    def changes_answer(self) -> bool:
-        return self.answer != self.gold
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the dataset's answer is itself in doubt, not just where it stands."""
-        return self.kind != CITATION
-
-
-@dataclass
-class AuditReport:
-    """What came of an audit, by id of its records.
-
-    Attributes:
-        matched: records whose question is in the data with the gold answer (and citation) they speak of.
-        answers, evidence: those of them that change the answer, the evidence.
-        conflicting: the question is there, but with other gold: left as it is.
-        absent: no such question.
-    """
-
-    matched: list[str] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
-    evidence: list[str] = field(default_factory=list)
-    conflicting: list[str] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-
-    def note(self, correction: Correction) -> None:
-        """Count a record that matches."""
-        self.matched.append(correction.id)
-        if correction.changes_answer:
-            self.answers.append(correction.id)
-        if set(correction.evidence) != set(correction.cited):
-            self.evidence.append(correction.id)
-
-
-def load_audit(path: str | Path) -> list[Correction]:
-    """Read `errors.json`.
-
-    Raises:
-        DataError: a record that lacks what it needs.
-    """
-    file = ResultFile(path)
-    corrections = []
-    for index, record in enumerate(file.records):
-        category = record.get("category")
-        evidence = [record.get(name) for name in ("cited_evidence", "correct_evidence")]
-        if (
-            any(not isinstance(record.get(name), str) for name in _FIELDS)
-            or not isinstance(category, int)
-            or any(not isinstance(e, list) or any(not isinstance(x, str) for x in e) for e in evidence)
-        ):
-            message = f"not a record of an audit: it needs {', '.join(_FIELDS)}, category, cited_ and correct_evidence"
-            raise DataError(message, path, file.place(index))
-        cited, right = (tuple(e) for e in evidence if isinstance(e, list))
-        gold = record["golden_answer"]
-        correct = gold if record["error_type"] == CITATION else without_remarks(record["correct_answer"], gold)
-        question, kind = record["question"].strip(), record["error_type"]
-        corrections.append(Correction(record["question_id"], question, category, kind, gold, correct, cited, right))
-    return corrections
-
-
-def without_remarks(text: str, gold: str) -> str:
-    """The text without what stands in brackets; the gold answer itself where only case and full stop differ."""
-    bare = text
-    while (shorter := _REMARK.sub("", bare)) != bare:
-        bare = shorter
-    bare = bare.strip() or text.strip()
-    return gold if bare.rstrip(".").casefold() == gold.strip().rstrip(".").casefold() else bare
-
-
-def audit_samples(
-    samples: Sequence[dict[str, Any]], audit: Sequence[Correction]
-) -> tuple[dict[tuple[int, int], Correction], AuditReport]:
-    """Corrections of LoCoMo's own records, by position of sample and question; the records stay as they are."""
-    by_question: dict[tuple[str, int], list[Correction]] = {}
-    for correction in audit:
-        by_question.setdefault((correction.question, correction.category), []).append(correction)
-    report, corrections = AuditReport(), {}
-    seen: set[str] = set()
-    for number, sample in enumerate(samples):
-        for place, item in enumerate(sample.get("qa", [])):
-            category = item.get("category")
-            key = (str(item.get("question", "")).strip(), category)
-            gold = str(item.get("answer")), tuple(item.get("evidence") or [])
-            for correction in by_question.get(key, []) if isinstance(category, int) else []:
-                seen.add(correction.id)
-                if gold == (correction.gold, correction.cited):
-                    corrections[number, place] = correction
-                    report.note(correction)
-    matched = set(report.matched)
-    report.conflicting = [c.id for c in audit if c.id in seen and c.id not in matched]
-    report.absent = [c.id for c in audit if c.id not in seen]
-    return corrections, report

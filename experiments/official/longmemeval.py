@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import NO_INFORMATION
-from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.statistics import wilson
 from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
 from remind.llm.client import Chats
@@ -21,7 +19,6 @@ from remind.states import prompts
 from remind.states.pyramid import one_line
 
 if TYPE_CHECKING:
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.endpoints import LLMConfig
 
 Role = Literal["default", "temporal", "update", "preference", "abstention"]
@@ -113,39 +110,25 @@ def verdict_of(row: Mapping[str, Any]) -> bool | None:
     return label.get("label") if isinstance(label, dict) else None
 
 
-def judge_rows(
-    rows: Sequence[dict[str, Any]],
-    references: Mapping[str, Reference],
-    judge: Callable[[list[tuple[Reference, str]]], Sequence[Verdict]],
-    name: str,
-) -> Counter[str]:
-    """Set `autoeval_label` of every row whose question is known; null where the judge gave no verdict.
+def judge_rows(rows: Sequence[dict[str, Any]], references: Mapping[str, Reference], model: ChatModel) -> Counter[str]:
+    """Set `autoeval_label` of every row whose question is known by a chat model's verdict, in the role of its type.
 
-    Args:
-        judge: takes questions with hypotheses; `prompted` for a chat model, `ruled` for an auxiliary LLM.
-        name: the judge's name, written under `model`.
+    The label is null where the judge gave no verdict; that counts neither for nor against. A blank hypothesis is
+    rejected without asking, an abstention question's too: saying nothing notices nothing.
 
     Returns:
         How often the judge gave no verdict, by reason.
     """
     known = [row for row in rows if row["question_id"] in references]
-    verdicts = judge([(references[row["question_id"]], row["hypothesis"]) for row in known])
+    filled = [row for row in known if row["hypothesis"].strip()]
+    requests = [judge_request(references[row["question_id"]], row["hypothesis"]) for row in filled]
+    with ProgressBar("judge", len(filled)) as bar:
+        replies = model.complete(requests, lambda _, __: bar.step())
+    asked = dict(zip((row["question_id"] for row in filled), map(verdict_in, replies), strict=True))
+    verdicts = [asked.get(row["question_id"], Verdict(False)) for row in known]
     for row, verdict in zip(known, verdicts, strict=True):
-        row[LABEL] = {"model": name, "label": verdict.value}
+        row[LABEL] = {"model": model.name, "label": verdict.value}
     return Counter(verdict.failure or "neither" for verdict in verdicts if verdict.value is None)
-
-
-def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[Verdict]]:
-    """Verdicts of an auxiliary LLM's general judge, which knows nothing of roles (off-by-one, rubrics, updates).
-
-    An unanswerable question is judged against `NO_INFORMATION`.
-    """
-
-    def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
-        cases = [Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), said) for r, said in pairs]
-        return judge_answers(judge, cases)
-
-    return verdicts
 
 
 def role_of(reference: Reference) -> Role:
@@ -174,23 +157,6 @@ def judge_request(reference: Reference, hypothesis: str) -> Request:
         reference=fenced(_GOLD.get(role, "reference answer"), gold, code),
         response=fenced("response", response, code),
     )
-
-
-def prompted(model: ChatModel) -> Callable[[list[tuple[Reference, str]]], list[Verdict]]:
-    """Verdicts of a chat model by role; one without a value counts neither for nor against.
-
-    A blank hypothesis is rejected without asking, an abstention question's too: saying nothing notices nothing.
-    """
-
-    def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
-        filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
-        requests = [judge_request(*pairs[number]) for number in filled]
-        with ProgressBar("judge", len(filled)) as bar:
-            replies = model.complete(requests, lambda _, __: bar.step())
-        asked = dict(zip(filled, map(verdict_in, replies), strict=True))
-        return [asked.get(number, Verdict(False)) for number in range(len(pairs))]
-
-    return verdicts
 
 
 def open_judge(cfg: LLMConfig) -> tuple[ChatModel, Chats]:

@@ -41,8 +41,6 @@ class ScoreRetrievalConfig:
     """What ranks: cue, hybrid, bm25, dense."""
     ks: list[PositiveInt] = field(default_factory=lambda: list(KS))
     """How many turns, and sessions, are looked at."""
-    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
-    """Segments and smoothing; retrieve.method and budgets do not matter to a ranking."""
     cache: str = "~/.cache/remind"
     """Folder for dialogue indexes; safe to delete."""
     out: str | None = None
@@ -173,7 +171,7 @@ def average(
 
 
 def rankings(
-    index: DialogueIndex, question: str, vector: Tensor, config: PerceptionConfig, methods: Sequence[str] = METHODS
+    index: DialogueIndex, question: str, vector: Tensor, methods: Sequence[str] = METHODS
 ) -> dict[str, list[str]]:
     """Turn ids of the dialogue by each method, best first; equals in time order.
 
@@ -216,7 +214,7 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
 
     corpus = read(cfg.input, "longmemeval")
     encoder = SentenceEncoder(device=cfg.device)
-    perception = Perception(cfg.perception, encoder, OfflineLLM(), Path(cfg.cache).expanduser() / "index")
+    perception = Perception(PerceptionConfig(), encoder, OfflineLLM(), Path(cfg.cache).expanduser() / "index")
     haystacks: list[Haystack] = []
     ranked: dict[str, list[list[str]]] = {name: [] for name in cfg.methods}
     questions = corpus.questions[: cfg.limit]
@@ -228,7 +226,7 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
         by_method: dict[str, list[str]] = {}
         if haystack.scored:
             vector = encoder.encode([question.text])[0]
-            by_method = rankings(perception.index(dialogue), question.text, vector, cfg.perception, cfg.methods)
+            by_method = rankings(perception.index(dialogue), question.text, vector, cfg.methods)
         for name in cfg.methods:
             ranked[name].append(user_turns(haystack, by_method.get(name, ())))
     result = {

@@ -11,7 +11,6 @@ from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
 from sae.ranges import PositiveInt, Seed, check_ranges
@@ -30,19 +29,13 @@ class ScoreOfficialConfig:
     """Folder for scores.json and the results file under its own name; equal figures leave its bytes as they are."""
     references: str | None = None
     """LongMemEval: file of its questions, with types and gold answers."""
-    judge: Literal["none", "offline", "llm"] = "none"
+    judge: Literal["none", "llm"] = "none"
     """LongMemEval: none counts the labels that are there; llm sets them anew, asking the endpoint llm.judge in five
-    roles by question type; offline sets them by a rule that knows no roles."""
+    roles by question type."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoint of the judge (judge llm)."""
     model: str | None = None
     """LoCoMo: whose predictions, where the file holds those of several models."""
-    audit: str | None = None
-    """LoCoMo: file of known gold errors (errors.json); scores are then against corrected gold, and the figures in
-    the results file stay those of the published gold."""
-    audit_mode: Literal["correct", "drop"] = "correct"
-    """correct: score against corrected answers. drop: leave out questions whose answer is in doubt. Evidence is
-    corrected in both."""
     bootstrap: PositiveInt = 1000
     """Resamples behind each interval that is not of a share."""
     seed: Seed = 0
@@ -78,7 +71,7 @@ def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> d
     if "dry_run" in scores:
         return scores
     after = file.dump()
-    inputs = {"results": cfg.results, "references": cfg.references, "audit": cfg.audit}
+    inputs = {"results": cfg.results, "references": cfg.references}
     report = {
         "format": "remind-official-scores",
         "config": asdict(cfg),
@@ -94,16 +87,11 @@ def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> d
 def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | None) -> dict[str, Any]:
     if cfg.references is None:
         raise ConfigError("LongMemEval's rows hold no question types: name the file of questions (references)")
-    if cfg.audit or cfg.model:
-        raise ConfigError("audit and model are for LoCoMo; this is a file of LongMemEval")
+    if cfg.model:
+        raise ConfigError("model is for LoCoMo; this is a file of LongMemEval")
     longmemeval.check_rows(file)
     references = longmemeval.load_references(cfg.references)
-    judging: dict[str, Any] = {}
-    if cfg.judge == "offline":
-        judge = OfflineLLM()
-        longmemeval.judge_rows(file.records, references, longmemeval.ruled(judge), judge.name)
-    elif cfg.judge == "llm":
-        judging = _ask(cfg, file, references, chat)
+    judging = _ask(cfg, file, references, chat) if cfg.judge == "llm" else {}
     return {"benchmark": "LongMemEval", **longmemeval.score_rows(file.records, references), **judging}
 
 
@@ -111,7 +99,7 @@ def _ask(
     cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
 ) -> dict[str, Any]:
     model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
-    failures = longmemeval.judge_rows(file.records, references, longmemeval.prompted(model), model.name)
+    failures = longmemeval.judge_rows(file.records, references, model)
     judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())
@@ -122,10 +110,7 @@ def _ask(
 def _locomo(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
     if cfg.references or cfg.judge != "none":
         raise ConfigError("references and judge are for LongMemEval; this is a file of LoCoMo")
-    audit = locomo.load_audit(cfg.audit) if cfg.audit else None
-    answered, counts = locomo.score_samples(file, cfg.model, audit, cfg.audit_mode)
-    if audit is not None:
-        counts["audit"] = asdict(counts["audit"])
+    answered, counts = locomo.score_samples(file, cfg.model)
     return {
         "benchmark": "LoCoMo",
         "by_category": locomo.by_category(answered, cfg.bootstrap, cfg.seed),
@@ -135,7 +120,10 @@ def _locomo(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The scores in plain lines, percent with 95 % intervals."""
-    lines = [f"{report['benchmark']}: " + ", ".join(_count(name, value) for name, value in report["counts"].items())]
+    lines = [
+        f"{report['benchmark']}: "
+        + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report["counts"].items())
+    ]
     if report["benchmark"] == "LongMemEval":
         shown = {**report["by_type"], **{name: report[name] for name in ("overall", "answerable", "abstention")}}
         rows = [[name, _percent(row), str(row["n"] if row else 0)] for name, row in shown.items()]
@@ -148,12 +136,6 @@ def table(report: dict[str, Any]) -> str:
         title = f"{name} {locomo.CATEGORIES.get(int(name), '')}" if name.isdigit() else name
         rows.append([title, str(row["n"]), _percent(row["f1"]), _percent(row["recall"])])
     return "\n".join([*lines, plain(["category", "n", "F1", "recall"], rows)])
-
-
-def _count(name: str, value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{name} " + ", ".join(f"{key} {len(ids)}" for key, ids in value.items())
-    return f"{name.replace('_', ' ')} {value}"
 
 
 def _percent(row: dict[str, Any] | None) -> str:

@@ -1,27 +1,12 @@
-"""Tables and figures of the paper: `list` names them with their state, `run ITEM` makes one.
+"""Tables and figures of the paper: `list` names them, `run ITEM` makes one.
 
-`run ITEM --small --out DIR` needs nothing but what the package ships; without `--small` an item needs the inputs that
-`list` names. Answers and states are kept in DIR, so that the same command goes on where it was stopped.
+`run ITEM --small true --out DIR` needs nothing but what the checkout ships; in its full form an item needs the inputs
+that `list` names. Answers and states are kept in DIR, so that the same command goes on where it was stopped.
 """
 
-import sys
-
 from experiments.paper.config import PaperConfig
+from experiments.paper.items import paper
 from remind.core.cli import main
 
-
-def run(cfg: PaperConfig) -> None:
-    from experiments.paper.run import paper
-
-    paper(cfg)
-
-
-def with_flag(words: list[str]) -> list[str]:
-    """`--small` on its own means true."""
-    following = [*words[1:], ""]
-    bare = [word == "--small" and after not in ("true", "false") for word, after in zip(words, following, strict=False)]
-    return ["--small=true" if alone else word for word, alone in zip(words, bare, strict=True)]
-
-
 if __name__ == "__main__":
-    main(PaperConfig, run, __doc__, with_flag(sys.argv[1:]), positional=("action", "item"))
+    main(PaperConfig, paper, __doc__, positional=("action", "item"))

@@ -1,4 +1,4 @@
-"""Figure 6: one question answered by two systems, side by side, above the inspector's page of its grounding."""
+"""Figure 6: one question answered by two systems, with the inspector's page of its grounding."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, settings
 from experiments.paper.systems import foreign_rows, named_paths, split_records
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import write_text
 from remind.evaluation.compare import Rows
 from remind.evaluation.tables import markdown_table
 from remind.states.records import StateRecord
-from remind.viewing import pages
 from remind.viewing.config import InspectConfig
 from remind.viewing.inspector.run import inspect_grounding
 
-PAGE, GROUNDING = "fig6.html", "grounding.html"
+GROUNDING = "grounding.html"
 
 
 def fig6(cfg: PaperConfig) -> Result:
-    """Write the page; the table says the same in Markdown.
+    """Both answers, their evidence and the gold, and the page of the grounding.
 
     Raises:
         ConfigError: fewer than two systems, or no question that they answer differently.
@@ -45,8 +41,7 @@ def fig6(cfg: PaperConfig) -> Result:
         overwrite=True,
     )
     inspect_grounding(inspected)
-    write_text(out / PAGE, _page(record, shown))
-    data = {"question": record.question_id, "gold": list(record.answers), "systems": shown, "page": str(out / PAGE)}
+    data = {"question": record.question_id, "gold": list(record.answers), "systems": shown}
     return Result(data, _table(record, shown), None)
 
 
@@ -105,24 +100,3 @@ def _table(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
     # a line of a dialogue may hold what Markdown takes for the end of a cell
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in _rows(record, shown)]
     return markdown_table(["", record.question_id], cells)
-
-
-def _page(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
-    """Everything from data or models is escaped."""
-    asked = pages.table(["", record.question_id], _rows(record, shown)[:3])
-    columns = Markup().join(
-        Markup('<div style="flex:1;min-width:20em">{}</div>').format(
-            pages.heading(name)
-            + pages.paragraph(f"{one['answer']} ({'right' if one['right'] else 'wrong'})")
-            + Markup().join(pages.paragraph(line["line"], marked=line["gold"]) for line in one["evidence"])
-            + (Markup() if one["evidence"] else pages.paragraph("quotes no evidence", faint=True))
-        )
-        for name, one in shown.items()
-    )
-    frame = Markup('<iframe src="{}" style="width:100%;height:80vh;border:1px solid grey"></iframe>').format(GROUNDING)
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>{}</title><body style="font-family:sans-serif">'
-    note = pages.paragraph(
-        "A bar marks quoted evidence that is gold. Below: how the question was grounded.", faint=True
-    )
-    body = asked + Markup('<div style="display:flex;gap:2em">{}</div>').format(columns) + note + frame
-    return str(Markup(head).format(record.question_id) + body + Markup("</body></html>\n"))

@@ -23,7 +23,7 @@ class PaperConfig:
     """List the tables and figures of the paper, or make one of them."""
 
     action: Literal["list", "run"] = "list"
-    """list: names, titles, what each needs and in which state it is. run: make one. Also the first plain argument."""
+    """list: names, titles, and what each needs. run: make one. Also the first plain argument."""
     item: str | None = None
     """Which item to make; also the second plain argument."""
     out: str | None = None
@@ -36,7 +36,7 @@ class PaperConfig:
     systems: list[str] = field(default_factory=list)
     """Other systems as NAME=PATH: a finished run of `remind evaluate` (the folder of one condition) on the same
     questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them. Or, without a name, the
-    folder of a run of `remind run-memory` with answers: all of its systems, with what they took. table3: the one run of
+    folder of a run of `remind run-memory` with answers: all of its systems. table3: the one run of
     `remind evaluate` whose answers are sampled, in place of answers that are asked for."""
     labels: str | None = None
     """table3: the label sheet with its column label filled in (1 or 0, yes or no, true or false)."""

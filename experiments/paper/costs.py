@@ -7,16 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.config import InferenceCostConfig
-from experiments.cost.flops import Counted, Shape, load_config
-from experiments.cost.report import length_label, plot, table
-from experiments.cost.run import check, inference_cost
+from experiments.cost.curve import InferenceCostConfig
+from experiments.cost.flops import Shape, load_config
+from experiments.cost.run import inference_cost, length_label, plot, table
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result, from_file
-from experiments.paper.memory import table as memory_table
-from experiments.paper.memory import taken
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, settings
-from experiments.paper.systems import memory_runs
 from remind.core.errors import ModelError
 from remind.evaluation.compare import Run
 from remind.evaluation.tables import markdown_table
@@ -36,15 +32,14 @@ def measured(setting: Setting, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
     """What each condition took for a question: tokens, seconds in the model, operations of its mean prompt and reply.
 
     Seconds are None where answers came from an earlier start. Operations are None where the answering model's
-    configuration is not at hand; the prefill is counted by torch's own counter too, which must agree.
+    configuration is not at hand.
     """
     try:
         if setting.evaluate.answers == "server":
             raise ModelError("the model answers on a server")
-        config = load_config(setting.evaluate.model)
-        shape, counter, why = Shape.of(config), Counted(config), None
+        shape, why = Shape.of(load_config(setting.evaluate.model)), None
     except ModelError as error:
-        shape, counter, why = None, None, str(error)
+        shape, why = None, str(error)
     rows = []
     for name, run in runs.items():
         counts, seconds = run.report["counts"], run.report["seconds"]["model"]
@@ -57,65 +52,12 @@ def measured(setting: Setting, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
             "tokens_written": written,
             "seconds": None if run.report["resumed"] else seconds / asked,
             "operations": None,
-            "prefill_counted": None,
             "no_operations": why,
         }
-        if shape is not None and counter is not None and read:
-            # a causal prefill is half of what the counter counts as a whole square
-            row["prefill_counted"] = check(name, shape, counter, round(read))[0]["counted"]
+        if shape is not None and read:
             row["operations"] = shape.reply(round(read), max(1, round(written)))
         rows.append(row)
     return rows
-
-
-def operations_of(row: Mapping[str, Any], cost: InferenceCostConfig, shape: Shape) -> dict[str, Any]:
-    """Operations of a memory system, all of its calls as if a model of the shape answered them; embeddings apart.
-
-    Calls count with their mean length: uneven ones take more, by the square of attention.
-
-    Args:
-        row: of `remind.memory.score.costs`.
-
-    Returns:
-        system, dataset; operations to ingest a turn (`turn`) and for a `question`, with `counted`: its prefills by
-        torch's own counter; `curve`: rows as `inference_cost` has them. There ingest grows with the history, which is
-        of turns of `cost.sizes.turn` tokens, and is spread over the most of `cost.questions`; a question stays as dear.
-    """
-
-    def calls(spent: Mapping[str, float]) -> float:
-        number = spent["calls"]
-        lengths = (round(spent[name] / number) if number else 1 for name in ("prompt_tokens", "completion_tokens"))
-        read, written = (max(1, length) for length in lengths)
-        return number * shape.reply(read, written)
-
-    turn, question = calls(row["ingest"]) / max(1, row["turns"]), calls(row["question"])
-    asked, most = row["question"], max(cost.questions)
-    counted = None
-    if asked["calls"]:
-        read = round(asked["prompt_tokens"] / asked["calls"])
-        counted = (
-            asked["calls"]
-            * check(str(cost.auxiliary), shape, Counted(load_config(str(cost.auxiliary))), read)[0]["counted"]
-        )
-    shared = [history / cost.sizes.turn / most for history in cost.lengths]
-    curve = [
-        {
-            "way": f"{row['system']}/{most}",
-            "title": f"{row['system']}, {row['dataset']}, built for {most} questions",
-            "history": history,
-            "operations": turns * turn + question,
-            "calls": {"all": turns * row["ingest"]["calls"] / max(1, row["turns"]) + asked["calls"]},
-        }
-        for history, turns in zip(cost.lengths, shared, strict=True)
-    ]
-    return {
-        "system": row["system"],
-        "dataset": row["dataset"],
-        "turn": turn,
-        "question": question,
-        "counted": counted,
-        "curve": curve,
-    }
 
 
 def by_stage(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -154,55 +96,30 @@ def fig12_table8(cfg: PaperConfig) -> Result:
     stages = by_stage(curve["rows"])
     longest = max(row["history"] for row in stages)
     parts = ["## What the conditions took for a question", "", *_conditions(conditions)]
-    costs = taken(memory_runs(cfg.systems))
-    others = (
-        []
-        if cost.auxiliary is None
-        else [operations_of(row, cost, Shape(**curve["shapes"][cost.auxiliary])) for row in costs]
-    )
-    parts += memory_table(costs)
-    parts += _systems(others, cost)
-    plot({**curve, "rows": [*curve["rows"], *(one for row in others for one in row["curve"])]}, out / f"{cfg.item}.png")
+    plot(curve, out / f"{cfg.item}.png")
     parts += [f"## Table 8: operations by stage, a history of {length_label(longest)} tokens", ""]
     heads = ["way", *STAGES]
     body = [[row["title"], *(f"{row[s]:.3g}" for s in STAGES)] for row in stages if row["history"] == longest]
     parts.append(markdown_table(heads, body))
     parts += ["## Figure 12", "", table(curve).partition("\n\n")[2]]
-    data = {"conditions": conditions, "memory": costs, "operations": others, "stages": stages, "curve": curve}
+    data = {"conditions": conditions, "stages": stages, "curve": curve}
     return Result(data, "\n".join(parts), None)
-
-
-def _systems(rows: Sequence[Mapping[str, Any]], cost: InferenceCostConfig) -> list[str]:
-    """Operations of memory systems as Markdown; nothing where there are none."""
-    if not rows:
-        return []
-    body = [
-        [row["system"], row["dataset"]]
-        + ["–" if row[name] is None else f"{row[name]:.3g}" for name in ("turn", "question", "counted")]
-        + [f"{row['curve'][-1]['operations']:.3g}"]
-        for row in rows
-    ]
-    longest, most = length_label(cost.lengths[-1]), max(cost.questions)
-    heads = ["System", "dialogues of", "to ingest a turn", "for a question", "its prefills, by torch"]
-    heads += [f"a question of {most} about {longest} tokens"]
-    head = f"## Operations of memory systems, their calls counted as {cost.auxiliary}"
-    return [head, "", markdown_table(heads, body)]
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form)
 
-    heads = ["condition", "questions", "tokens read", "written", "s in the model", "operations", "prefill, by torch"]
+    heads = ["condition", "questions", "tokens read", "written", "s in the model", "operations"]
     body = [
         [row["condition"], str(row["questions"])]
         + [number(row[key], ",.1f") for key in ("tokens_read", "tokens_written")]
         + [number(row["seconds"], ".3f")]
-        + [number(row[key], ".3g") for key in ("operations", "prefill_counted")]
+        + [number(row["operations"], ".3g")]
         for row in rows
     ]
     return [
         markdown_table(heads, body),
-        "Operations: half of the square of attention, as a fused kernel computes it; torch counts all of the square.",
+        "Operations: half of the square of attention, as a fused kernel computes it.",
         "",
     ]

@@ -25,10 +25,9 @@ from remind.evaluation.statistics import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.resonance import select_blocks
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.dataset import MANIFEST, read_manifest, read_states
-from remind.states.pyramid import FactualState, Span, blind, render, segments_of
+from remind.states.pyramid import FactualState, Span, render, segments_of
 from remind.states.records import StateRecord, blocks_of, factual_of
 from remind.testbed.ladder import write_records
 from remind.viewing.config import InspectConfig
@@ -215,10 +214,9 @@ def _curves(cfg: PaperConfig, rows: Sequence[Mapping[str, Any]]) -> Picture:
 def fig11(cfg: PaperConfig) -> Result:
     """Share of the gold evidence in marked turns at each budget, over all questions with gold evidence.
 
-    random: turns of x0 in random order, the mean of several. joint codes: the resonance of Eq. 3 to 5 alone, with a
-    strategy that no LLM has written. LLM strategy: the same with the strategy of the states. as built: the states' own
-    settings at each budget, and `as shipped` at their own budget. x0: what was retrieved, which none of these can
-    exceed. whole history: as LLM strategy, where nothing was retrieved before.
+    random: turns of x0 in random order, the mean of several. resonance: Eq. 3 to 5 alone, with the strategy of the
+    states. as built: the states' own settings at each budget, and `as shipped` at their own budget. x0: what was
+    retrieved, which none of these can exceed. whole history: as resonance, where nothing was retrieved before.
     """
     budgets = cfg.budgets or (_SMALL_BUDGETS if cfg.small else BUDGETS)
     curves: dict[str, list[list[tuple[float, str]]]] = {}
@@ -228,22 +226,16 @@ def fig11(cfg: PaperConfig) -> Result:
         ground = Ground.of(setting)
         built = ground.grounder
         reads = built.config.fuse is not None and built.config.fuse.reads_text
-        sentences = SentenceEncoder(device=setting.evaluate.device)
+        sentences = SentenceEncoder(device=setting.evaluate.device) if reads else None
         plain = replace(built.config, fuse=None, match="summed", anchor_codes="strategy", smooth_turns=0.0)
         resonance = ground.with_config(plain, None)
-        offline = OfflineLLM(sentences)
-        as_built = ground.with_config(built.config, sentences if reads else None)
+        as_built = ground.with_config(built.config, sentences)
         for record, state, gold in track(ground.asked, "ground", len(ground.asked)):
             if not gold:
                 continue
             name = _dialogue(setting, record)
-            stand_in = offline.strategies(state.dialogue, [blind(state.question)])[0]
             shipped = as_built.trace(state)
-            traces = {
-                "joint codes": resonance.trace(replace(state, strategy=stand_in)),
-                "LLM strategy": resonance.trace(state),
-                "as built": shipped,
-            }
+            traces = {"resonance": resonance.trace(state), "as built": shipped}
             if cfg.small or cfg.history:
                 everywhere = segments_of(state.dialogue, range(len(state.dialogue.turns)))
                 traces["whole history"] = resonance.trace(replace(state, segments=everywhere))

@@ -1,8 +1,10 @@
-"""The items: what each is, what its full form needs, and how far it is. Imports nothing heavy."""
+"""The items: what each is, what its full form needs; and from a name to result.json, table.md and a
+picture. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -10,12 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from experiments.paper.config import PaperConfig
 from remind.core.cli import parse
 from remind.core.errors import ConfigError
+from remind.core.files import read_json, write_json, write_text
+from remind.core.run_folder import RunFolder
 from remind.evaluation.config import EvaluateConfig
 
 if TYPE_CHECKING:
     from sae.figures import Picture
 
 C = TypeVar("C")
+RESULT = "result.json"
+_FORMAT = "remind-paper-item"
 #: What an option must name for a full form, and where the paper's settings are.
 NEEDS = {
     "evaluate": "config file of remind evaluate, such as configs/paper/evaluate_base.yaml",
@@ -32,7 +38,7 @@ class Result(NamedTuple):
     """What an item makes.
 
     Attributes:
-        data: for result.json. tables: Markdown. picture: None: the item has written a page in place of one.
+        data: for result.json. tables: Markdown. picture: None: there is none, or the item has written it.
     """
 
     data: dict[str, Any]
@@ -48,17 +54,11 @@ class Item:
         title: what it shows.
         maker: module and function, `PaperConfig` → `Result`.
         needs: options that the full form cannot do without, keys of `NEEDS`.
-        presets: configs of the full form besides those in `needs`.
-        small: in which state the small form is, processor seconds it took, and what it runs on.
-        full: in which state the full form is.
     """
 
     title: str
     maker: str
     needs: tuple[str, ...]
-    small: str
-    presets: tuple[str, ...] = ()
-    full: str = "not run"
 
     def make(self, cfg: PaperConfig) -> Result:
         """Make it. Raises as what it is made of does."""
@@ -81,7 +81,7 @@ class Item:
         wrong = [f"{name} needs {'; '.join(lacking)}"] * bool(lacking)
         wrong += [f"there is no {', '.join(absent)}"] * bool(absent)
         if wrong:
-            raise ConfigError("; ".join([*wrong, "or --small"]))
+            raise ConfigError("; ".join([*wrong, "or --small true"]))
 
 
 def from_file(kind: type[C], path: str, out: str | Path) -> C:
@@ -89,89 +89,103 @@ def from_file(kind: type[C], path: str, out: str | Path) -> C:
     return parse(kind, f"config of {kind.__name__}", ["--config", path, "--out", str(out)])
 
 
-_BUILD = ("configs/paper/build.yaml",)
-_GROUNDING = (*_BUILD, "configs/paper/grounding_as_printed.yaml", "configs/paper/grounding_recommended.yaml")
-_TRAIN = ("configs/paper/pra_lora.yaml", "configs/paper/pra_full.yaml")
 ITEMS = {
     "fig4": Item(
         "Figure 4: (a-c) strategy, markers and summary, each added to retrieved evidence and removed from the whole; "
         "(d) x0, x1, x2",
         "ablation:fig4",
         ("evaluate",),
-        "measured, 45 s (26 of them to make the world, for all items): nano, 2 dialogues of the world",
-        _BUILD,
     ),
     "fig4_trained": Item(
         "Figure 4 (a-c) with training: models taught by evidence with strategy, markers and summary, each added and "
         "removed; answers from x0",
         "trained:fig4_trained",
         ("evaluate", "train"),
-        "measured, 190 s: nano, 60 steps a row on 4 dialogues of the world with 40 % wrong labels, 2 for the answers",
-        (*_BUILD, *_TRAIN),
     ),
     "table1": Item(
         "Tables 1 and 4-7: systems by format and dimension: Acc, MemR, B1, F1, share of outputs that parse",
         "systems:table1",
         ("evaluate", "systems"),
-        "measured, 42 s: nano, and memory systems that write by rules, 2 dialogues of the world",
-        _BUILD,
     ),
     "fig5": Item(
         "Figure 5: α by β: evidence in marked turns, and Acc and MemR of answers from x1",
         "grounding:fig5",
         ("evaluate",),
-        "measured, 46 s: nano answers, MiniLM grounds, 2 dialogues of the world",
-        _GROUNDING,
     ),
     "fig11": Item(
-        "Figure 11: evidence in marked turns by budget, along the pipeline",
-        "grounding:fig11",
-        ("evaluate",),
-        "measured, 21 s: nano, 2 dialogues of the world",
-        _GROUNDING,
+        "Figure 11: evidence in marked turns by budget, along the pipeline", "grounding:fig11", ("evaluate",)
     ),
     "fig12_table8": Item(
         "Figure 12 and Table 8: tokens, seconds and operations of a question by condition and length of the history",
         "costs:fig12_table8",
         ("evaluate", "cost"),
-        "measured, 38 s: nano, 2 dialogues of the world",
-        _BUILD,
     ),
     "table3": Item(
         "Table 3: judges against people, by dimension; writes the label sheet, then reads it (--labels)",
         "judging:table3",
         ("evaluate",),
-        "measured, 18 s: nano, 2 dialogues of the world; labels are exact matches, not people's",
-        _BUILD,
     ),
-    "table2": Item(
-        "Table 2: statistics of the benchmark", "benchmark:table2", ("benchmark",), "measured, 24 s: the bundled sample"
-    ),
+    "table2": Item("Table 2: statistics of the benchmark", "benchmark:table2", ("benchmark",)),
     "fig14": Item(
         "Figure 14: training trajectory: shares of the loss, and divergence of student and teacher",
         "trajectory:fig14",
         ("runs",),
-        "measured, 15 s: nano, 12 steps on the synthetic world",
     ),
     "fig6": Item(
-        "Figure 6: one question answered by two systems, side by side, with the grounding of the question",
+        "Figure 6: one question answered by two systems, with the grounding of the question",
         "cases:fig6",
         ("evaluate", "systems"),
-        "measured, 18 s: nano under x0 and x2, 2 dialogues of the world",
-        _BUILD,
     ),
 }
 
 
 def listing() -> str:
-    """Every item with its state, as text."""
+    """Every item, and what its full form needs, as text."""
     lines = []
     for name, item in ITEMS.items():
-        needs = ", ".join(f"--{option}" for option in item.needs)
-        presets = f"; {', '.join(item.presets)}" if item.presets else ""
         lines += [
             f"{name}: {item.title}",
-            f"    small: {item.small}",
-            f"    full:  {item.full}; needs {needs}{presets}",
+            f"    needs {', '.join(f'--{option}' for option in item.needs)}, or --small true",
         ]
     return "\n".join(lines)
+
+
+def paper(cfg: PaperConfig) -> None:
+    """List the items, or make one and print its table.
+
+    Raises:
+        ConfigError: no such item, inputs that it lacks, or an `out` that holds another item.
+        As the parts that an item is made of.
+    """
+    if cfg.action == "list":
+        print(listing())
+        return
+    if cfg.item not in ITEMS:
+        raise ConfigError(f"no item {cfg.item!r}; there are {', '.join(ITEMS)}")
+    item = ITEMS[cfg.item]
+    if cfg.out is None:
+        raise ConfigError(f"{cfg.item} needs --out, a folder")
+    item.check(cfg.item, cfg)
+    out, form = Path(cfg.out), "small" if cfg.small else "full"
+    if (out / RESULT).exists():
+        before = read_json(out / RESULT)
+        if not isinstance(before, dict) or (before.get("item"), before.get("form")) != (cfg.item, form):
+            raise ConfigError(f"{out} holds the result of something else; choose another out")
+    from experiments.paper.settings import kind_of_question
+    from remind.build.plan import versions
+    from remind.evaluation.run import machine
+
+    started = time.perf_counter()
+    with RunFolder(out).held():
+        result = item.make(cfg)
+        kind = kind_of_question(cfg) if "evaluate" in item.needs else None
+        about = {"format": _FORMAT, "item": cfg.item, "title": item.title, "form": form, "seeds": list(cfg.seeds)}
+        seconds = {"seconds": round(time.perf_counter() - started, 1)}
+        context = {"config": asdict(cfg), "machine": machine("cpu"), "versions": versions()}
+        head = f"# {item.title}\n\nForm: {form}. Seeds: {', '.join(map(str, cfg.seeds))}."
+        head += f" Kind of question: {kind}." if kind else ""
+        write_text(out / "table.md", f"{head}\n\n" + result.tables.rstrip() + "\n")
+        if result.picture is not None:
+            result.picture.save(out / f"{cfg.item}.png")
+        write_json(out / RESULT, {**about, "kind_of_question": kind, **result.data, **seconds, **context})
+    print(f"{result.tables.rstrip()}\n\n{out / RESULT}, {seconds['seconds']:.0f} s")

@@ -34,8 +34,6 @@ from remind.states.records import StateRecord
 SHEET = "labels.csv"
 _COLUMNS = ("question_id", "dimension", "question", "references", "prediction", "label")
 _LABELS = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
-#: What a spreadsheet takes for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def sample(records: Sequence[StateRecord], per_dimension: int, seed: int) -> list[StateRecord]:
@@ -53,19 +51,19 @@ def sample(records: Sequence[StateRecord], per_dimension: int, seed: int) -> lis
 
 
 def write_sheet(path: Path, records: Sequence[StateRecord], rows: Rows) -> None:
-    """A CSV file to label in a spreadsheet; cells that one would take for a formula begin with an apostrophe."""
+    """A CSV file to label in a spreadsheet."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS)
     writer.writeheader()
     for record in records:
-        cells = {
+        cells: dict[str, str] = {
             "question_id": record.question_id,
             "dimension": record.dimension or record.category or "none",
             "question": record.question,
             "references": " | ".join(record.answers),
             "prediction": rows[record.question_id]["answer"],
         }
-        writer.writerow({name: f"'{value}" if value.startswith(_FORMULA) else value for name, value in cells.items()})
+        writer.writerow(cells)
     write_text(path, text.getvalue())
 
 
@@ -86,7 +84,7 @@ def read_sheet(path: str | Path, ids: Sequence[str]) -> dict[str, bool]:
     if missing := [name for name in ("question_id", "label") if name not in (reader.fieldnames or ())]:
         raise DataError(f"has no column {', '.join(missing)}", path)
     for row in reader:
-        name, label = str(row["question_id"] or "").removeprefix("'"), str(row["label"] or "").strip().casefold()
+        name, label = str(row["question_id"] or ""), str(row["label"] or "").strip().casefold()
         if name in labels or name in empty:
             raise DataError(f"question {name!r} is labelled twice", path, f"line {reader.line_num}")
         if not label:

@@ -10,7 +10,6 @@ from experiments.official.files import ResultFile
 from experiments.paper.cells import TITLES, bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.memory import answers, table, taken
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
@@ -22,6 +21,7 @@ from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
+from remind.memory.score import MANIFEST
 from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
@@ -114,9 +114,18 @@ def named_paths(systems: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def memory_runs(systems: Sequence[str]) -> list[Path]:
-    """Those of the systems that are runs of memory systems as a whole."""
-    return [folder for text in systems if answers(folder := Path(text).expanduser()) is not None]
+def answers(folder: Path) -> dict[str, Path] | None:
+    """The answers of each system of a run of memory systems, by name; None: the folder is no such run.
+
+    Raises:
+        DataError: the run has no answers, since no model was named for them.
+    """
+    if not (folder / MANIFEST).is_file() or not (folder / "memory").is_dir():
+        return None
+    found = {path.stem: path for path in sorted((folder / "answers").glob("*.jsonl"))}
+    if not found:
+        raise DataError("the run has no answers; give `remind run-memory` an endpoint for them", folder)
+    return found
 
 
 def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
@@ -146,9 +155,9 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
         if other := sorted(set(rows).difference(known) | set(ids).difference(rows)):
             raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
         return {question: rows[question] for question in ids}
-    answers = FileAnswers(name, path, known, ids)
-    rows = ask(setting, out, ["no_context"], answerer=answers)["no_context"].rows
-    if answers.explains:
+    own = FileAnswers(name, path, known, ids)
+    rows = ask(setting, out, ["no_context"], answerer=own)["no_context"].rows
+    if own.explains:
         return rows
     nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
     return {question: {**row, **nothing} for question, row in rows.items()}
@@ -203,14 +212,12 @@ def as_printed(names: Iterable[str]) -> list[str]:
 def table1(cfg: PaperConfig) -> Result:
     """See the module. Raises as `evaluate` and `foreign_rows` do."""
     assert cfg.out is not None
-    named = list(cfg.systems)
     found: dict[str, list[tuple[Setting, Rows]]] = {}
     for setting in settings(cfg):
         folder = Path(cfg.out) / f"seed-{setting.seed}"
         systems = cfg.systems
         if cfg.small and not systems:
             systems = [small_baselines(setting, folder / "memory")]
-            named += systems
         for name, path in named_paths(systems).items():
             found.setdefault(name, []).append((setting, foreign_rows(setting, name, path, folder / f"system-{name}")))
         runs = ask(setting, folder / "answers", list(OURS.values()))
@@ -229,7 +236,6 @@ def table1(cfg: PaperConfig) -> Result:
     if "direct" in formats:
         parts += [f"## Tables 6 and 7: {TITLES['direct']}", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
-    costs = taken(memory_runs(named))
-    parts += [*as_printed(found), *table(costs)]
-    data = {"systems": products, "by_seed": by_seed(found), "memory": costs}
+    parts += as_printed(found)
+    data = {"systems": products, "by_seed": by_seed(found)}
     return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))

@@ -1,24 +1,27 @@
-"""One run: train with the trainer, in this process, and answer the questions of dev or test with the trained model."""
+"""One run: train with the trainer, in this process, and answer the questions of dev or test with the trained model.
+
+Its cost are floating-point operations counted from the tokens that each level really runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import io
-import os
-import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from experiments.proof.flops import fixed_cost, size_of, step_cost
 from experiments.proof.states import split_records, training_records
-from experiments.proof.store import RunStore, Spec, accuracy
+from experiments.proof.store import RunStore, Spec
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.callbacks import Probe
+from remind.alignment.config import Objective
+from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
+from remind.alignment.step import Pass, common_prefix, head_of
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ModelError
 from remind.core.files import write_json
@@ -41,7 +44,7 @@ class Runner:
     def __init__(self, store: RunStore) -> None:
         self.store, self.config = store, store.config
         self.base = load_backbone(store.model, device="cpu")
-        self.work = store.out / "work" / f"{os.getpid()}"
+        self.work = tempfile.TemporaryDirectory(prefix="remind-proof-")
         self._questions: dict[tuple[str, Marks | None], list[StateRecord]] = {}
         self._learned: tuple[str, list[StateRecord], set[str]] = ("", [], set())
 
@@ -49,7 +52,7 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.cleanup()
 
     def perform(self, spec: Spec) -> None:
         """Do a run and write its result, unless it is there.
@@ -81,19 +84,14 @@ class Runner:
         records, pseudo_labelled = self._states(spec)
         split = {name: [record for record in records if record.split == name] for name in ("train", "dev")}
 
-        def measure(model: Any) -> dict[str, float]:
-            answers = self._answer(replace(self.base, model=model), spec)
-            return {level: accuracy(right) for level, right in answers.items()}
-
-        out = self.work / "run"
-        shutil.rmtree(out, ignore_errors=True)
-        probes = [Probe(measure, spec.trace, "accuracy")] if spec.trace else []
-        with quiet():
+        out = Path(tempfile.mkdtemp(dir=self.work.name))
+        # no bars and no lines: hundreds of runs would print the same
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             args = arguments(self.store, spec, out)
-            trainer = PRATrainer(self.store.model, args, split["train"], split["dev"], callbacks=probes)
+            trainer = PRATrainer(self.store.model, args, split["train"], split["dev"])
             stopped = fit(trainer)
         rows = read_metrics(out)
-        kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "eval", "guard", "accuracy")}
+        kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("eval", "guard")}
         result = {
             "right": self._answer(replace(self.base, model=trainer.model), spec),
             "steps": trainer.state.global_step,
@@ -101,10 +99,6 @@ class Runner:
             "stopped": stopped,
             "guard": [{"step": row["step"], "what": row["what"]} for row in kinds["guard"]],
             "watched": [_short(row) for row in kinds["eval"]],
-            "trace": {
-                "steps": [_short(row) for row in kinds["train"]] if spec.trace else [],
-                "accuracy": [{name: row[name] for name in ("step", *LEVELS)} for row in kinds["accuracy"]],
-            },
         }
         del trainer
         # models hang in circles with their hooks, and many runs share one process
@@ -115,7 +109,6 @@ class Runner:
         """What a run learns from, made unless the last one had the same; and the questions with pseudo-labels."""
         key = self.store.states_key(spec)
         if key != self._learned[0]:
-            shutil.rmtree(self.work, ignore_errors=True)
             records = training_records(self.store, spec.condition, spec.seed)
             pseudo = self._pseudo_labels(records) if spec.arm == "sft_pseudo" else {}
             records = [replace(r, target=pseudo.get(r.question_id, r.target)) for r in records]
@@ -133,9 +126,9 @@ class Runner:
         size, objective, items = size_of(trainer.model), trainer.objective, trainer.train_dataset.items
         total = fixed_cost(items, objective, size)
         total += sum(size.forward(e.tokens_under([2]), len(e.answer)) for e in items if e.id in pseudo_labelled)
-        for step in range(trainer.state.global_step):
-            batch = [items[index] for index in trainer._order.batch(step)]
-            total += step_cost(batch, objective, trainer._passes, size)
+        # the order draws every question as often as any other
+        passes = step_cost(items, objective, trainer._passes, size) / len(items)
+        total += passes * self.config.batch * trainer.state.global_step
         return total
 
 
@@ -170,16 +163,75 @@ def fit(trainer: PRATrainer) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars and no lines: hundreds of runs would print the same."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in row.items()
         if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
     }
+
+
+# what a run costs
+
+_FORWARD, _BACKWARD = 2, 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters that multiply.
+
+    Attributes:
+        body: of the language model, without its embedding; each once per token.
+        head: each once per answer position.
+    """
+
+    body: int
+    head: int
+
+    def forward(self, tokens: int, answer: int) -> float:
+        """Operations of one forward pass; those of attention between tokens and of padding are left out."""
+        return float(_FORWARD * (tokens * self.body + answer * self.head))
+
+    def backward(self, tokens: int, answer: int) -> float:
+        return float(_BACKWARD * (tokens * self.body + answer * self.head))
+
+
+def size_of(model: Any) -> Size:
+    """The size of a language model, as it is trained."""
+    embedding = model.get_input_embeddings().weight
+    body = sum(parameter.numel() for parameter in model.get_decoder().parameters() if parameter is not embedding)
+    return Size(body, head_of(model).weight.numel())
+
+
+def step_cost(examples: Sequence[Example], objective: Objective, passes: Sequence[Pass], size: Size) -> float:
+    """Operations of one optimiser step over `examples`; teachers that are running averages are run in each step."""
+    total = 0.0
+    for example in examples:
+        answer = len(example.answer)
+        common = common_prefix(example.prompts[1], example.prompts[2])
+        for step in passes:
+            for level in step.levels:
+                tokens = example.tokens_under([level]) - (common if step.shared and level == 2 else 0)
+                total += size.forward(tokens, answer)
+                if step.backward and level in objective.trained:
+                    total += size.backward(tokens, answer)
+        if objective.teacher_model_kind == "ema":
+            tokens = example.tokens_under(objective.taught)
+            both = {1, 2} <= objective.taught and any(step.shared for step in passes)
+            total += size.forward(tokens - common * both, answer * len(objective.taught))
+    return total
+
+
+def fixed_cost(examples: Sequence[Example], objective: Objective, size: Size) -> float:
+    """Operations before the first step: targets of the base model, and answers decoded under x2 where there are none.
+
+    Both count in full, although runs may share what they leave on disk.
+    """
+    total = 0.0
+    for example in examples:
+        answer = len(example.answer)
+        if objective.teacher_model_kind == "base":
+            total += size.forward(example.tokens_under(objective.taught), answer * len(objective.taught))
+        if not example.labelled:
+            total += size.forward(example.tokens_under([2]), answer)
+    return total

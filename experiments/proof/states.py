@@ -6,8 +6,8 @@ import random
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.proof.conditions import Condition
-from experiments.proof.store import RunStore, built_settings
+from experiments.proof.arms import Condition
+from experiments.proof.store import RunStore
 from remind.build.states import facts_of, recall_of
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
@@ -63,17 +63,15 @@ def _controls(world: World, ladder: LadderConfig, condition: Condition, seed: in
 
 
 def _control(state: ReflectiveState, other_summary: str, condition: Condition, rng: random.Random) -> StateRecord:
-    alone = condition.rest == "empty"
     attentional = state.attentional
     if condition.null == "shuffled":
-        shown = replace(attentional, blocks=()) if alone else attentional
-        record = to_record(ReflectiveState(shown, other_summary))
-        return replace(record, x1=record.x0) if alone else record
+        record = to_record(ReflectiveState(replace(attentional, blocks=()), other_summary))
+        return replace(record, x1=record.x0)
     if condition.null == "same":
         record = to_record(state)
-        return replace(record, x1=record.x0, x2=record.x0) if alone else replace(record, x1=record.x0)
+        return replace(record, x1=record.x0, x2=record.x0)
     record = to_record(ReflectiveState(random_marks(attentional, rng), state.summary))
-    return replace(record, x2=record.x1) if alone else record
+    return replace(record, x2=record.x1)
 
 
 def _derangement(n: int, rng: random.Random) -> list[int]:
@@ -112,7 +110,7 @@ def built_records(
     if built is None or marks is None:
         raise ConfigError("built states take a condition with marks, and bench.built")
     folder, world = store.out / "built", make_world(config)
-    name = sha256_json([asdict(config), built_settings(built), store.weights])[:12]
+    name = sha256_json([asdict(config), asdict(built), store.weights])[:12]
     kind = "untrained" if marks == "untrained" else "built"
     states, variant = folder / f"{name}-{kind}", folder / f"{name}-marks-{marks}"
     # two workers may want the same states at once

@@ -1,69 +1,30 @@
-"""Runs and where their results are kept: what runs have in common, what sets them apart, and the file of each."""
+"""Runs, and where their results are kept: what sets them apart, the file of each, and the processes that do them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from experiments.proof.arms import SFT, Knobs
-from experiments.proof.conditions import Condition
+from experiments.proof.arms import SFT, Condition, Knobs
+from experiments.proof.config import BenchConfig, Split
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json
+from remind.core.processes import leave_with_parent, spawned_pool
+from remind.core.progress import ProgressBar
+from remind.core.run_folder import RunFolder
 from remind.models.nano import nano_folder
-from remind.perception.config import RetrieveConfig
 from remind.states.pyramid import LEVELS
-from remind.testbed.built import BuiltConfig, Marks
-from remind.testbed.ladder import LadderConfig
-from remind.testbed.world import WorldConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
+from remind.testbed.built import Marks
 
 #: Raise it when equal settings give other results than before.
-_VERSION = 3
+_VERSION = 4
 #: Accuracy under x1 or x2 by which a run may stay below the untrained model; more is a collapse.
 FALL = 0.2
-Split = Literal["dev", "test"]
-
-
-@dataclass
-class BenchConfig:
-    """What every run has in common."""
-
-    world: WorldConfig = field(default_factory=lambda: WorldConfig(train=30, dev=20, test=20))
-    """Dialogues to train, choose and report on, 20 questions each, and how hard they are. Its seed is not read."""
-    ladder: LadderConfig = field(default_factory=LadderConfig)
-    """What the states show. Its seed and wrong_summaries are not read."""
-    dev_seed: Seed = 7001
-    """World of the dev dialogues, on which settings are chosen."""
-    test_seed: Seed = 9001
-    """World of the test dialogues. No choice is made by them."""
-    batch: PositiveInt = 8
-    """Questions per optimiser step."""
-    max_new_tokens: PositiveInt = 12
-    """Most tokens of an answer."""
-    answer_batch: PositiveInt = 64
-    """Questions answered at once."""
-    upper: PositiveInt = 200
-    """Questions answered under x1 and x2, the first ones; the base model answers all."""
-    watched: NonNegativeInt = 1
-    """Dialogues of dev on which the held-out loss and the collapse guard are measured; 0: none."""
-    watch_every: PositiveInt = 25
-    """Steps between these measurements; the first and the last step have one in any case."""
-    built: BuiltConfig | None = None
-    """Build the states from the dialogues with the pipeline, with these settings; None: make them from the known
-    evidence, with the errors of `ladder`."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-        if min(self.world.train, self.world.dev) < 1:
-            raise ConfigError("world.train and world.dev must be 1 or more")
-        if self.dev_seed == self.test_seed:
-            raise ConfigError("dev_seed and test_seed must differ: dev would be test")
-
-    def dialogues(self, split: Split) -> tuple[int, int]:
-        """Number and seed of the dialogues that answers are measured on."""
-        return (self.world.dev, self.dev_seed) if split == "dev" else (self.world.test, self.test_seed)
 
 
 @dataclass(frozen=True)
@@ -75,7 +36,6 @@ class Spec:
         seed: of the training world, its labels, and the order.
         steps: optimiser steps; 0: the base model is measured.
         on: where answers are measured.
-        trace: steps between measurements of the answers during training; 0: at the end alone.
     """
 
     arm: str
@@ -84,18 +44,6 @@ class Spec:
     knobs: Knobs
     steps: int
     on: Split = "test"
-    trace: int = 0
-
-
-def built_settings(built: BuiltConfig) -> dict[str, Any]:
-    """The settings that name built states and the runs on them: those there were when the first were published.
-
-    A newer one counts where it is not its default, which leaves a world's dialogues alone.
-    """
-    values = asdict(built)
-    if built.perception.retrieve.whole_tokens == RetrieveConfig().whole_tokens:
-        del values["perception"]["retrieve"]["whole_tokens"]
-    return values
 
 
 def base_spec(on: Split, marks: Marks | None = None) -> Spec:
@@ -121,17 +69,9 @@ class RunStore:
         """The name of a run. The model's folder may move, its weights must not change."""
         # numbers that the run never reads would only make it run again
         unread = ("dev",) if spec.on == "test" else ("test", "test_seed")
-        common = {"version": _VERSION, "weights": self.weights, **asdict(self.config)}
-        common = {name: value for name, value in common.items() if name not in unread}
-        # runs on states from the known evidence keep the names they had before states could be built
-        common.pop("built" if self.config.built is None else "ladder")
-        if self.config.built is not None:
-            common["built"] = built_settings(self.config.built)
+        common = {name: value for name, value in asdict(self.config).items() if name not in unread}
         world = {name: value for name, value in common["world"].items() if name not in (*unread, "seed")}
-        about = asdict(spec)
-        if spec.condition.marks is None:
-            del about["condition"]["marks"]
-        return sha256_json([{**common, "world": world}, about])[:20]
+        return sha256_json([_VERSION, self.weights, {**common, "world": world}, asdict(spec)])[:20]
 
     def path(self, spec: Spec) -> Path:
         return self.out / "runs" / f"{self.key(spec)}.json"
@@ -177,3 +117,70 @@ def collapsed(run: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
         return True
     right, reference = run["right"], base["right"]
     return any(accuracy(reference[x][: len(right[x])]) - FALL > accuracy(right[x]) for x in LEVELS[1:])
+
+
+def run_all(store: RunStore, specs: Sequence[Spec], workers: int, title: str) -> dict[str, dict[str, Any]]:
+    """Do the runs that are not done yet, and read all of them. What is done is on disk: a killed script goes on.
+
+    Args:
+        workers: processes of one thread each; 0: this one.
+        title: of the progress line.
+
+    Returns:
+        Results by key.
+
+    Raises:
+        RemindError: of the first run that failed; those that were done stay.
+    """
+    wanted = {store.key(spec): spec for spec in specs}
+    todo = [spec for spec in wanted.values() if not store.done(spec)]
+    if todo:
+        print(f"{title}: {len(wanted)} runs, {len(wanted) - len(todo)} of them done before", file=sys.stderr)
+        shared = groups(store, todo, workers)
+        with RunFolder(store.out).held(), ProgressBar(title, len(todo)) as bar:
+            if not workers:
+                for group in shared:
+                    _run_group(store, group)
+                    bar.step(len(group))
+                return {key: store.result(spec) for key, spec in wanted.items()}
+            with spawned_pool(min(workers, len(shared)), _start_worker) as pool:
+                running = {pool.submit(_run_group, store, group): len(group) for group in shared}
+                _wait(running, bar)
+    return {key: store.result(spec) for key, spec in wanted.items()}
+
+
+def _start_worker() -> None:
+    leave_with_parent()
+    os.environ["REMIND_QUIET"] = "1"
+
+
+def _wait(running: Mapping[Future[None], int], bar: ProgressBar) -> None:
+    try:
+        for future in as_completed(running):
+            future.result()
+            bar.step(running[future])
+    except BaseException:
+        for future in running:
+            future.cancel()
+        raise
+
+
+def groups(store: RunStore, specs: Sequence[Spec], workers: int) -> list[list[Spec]]:
+    """Runs that learn from the same states together, cut so that no worker has more than its share in one group."""
+    by_states: dict[str, list[Spec]] = {}
+    for spec in specs:
+        by_states.setdefault(store.states_key(spec), []).append(spec)
+    size = -(-len(specs) // max(1, workers))
+    return [group[start : start + size] for group in by_states.values() for start in range(0, len(group), size)]
+
+
+def _run_group(store: RunStore, group: Sequence[Spec]) -> None:
+    import torch
+
+    from experiments.proof.runs import Runner
+
+    # sums have the same order in every process
+    torch.set_num_threads(1)
+    with Runner(store) as runner:
+        for spec in group:
+            runner.perform(spec)

@@ -7,10 +7,7 @@ accelerate's.
 
 from __future__ import annotations
 
-import json
 import resource
-import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,32 +16,27 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object, send_to_device
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from remind.alignment.arguments import PRAConfig, rounding_optimizer
 from remind.alignment.callbacks import REMEDY, CollapseGuard
 from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
-from remind.alignment.metrics import METRICS, checkpoints, kept, newest, read_metrics, record, summary
+from remind.alignment.metrics import kept, newest, record, summary
 from remind.alignment.model import add_marker, check_head, fingerprint, opened, trainable
+from remind.alignment.runs import RunTrainer
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
 from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import Cache, write_rows
-from remind.core.processes import Termination
-from remind.core.progress import without_loading_bars
-from remind.core.run_folder import RunFolder
+from remind.core.files import Cache
 from remind.models.images import Pictures
 
 #: Averages of the weights, in a checkpoint.
@@ -58,7 +50,7 @@ _KEPT = (
 _FREE = frozenset({"chunk", "cache", "image_root"})
 
 
-class PRATrainer(Trainer):
+class PRATrainer(RunTrainer):
     """Distils the higher states of a question into the factual one (Eq. 6-7).
 
     ```python
@@ -89,10 +81,9 @@ class PRATrainer(Trainer):
     model: Any
     args: PRAConfig
     eval_split = "dev"  #: as rows of held-out measurements are marked
-    _wrapped: nn.Module | None = None
     _teachers: BaseTargets | Ema | None = None
     _student: StudentAnswers | None = None
-    _stop, _began = 0, 0.0
+    _began = 0.0
 
     def __init__(
         self,
@@ -137,7 +128,7 @@ class PRATrainer(Trainer):
             train_dataset=Examples(),
             eval_dataset=Examples(),
             processing_class=processing_class or self.backbone.processor or self.backbone.tokenizer,
-            callbacks=list(callbacks or ()),
+            callbacks=[*(callbacks or ()), _Measured(self)],
             optimizers=optimizers,
             optimizer_cls_and_kwargs=None if optimizers[0] else rounding_optimizer(args, trained),
             **kwargs,
@@ -145,16 +136,12 @@ class PRATrainer(Trainer):
         self._cache = Cache(args.cache or Path(args.output_dir) / "cache")
         self.guard = CollapseGuard(args.guard, args.guard_ce_rise, args.guard_entropy_share)
         self.add_callback(self.guard)
-        self.add_callback(RunState(self))
         self.train_dataset: Examples = self._selected(train)
         self.eval_dataset: Examples = self._selected(held_out, held_out=True)
         if not self.eval_dataset.items:
             args.eval_strategy = type(args.eval_strategy)("no")
         if train_dataset is not None:
             self._check_examples()
-        #: Metrics of the steps since the last line of the log.
-        self._rows: list[dict[str, Any]] = []
-        self._signals = Termination()
         #: By microbatch of the step under way: its samples that count here, and their values by name.
         self._seen: list[tuple[list[Example], dict[str, Tensor]]] = []
         if self._sharded:
@@ -328,18 +315,9 @@ class PRATrainer(Trainer):
         }
         self._rows.append(row)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        norm = super()._get_grad_norm(model, grad_norm)
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if not isfinite(value):
-            self._fail("the gradient is not finite")
-        self._rows[-1]["grad_norm"] = value
-        return value
-
-    def _fail(self, what: str) -> NoReturn:
+    def _fail(self, what: str, about: str = "") -> NoReturn:
         ids = gather_object([example.id for examples, _ in self._seen for example in examples])
-        where, saved = f"step {self.state.global_step + 1}", newest(self.args.output_dir)
-        raise ModelError(f"{what} in {where}, questions {', '.join(ids)}; the newest checkpoint is {saved}")
+        super()._fail(what, about or f", questions {', '.join(ids)}")
 
     def _in_memory(self, examples: Sequence[Example], where: str, work: Callable[[], Any]) -> Any:
         """Do the work on some examples. Raises ModelError, which names them, where memory is short."""
@@ -382,82 +360,31 @@ class PRATrainer(Trainer):
         metrics = {f"{prefix}_{name}": value for name, value in {**figures, "loss": figures["total"]}.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=int(n))
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The terms of the steps since the last line are averaged beside transformers' numbers."""
-        if "loss" in logs and self._rows:
-            names = [name for name, value in self._rows[-1].items() if isinstance(value, float)]
-            logs = {name: fmean(row[name] for row in self._rows) for name in names} | logs
-            self._rows = []
-        super().log(logs, start_time)
-
     # the run
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; or go on with a run.
-
-        SIGTERM and Ctrl-C end the step under way on all processes, save, and raise SystemExit (143, 130).
-
-        Args:
-            resume_from_checkpoint: a checkpoint, or True: the newest whole one in `output_dir`, the start if there is
-                none.
+        """Train; or go on with a run, as `RunTrainer.train`.
 
         Raises:
-            ConfigError: the folder is in use or holds a run, or a resumed run differs from the one it goes on with.
-            ModelError: no memory, or a loss or gradient that is not finite: names the questions and the newest
-                checkpoint. A collapse with guard stop, after its state has been saved. A checkpoint that cannot be read
-                or written.
+            ModelError: besides, a collapse with guard stop, after its state has been saved. A loss or gradient that is
+                not finite, and no memory, with the questions.
         """
-        out, leads = Path(self.args.output_dir), self.is_world_process_zero()
-        signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
-            start = self._start(out, resume_from_checkpoint)
-            self._teach()
-            self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
-            try:
-                result = super().train(str(start) if start else None, **kwargs)
-            except Exception as error:  # of safetensors, and of torch's restricted unpickler
-                if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
-                    raise
-                reason = " ".join(str(error).split())[:200]
-                raise ModelError(f"{start}: a file of it cannot be read ({reason}); remove it, and resume") from None
+        result = super().train(resume_from_checkpoint, **kwargs)
         if self.guard.collapse is not None:
-            raise ModelError(f"{self.guard.collapse}; saved in {newest(out)}; {REMEDY}, or guard warn to continue")
-        if self._stop and self.state.global_step < self.state.max_steps:
-            if leads:
-                step = f"step {self.state.global_step} of {self.state.max_steps}"
-                print(f"stopped by {signal.Signals(self._stop).name} at {step}; resume to continue", file=sys.stderr)
-            raise SystemExit(128 + self._stop)
+            saved = newest(self.args.output_dir)
+            raise ModelError(f"{self.guard.collapse}; saved in {saved}; {REMEDY}, or guard warn to continue")
         return result
 
-    def _start(self, out: Path, resume: str | bool | None) -> Path | None:
-        """The checkpoint to go on from; those that are not whole are removed."""
-        leads, found = self.is_world_process_zero(), checkpoints(out)
-        broken = [folder for folder in found if not kept(folder)]
-        # those of another trainer have no mark either, but their runs have no metrics of ours
-        if (found and not resume) or (broken and not (out / METRICS).is_file()):
-            raise ConfigError(f"{out} already holds a run; choose another output_dir, or resume it if it is ours")
-        self.accelerator.wait_for_everyone()
-        if leads:
-            for folder in broken:
-                print(f"warning: {folder} was not written to its end, and is removed", file=sys.stderr)
-                shutil.rmtree(folder)
-            (out / METRICS).touch()
-        self.accelerator.wait_for_everyone()
-        start = newest(out) if resume is True else Path(resume) if resume else None
-        step, self._kept = -1, self._settings()
-        if start is not None:
-            if (saved := kept(start)) is None:
-                raise ConfigError(f"{start}: not a checkpoint of PRATrainer, or not written to its end")
-            if changed := sorted(name for name, value in self._kept.items() if saved["settings"].get(name) != value):
-                raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); start a new run")
-            step = int(start.name.rpartition("-")[2])
-        if leads:
-            # steps after the checkpoint are run again
-            write_rows(out / METRICS, [row for row in read_metrics(out) if row["step"] <= step])
-        return start
+    def _begin(self, start: Path | None) -> None:
+        """Targets of the model as it is before training, while it is."""
+        self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
+        self._teachers = None
+        if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":
+            module = AlignmentModel(self.model.eval(), self.objective)
+            with self._at_work():
+                self._teachers = BaseTargets(module, self.train_dataset.items, self.base, self._cache, self.accelerator)
 
-    def _settings(self) -> Any:
-        """What a resumed run must keep, as JSON values."""
+    def _settings(self) -> dict[str, Any]:
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
         kept = {name: values[name] for name in (*_KEPT, *ours)}
@@ -468,40 +395,30 @@ class PRATrainer(Trainer):
             "training examples": self.train_dataset.fingerprint(),
             "adapters": [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")],
         }
-        return json.loads(json.dumps(kept, default=sorted))
+        return kept
 
-    def _teach(self) -> None:
-        """Targets of the model as it is before training, while it is."""
-        self._teachers = None
-        if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":
-            module = AlignmentModel(self.model.eval(), self.objective)
-            with self._at_work():
-                self._teachers = BaseTargets(module, self.train_dataset.items, self.base, self._cache, self.accelerator)
+    def _more(self) -> dict[str, Any]:
+        coming = self._student.answers if self._student else {}
+        answers = {step: own for step, own in coming.items() if int(step) >= self.state.global_step}
+        return {"base_fingerprint": self.base, "guard": [self.guard.first, self.guard.lowest], "answers": answers}
+
+    def _module(self, model: nn.Module) -> nn.Module:
+        return AlignmentModel(model, self.objective)
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        model = self.model
-        # accelerate is to wrap the step, of which the model is a part
-        self.model = self.model_wrapped = AlignmentModel(model, self.objective)
-        wrapped, loader = super()._prepare_for_training(max_steps, train_dataloader, None)
-        self.model = model
-        self.callback_handler.model = model
-        self._wrapped = wrapped
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.objective.taught and self._teachers is None:
             # targets at answers that are not known yet cannot be cached: an average that never moves gives them
             decay = 1.0 if self.objective.teacher_model_kind == "base" else self.objective.ema_decay
-            self._teachers = Ema(model, decay, sorted(self.objective.taught), self.args.prefix_sharing)
+            self._teachers = Ema(self.model, decay, sorted(self.objective.taught), self.args.prefix_sharing)
         if resume_from_checkpoint is not None:
-            if self._sharded:
-                self._load_from_checkpoint(resume_from_checkpoint, model)
-            folder = Path(resume_from_checkpoint)
-            self._load_optimizer_and_scheduler(resume_from_checkpoint)
             if isinstance(self._teachers, Ema):
-                self._teachers.restore(folder / EMA)
-            saved = kept(folder) or {}
+                self._teachers.restore(Path(resume_from_checkpoint) / EMA)
+            saved = kept(Path(resume_from_checkpoint)) or {}
             self.guard.first, self.guard.lowest = saved["guard"]
             if self._student is not None:
                 self._student.answers = saved["answers"]
-        return wrapped, loader
+        return prepared
 
     def _configure_fsdp(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -518,35 +435,10 @@ class PRATrainer(Trainer):
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
 
-    # files
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        try:
-            super()._save_checkpoint(model, trial)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"{folder} cannot be written ({reason}); checkpoints before it are as they were") from None
-
     def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
         if isinstance(self._teachers, Ema):
             self._teachers.save(Path(output_dir) / EMA, self.args.should_save)
-        # what comes next, trainer_state.json, says that all is there
-        self.accelerator.wait_for_everyone()
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        with without_loading_bars():
-            super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        if self.args.should_save and folder.is_dir():
-            (folder / "training_args.bin").unlink(missing_ok=True)
-            for file in folder.glob("*.safetensors"):
-                file.chmod((folder / "config.json").stat().st_mode if (folder / "config.json").exists() else 0o644)
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Not estimated: a step reads several prompts; `tokens` in the metrics counts what it reads."""
-        return 0
+        super()._save_rng_state(output_dir)
 
 
 def _peak_memory(device: torch.device) -> float:
@@ -567,36 +459,20 @@ class _Loader(DataLoader):  # type: ignore[type-arg]
         order.set_epoch(epoch)
 
 
-class RunState(TrainerCallback, ExportableState):
-    """What happens between steps: rows of metrics, averages of weights, signals, and the best checkpoint.
-
-    And what trainer_state.json keeps of a run besides transformers' own.
-    """
+class _Measured(TrainerCallback):
+    """What happens between steps to averages of weights, held-out measurements and the best checkpoint."""
 
     def __init__(self, trainer: PRATrainer) -> None:
         self.trainer = trainer
-
-    def state(self) -> dict[str, Any]:
-        trainer, coming = self.trainer, self.trainer._student.answers if self.trainer._student else {}
-        answers = {step: own for step, own in coming.items() if int(step) >= trainer.state.global_step}
-        guard = [trainer.guard.first, trainer.guard.lowest]
-        kept = {"settings": trainer._kept, "base_fingerprint": trainer.base, "guard": guard, "answers": answers}
-        return {"args": {}, "attributes": kept}
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if isinstance(self.trainer._teachers, Ema):
             self.trainer._teachers.update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self.trainer
-        if state.is_world_process_zero:
-            record(args.output_dir, trainer._rows[-1])
-        trainer._seen, trainer._began = [], 0.0
+        self.trainer._seen, self.trainer._began = [], 0.0
         if state.global_step >= state.max_steps and args.eval_strategy != "no":
             control.should_evaluate = True
-        if trainer._stop:
-            control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         name, saves = args.metric_for_best_model, args.save_strategy != "no" and state.global_step > 0

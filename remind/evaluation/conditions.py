@@ -39,7 +39,7 @@ from remind.states.records import (
     positions_of,
     record_of,
 )
-from remind.text.answers import declines
+from remind.text.words import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts

@@ -39,6 +39,8 @@ class VLLMAnswers(Answerer):
         if name == "nano-untrained":
             raise ModelError(f"{name} has no files that vLLM could load; name a folder or hub id")
         known = describe(name)
+        if known.adapters is not None:
+            raise ModelError(f"{name} holds adapters; export the run as a whole model for vLLM")
         if known.kind == "encoder":
             raise ModelError(f"{name} ({known.kind}) cannot generate answers; name a causal model")
         self.name, self.max_new_tokens, self.at_once = name, max_new_tokens, config.at_once

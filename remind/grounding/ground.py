@@ -54,13 +54,7 @@ class GroundingTrace:
     budget: int | None
 
     def guiding_features(self, layer: int, n: int = 10) -> list[tuple[int, float]]:
-        """The strategy's heaviest features as (feature, weight in v_guide), falling; none of weight 0.
-
-        Raises:
-            ModelError: a layer without an SAE.
-        """
-        if layer not in self.guidance:
-            raise ModelError(f"layer {layer} has no SAE here; there are {', '.join(map(str, self.guidance))}")
+        """The strategy's heaviest features as (feature, weight in v_guide), falling; none of weight 0."""
         return _largest(self.guidance[layer], n)
 
     def top_features(self, layer: int, turn: int, n: int | None = 10) -> list[tuple[int, float]]:
@@ -69,12 +63,7 @@ class GroundingTrace:
         Args:
             turn: index into the retrieved turns.
             n: at most so many; None: all.
-
-        Raises:
-            ModelError: a layer without an SAE.
         """
-        if layer not in self.guidance:
-            raise ModelError(f"layer {layer} has no SAE here; there are {', '.join(map(str, self.guidance))}")
         v, codes = self.guidance[layer], self.codes.layers[layer].dialogue[self.codes.turn == turn]
         shares = codes.values.float() * v[codes.indices]
         return _largest(torch.zeros_like(v).index_add_(0, codes.indices.flatten(), shares.flatten()), n)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import TRUTH
+from remind.llm.structured import TRUTH, NotValid
 from remind.states.pyramid import (
     ANCHOR_KINDS,
     LETTERS,
@@ -26,11 +26,16 @@ from remind.states.pyramid import (
 )
 from remind.states.records import FACTUAL
 from remind.text.thoughts import without_thoughts
+from remind.text.words import Verdict as Verdict
 from remind.text.words import guide, kind_of, target_speakers
 
 #: The template each stage asks with.
-TEMPLATES: dict[Stage, str]
-TEMPLATES = {"cues": "ask_cue", "strategy": "ask_strategy", "summary": "ask_summary", "judge": "ask_judge"}
+TEMPLATES: dict[Stage, str] = {
+    "cues": "ask_cue",
+    "strategy": "ask_strategy",
+    "summary": "ask_summary",
+    "judge": "ask_judge",
+}
 #: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
 ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}
 #: Length asked of a cue, in words; about what the text encoder still reads whole.
@@ -40,25 +45,6 @@ MOST = 6
 _MAX_CHARACTERS = 400
 
 _MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
-
-
-class Unusable(ValueError):
-    """A reply that is not what was asked for; its message says why."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A judge's verdict on one case.
-
-    Attributes:
-        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
-        failure: why there is none: as in `remind.llm.request.Reply`, or "neither" where the reply is neither verdict.
-        message: the same in a line.
-    """
-
-    value: bool | None
-    failure: str | None = None
-    message: str = ""
 
 
 class Form(BaseModel):
@@ -115,32 +101,29 @@ def plain(text: str) -> str:
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
     """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
-    text = shown.text[slice(*shown.dialogue)]
-    code = code_for([text])
     first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
     about: dict[str, Any] = {"demand": "stated facts: who did, has, likes or plans what, and when"}
     about |= {"reasoning": (), "visual": False}
     if dimension is not None:
         ask = guide(dimension)
         about = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
-    sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", fenced("excerpt", text, code)
-    return _request("cues", sample, None, code=code, words=CUE_WORDS, excerpt=excerpt, **about)
+    sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", shown.text[slice(*shown.dialogue)]
+    return _request("cues", sample, None, {"excerpt": excerpt}, words=CUE_WORDS, **about)
 
 
 def read_cue(_: Segment, reply: Reply) -> str:
-    """κ_n on one line, at most twice as long as asked for. Raises Unusable where nothing is left."""
+    """κ_n on one line, at most twice as long as asked for. Raises NotValid where nothing is left."""
     words = plain(reply.text).split()
     if not words or not reply.finished:
-        raise Unusable("the cue was cut off" if words else "the cue is empty")
+        raise NotValid("the cue was cut off" if words else "the cue is empty")
     return " ".join(words[: 2 * CUE_WORDS])
 
 
 def kind_request(question: Question) -> Request:
     """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
-    code, shown = _fenced_question(question)
     kinds = [(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")]
-    schema, values = KindForm.model_json_schema(), {"code": code, "kinds": kinds, "factual": FACTUAL, **shown}
-    return from_template("strategy", "ask_kind", question.id, schema, ROOM["strategy"], **values)
+    schema, about = KindForm.model_json_schema(), {"kinds": kinds, "factual": FACTUAL}
+    return from_template("strategy", "ask_kind", question.id, schema, ROOM["strategy"], _shown(question), **about)
 
 
 def read_kind(_: Question, reply: Reply) -> str | None:
@@ -151,23 +134,20 @@ def read_kind(_: Question, reply: Reply) -> str | None:
 def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
     question = blind(question)
-    speakers = "\n".join(one_line(speaker) for speaker in dialogue.speakers)
-    code, shown = _fenced_question(question, speakers)
     ask = guide(kind_of(question))
     about = {"demand": ask.demand, "reasoning": ask.reasoning, "format": question.format, "visual": question.visual}
-    names = fenced("speakers", speakers, code)
-    schema = StrategyForm.model_json_schema()
-    return _request("strategy", question.id, schema, code=code, most=MOST, speakers=names, **about, **shown)
+    data = {"speakers": "\n".join(map(one_line, dialogue.speakers)), **_shown(question)}
+    return _request("strategy", question.id, StrategyForm.model_json_schema(), data, most=MOST, **about)
 
 
 def read_strategy(dialogue: Dialogue, _: Question, reply: Reply) -> Strategy:
-    """S_str, without target speakers who do not speak in the dialogue. Raises Unusable."""
+    """S_str, without target speakers who do not speak in the dialogue. Raises NotValid."""
     lines = {name: _lines(texts) for name, texts in reply.value.items()}
     speakers: list[str] = []
     for name in lines["target_speaker"]:
         speakers += [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
     if not lines["reasoning"]:
-        raise Unusable("the strategy has no reasoning step")
+        raise NotValid("the strategy has no reasoning step")
     anchors = (tuple(lines[name]) for name in ("related_entities", "behavioural_focus", "temporal_scope"))
     return Strategy(tuple(lines["reasoning"]), tuple(dict.fromkeys(speakers)), *anchors)
 
@@ -179,8 +159,8 @@ def summary_request(state: AttentionalState) -> Request:
     anchors = ((head, "; ".join(map(one_line, getattr(plan, kind)))) for head, kind in ANCHOR_KINDS.items())
     steps = [f"Step {n}: {one_line(step)}" for n, step in enumerate(plan.reasoning, start=1)]
     strategy = "\n".join([*(f"{head}: {values}" for head, values in anchors if values), *steps])
-    bare = render(state.factual)
-    code, asked = _fenced_question(question, bare.text[slice(*bare.dialogue)], strategy)
+    bare, asked = render(state.factual), _shown(question)
+    code = code_for([bare.text[slice(*bare.dialogue)], strategy, *asked.values()])
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
     shown = render(replace(state, marker=marker))
@@ -197,7 +177,7 @@ def summary_request(state: AttentionalState) -> Request:
         most=MOST,
         conversation=fenced("conversation", shown.text[slice(*shown.dialogue)], code),
         strategy=fenced("guide", strategy, code) if strategy else "",
-        **asked,
+        **{name: fenced(name, text, code) if text else "" for name, text in asked.items()},
     )
 
 
@@ -205,7 +185,7 @@ def read_summary(state: AttentionalState, reply: Reply) -> str:
     """G_ref in three parts, in the layout the offline stand-in has.
 
     Raises:
-        Unusable: a part is missing, or none of the question's options has a finding.
+        NotValid: a part is missing, or none of the question's options has a finding.
     """
     question, value = state.factual.question, reply.value
     understanding, conclusion = plain(value["understanding"]), plain(value["conclusion"])
@@ -217,7 +197,7 @@ def read_summary(state: AttentionalState, reply: Reply) -> str:
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
     for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):
         if not part:
-            raise Unusable(f"the summary has no {name}")
+            raise NotValid(f"the summary has no {name}")
     if question.options:
         lines = ["Evidence by option:"]
         for letter, option in zip(letters, question.options, strict=False):
@@ -230,10 +210,8 @@ def read_summary(state: AttentionalState, reply: Reply) -> str:
 def judge_request(question: str, references: Sequence[str], prediction: str, sample: str = "") -> Request:
     """Whether the prediction is equivalent to any of the references (Eq. 9, Figure 10). All are fenced as data."""
     gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
-    parts = {"question": one_line(question), "references": gold, "prediction": one_line(prediction)}
-    code = code_for(parts.values())
-    shown = {name: fenced(name, text, code) for name, text in parts.items()}
-    return _request("judge", sample, VERDICT_SCHEMA, code=code, **shown)
+    data = {"question": one_line(question), "references": gold, "prediction": one_line(prediction)}
+    return _request("judge", sample, VERDICT_SCHEMA, data)
 
 
 def verdict_in(reply: Reply) -> Verdict:
@@ -247,8 +225,10 @@ def verdict_in(reply: Reply) -> Verdict:
     return Verdict(value)
 
 
-def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
-    return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
+def _request(
+    stage: Stage, sample: str, schema: Mapping[str, Any] | None, data: Mapping[str, str] | None = None, /, **values: Any
+) -> Request:
+    return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], data, **values)
 
 
 def question_lines(question: Question) -> tuple[str, str]:
@@ -258,14 +238,8 @@ def question_lines(question: Question) -> tuple[str, str]:
     return f"{when}{one_line(question.text)}", "\n".join(options)
 
 
-def _fenced_question(question: Question, *others: str) -> tuple[str, dict[str, str]]:
-    """A code that is in none of the texts, and question and options fenced with it."""
-    text, options = question_lines(question)
-    code = code_for([*others, text, options])
-    return code, {
-        "question": fenced("question", text, code),
-        "options": fenced("options", options, code) if options else "",
-    }
+def _shown(question: Question) -> dict[str, str]:
+    return dict(zip(("question", "options"), question_lines(question), strict=True))
 
 
 def _lines(items: Sequence[str]) -> list[str]:

@@ -1,8 +1,4 @@
-"""The auxiliary LLM: chat models, one for each stage, and the offline stand-in that replaces what fails.
-
-The stand-in is deterministic and extractive: cues are key sentences, strategies come from the question's words,
-summaries quote marked turns, and verdicts follow a rule.
-"""
+"""The auxiliary LLM: chat models, one for each stage, and the offline stand-in that replaces what fails."""
 
 from __future__ import annotations
 
@@ -12,22 +8,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Dialogue, Question, Turn
+from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
 from remind.llm.asking import ROOM, TEMPLATES, Verdict
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import ChatModel, Reply, Request, Stage
+from remind.llm.structured import NotValid
 from remind.states import prompts
-from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
+from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text import words
-from remind.text.answers import same_answer
+from remind.text.words import OfflineLLM as OfflineLLM
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -38,14 +33,6 @@ T = TypeVar("T")
 VERSION = 2
 #: Requests of a stage before its share of failures can end work that is under way.
 _EARLY_CHECK = 100
-OFFLINE_VERSION = 1
-#: How much a word of the dimension's lexicon adds to a sentence, next to the rarity of its own words.
-LEXICON_WEIGHT = 1.0
-#: What a caption's score is multiplied by for the visual dimensions.
-CAPTION_WEIGHT = 3.0
-#: Lines quoted for each option, and for a question without options.
-QUOTED_PER_OPTION = 2
-QUOTED = 3
 
 
 @dataclass(frozen=True)
@@ -63,140 +50,6 @@ class Failure:
     sample: str
     failure: str
     message: str = ""
-
-
-class OfflineLLM:
-    """The auxiliary LLM without a model: cues and strategies (4.2), summaries (4.4), verdicts (Figure 10).
-
-    Args:
-        encoder: judges how close a turn is to an option by meaning; None: by shared words alone.
-
-    Attributes:
-        failures: of any auxiliary LLM what somebody else had to write, or what has no verdict; here nothing.
-    """
-
-    failures: Sequence[Failure] = ()
-
-    def __init__(self, encoder: SentenceEncoder | None = None) -> None:
-        self.encoder = encoder
-        self._weights: tuple[Dialogue, dict[str, float]] | None = None
-
-    @property
-    def name(self) -> str:
-        """Changes with the rules, the word lists and the encoder."""
-        lists = sha256_json([words.data("words"), words.data("guides")])[:8]
-        return f"offline-extractive-{OFFLINE_VERSION}-{lists}-{self.encoder.name if self.encoder else 'words'}"
-
-    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
-        """The dimension that each question's words point to (`infer_dimension`); None: a plain factual question."""
-        return [words.infer_dimension(question.text) for question in questions]
-
-    def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-        """κ_n of each segment: its key sentences in order, with their speakers.
-
-        Sentences rank by the rarity of their words in this dialogue; for a dimension those with words of its lexicon
-        gain, and for a visual one captions do.
-
-        Raises:
-            DataError: an unknown dimension.
-        """
-        ask, weights = words.guide(dimension) if dimension else None, self._rarity(dialogue)
-        lexicon, visual = (ask.lexicon, ask.visual) if ask else (frozenset(), False)
-        cues = []
-        for segment in segments:
-            turns = dialogue.turns[segment.start : segment.end + 1]
-            said = words.sentences(turns)
-            scores = []
-            for sentence in said:
-                hits = len(lexicon & {words.stem(word) for word in words.words(sentence.text)})
-                score = words.telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
-                scores.append(score * (CAPTION_WEIGHT if visual and sentence.caption else 1.0))
-            speakers = dict.fromkeys(one_line(turn.speaker) for turn in turns)
-            cues.append(words.key_sentences(said, scores) or ", ".join(speakers))
-        return cues
-
-    def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-        """S_str of each question from its words and those of the dialogue; sees no gold answer and no evidence."""
-        return [words.plan(dialogue, question, self._rarity(dialogue)) for question in questions]
-
-    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
-        """G_ref in three parts: what is asked for, what the marked turns say to each option, and a conclusion."""
-        summaries = []
-        for state in states:
-            question, turns = state.factual.question, state.factual.turns
-            marked = [turns[index] for start, end in state.blocks for index in range(start, end + 1)]
-            parts = ["Evidence: no turn stands out.", "Conclusion: the evidence is unclear."]
-            if marked:
-                weights = self._rarity(state.factual.dialogue)
-                parts = self._evidence(question, marked, weights)
-            demand = words.guide(words.kind_of(question)).demand
-            summaries.append("\n".join([f"Understanding: the question asks for {demand}.", *parts]))
-        return summaries
-
-    def verdicts(
-        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
-    ) -> list[Verdict]:
-        """J(ŷ, y) of Eq. 9 for each (question, references, prediction): is it equivalent to any of the references?
-
-        A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`).
-
-        Args:
-            samples: ids that costs are reported by, one for each case.
-        """
-        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
-
-    def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
-        if self._weights is None or self._weights[0] is not dialogue:
-            self._weights = (dialogue, words.rarity([words.stems(turn_text(turn)) for turn in dialogue.turns]))
-        return self._weights[1]
-
-    def _evidence(self, question: Question, marked: Sequence[Turn], weights: Mapping[str, float]) -> list[str]:
-        """Quotes of the marked turns that are nearest to each option, or to the question, and the conclusion."""
-        near = self._closeness(question.options or [question.text], marked, weights)
-        order = np.argsort(-near, axis=1, kind="stable")
-        if not question.options:
-            best = order[0, :QUOTED].tolist()
-            quotes = [f"- {_quote(marked[i])}" for i in sorted(best)]
-            return ["Evidence:", *quotes, f"Conclusion: the answer most likely rests on {_quote(marked[best[0]])}"]
-        parts, support = ["Evidence by option:"], []
-        for letter, option, row, ranks in zip(LETTERS, question.options, near, order, strict=False):
-            best = ranks[:QUOTED_PER_OPTION]
-            support.append(float(row[best].mean()))
-            quoted = " | ".join(_quote(marked[i]) for i in sorted(best.tolist()) if row[i] > 0)
-            parts.append(f"{letter}. {one_line(option)} - {quoted or 'no marked turn speaks to it'}")
-        mean = sum(support) / len(support)
-        letters = [LETTERS[i] for i in np.argsort(-np.array(support), kind="stable").tolist()]
-        most = ", then on ".join(letters[:2])
-        if question.format == "multi":
-            most = ", ".join(LETTERS[i] for i, value in enumerate(support) if value >= mean)
-        return [*parts, f"Conclusion: the marked turns bear most on {most}."]
-
-    def _closeness(self, wanted: Sequence[str], turns: Sequence[Turn], weights: Mapping[str, float]) -> np.ndarray:
-        """How near each turn is to each wanted text [len(wanted), len(turns)]: shared words plus cosine.
-
-        The share, by rarity, of the wanted stems that the turn holds; unknown stems weigh most. Words that all wanted
-        texts share tell them apart in nothing and are left out.
-        """
-        terms, texts = [set(words.stems(text)) for text in wanted], [turn_text(turn) for turn in turns]
-        shared = set.intersection(*terms) if len(terms) > 1 else set()
-        top = max(weights.values(), default=1.0) or 1.0
-        near = np.zeros((len(wanted), len(turns)))
-        for row, own in zip(near, terms, strict=True):
-            total = sum(weights.get(term, top) for term in own - shared)
-            for column, text in enumerate(texts):
-                there = (own - shared) & set(words.stems(text))
-                row[column] = sum(weights.get(term, top) for term in there) / total if total > 0 else 0.0
-        if self.encoder is not None:
-            near = near + (self.encoder.encode(wanted) @ self.encoder.encode(texts).T).numpy()
-        # vectors differ in the last bits with the batch they were made in; ranks must not
-        return np.round(near, 4)
-
-
-def _quote(turn: Turn) -> str:
-    """The turn on one line, cut at 40 words, its captions included."""
-    captions = [f"[Image #{image.index}] {one_line(image.caption)}" for image in turn.images if image.caption]
-    parts = " ".join([line_of(turn), *captions]).split()
-    return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")
 
 
 class ChatLLM:
@@ -292,8 +145,8 @@ class ChatLLM:
         Cues that a dialogue's index holds from an earlier build are in that build's manifest.
         """
         failed = Counter(failure.stage for failure in self.failures)
-        counts = {stage: {"asked": self.asked[stage], "failed": failed[stage]} for stage in self.models}
-        stages = {stage: {"prompt": prompts.prompt_id(TEMPLATES[stage]), **one} for stage, one in counts.items()}
+        about = ((stage, prompts.prompt_id(TEMPLATES[stage])) for stage in self.models)
+        stages = {stage: {"prompt": one, "asked": self.asked[stage], "failed": failed[stage]} for stage, one in about}
         failures = [asdict(failure) for failure in self.failures]
         return {"stages": stages, "stand_in": self.stand_in.name, "failures": failures, "costs": self.ledger.summary()}
 
@@ -327,18 +180,17 @@ class ChatLLM:
         """Ask for all items at once and read each reply; the stand-in writes what is missing."""
         if stage not in self.models or not items:
             return stand_in(list(items))
-        requests = list(map(make, items))
-        written: dict[int, T] = {}
-        for n, reply in enumerate(self._replies(stage, requests)):
+        requests = [make(item) for item in items]
+        written: list[T] = []
+        for item, request, reply in zip(items, requests, self._replies(stage, requests), strict=True):
             try:
                 if reply.failure is not None:
-                    raise asking.Unusable(reply.message)
-                written[n] = read(items[n], reply)
-            except asking.Unusable as error:
-                self.failures.append(Failure(stage, requests[n].sample, reply.failure or "unusable", str(error)))
-        missing = [n for n in range(len(items)) if n not in written]
-        written.update(zip(missing, stand_in([items[n] for n in missing]) if missing else [], strict=True))
-        return [written[n] for n in range(len(items))]
+                    raise NotValid(reply.message)
+                written.append(read(item, reply))
+            except NotValid as error:
+                self.failures.append(Failure(stage, request.sample, reply.failure or "unusable", str(error)))
+                written += stand_in([item])
+        return written
 
     def _replies(self, stage: Stage, requests: Sequence[Request]) -> list[Reply]:
         self.asked[stage] += len(requests)

@@ -16,8 +16,6 @@ from remind.llm.request import Reply
 
 #: Seconds to wait for the file while another process writes.
 _BUSY = 30.0
-#: Stands for a count of tokens that the server did not give.
-_UNKNOWN = -1
 _TABLE = """
 CREATE TABLE IF NOT EXISTS replies (
     key TEXT PRIMARY KEY, endpoint TEXT NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL, finished INTEGER NOT NULL,
@@ -34,15 +32,12 @@ class ReplyCache:
         path: made with its folders if absent.
 
     Raises:
-        DataError: the file is not such a cache, or cannot be opened or written.
+        DataError: the file is not such a cache, or cannot be opened or written. OSError: its folder cannot be made.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"cannot be made: {error.strerror}", self.path.parent) from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._open() as db:
             db.execute(_TABLE)
 
@@ -54,15 +49,13 @@ class ReplyCache:
         if row is None:
             return None
         text, finished, calls, prompt, completion, seconds = row
-        known = prompt != _UNKNOWN
-        tokens = {"prompt_tokens": prompt, "completion_tokens": completion} if known else {}
-        paid = {"finished": bool(finished), "seconds": seconds, "calls": calls, "cached": True}
-        return Reply(text, **tokens, **paid, usage_known=known)
+        # older files have -1 where the server did not count
+        return Reply(text, None, max(prompt, 0), max(completion, 0), bool(finished), seconds, calls, cached=True)
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""
-        tokens = (reply.prompt_tokens, reply.completion_tokens) if reply.usage_known else (_UNKNOWN, _UNKNOWN)
-        values = (key, endpoint, stage, reply.text, reply.finished, reply.calls, *tokens, reply.seconds, time.time())
+        counts = (reply.calls, reply.prompt_tokens, reply.completion_tokens, reply.seconds, time.time())
+        values = (key, endpoint, stage, reply.text, reply.finished, *counts)
         with self._open() as db:
             db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 

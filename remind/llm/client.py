@@ -6,16 +6,16 @@ import hashlib
 import json
 import os
 import re
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger
@@ -29,8 +29,6 @@ Put = Callable[[int, Reply], None]
 _KEYS = 1
 #: So many requests of a run that fail alike before any was answered end it.
 _ALIKE = 5
-#: Longest wait in seconds before a broken reply is asked for again.
-_LONGEST_WAIT = 8.0
 #: Headers of the client that a server gets. It adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID,
 #: OPENAI_CUSTOM_HEADERS) and describes the machine; by the last of these it knows how to give the response out.
 _HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "x-stainless-raw-response"}
@@ -54,21 +52,17 @@ class CachedChat(ABC):
 
     Attributes:
         weights: what else identifies the model, such as a hash of local weights.
-
-    Raises:
-        ConfigError: the endpoint names no model, or holds a value out of range.
     """
 
     weights = ""
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
-        endpoint.check()
         self.endpoint, self.cache, self.ledger = endpoint, cache, ledger or Ledger()
 
     @property
     def name(self) -> str:
         """Identifies endpoint and model, without any key."""
-        return self.endpoint.identity
+        return f"{self.endpoint.identity} {self.weights}".rstrip()
 
     @abstractmethod
     def ask(self, asked: Sequence[Request], put: Put) -> None:
@@ -81,9 +75,8 @@ class CachedChat(ABC):
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
         """
-        own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
-        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        asked = [replace(request, **given) for request in requests]
+        own = {name: getattr(self.endpoint, name) for name in ("max_tokens", "temperature")}
+        asked = [replace(one, **{name: value for name, value in own.items() if value is not None}) for one in requests]
         replies: dict[int, Reply] = {}
 
         def put(place: int, reply: Reply) -> None:
@@ -153,50 +146,44 @@ class OpenAIChat(CachedChat):
     Threads may share it; `endpoint.concurrency` holds over all of them.
 
     Raises:
-        ConfigError: the endpoint is a local one, names no model, or holds a value out of range.
         ModelError: no key in the environment.
     """
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         super().__init__(endpoint, cache, ledger)
-        if endpoint.local:
-            raise ConfigError("a chat server needs base_url and model")
         import openai
 
         self._key = _key(endpoint)
-        self._places = threading.BoundedSemaphore(endpoint.concurrency)
+        self._pool = ThreadPoolExecutor(endpoint.concurrency, "chat")
         self._schemas = True  # until the server refuses one
         # what the first requests failed by; None once one was answered
         self._failures: list[str] | None = []
-        self._stop = threading.Event()
-        http = openai.DefaultHttpxClient(
-            follow_redirects=False,  # the prompt would go to a host that nobody named
-            timeout=endpoint.timeout,
-            event_hooks={"request": [self._sending]},
-        )
-        options: dict[str, Any] = {"api_key": self._key, "http_client": http, "timeout": endpoint.timeout}
-        self._client = openai.OpenAI(base_url=endpoint.base_url, max_retries=endpoint.retries, **options)
+        hooks: dict[str, Any] = {"request": [self._sending], "response": [self._received]}
+        # redirects: the prompt would go to a host that nobody named
+        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
+        own: dict[str, Any] = {
+            "base_url": endpoint.base_url,
+            "max_retries": endpoint.retries,
+            "timeout": endpoint.timeout,
+        }
+        self._client = openai.OpenAI(api_key=self._key, http_client=http, **own)
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
-        self._stop.clear()
-        with ThreadPoolExecutor(self.endpoint.concurrency, "chat") as pool:
-            futures = {pool.submit(self._exchange, request): place for place, request in enumerate(asked)}
-            try:
-                for future in as_completed(futures):
-                    self._note(future.result())
-                    put(futures[future], future.result())
-            except BaseException:
-                # what is under way is waited for, since it is paid for; what is not yet sent never will be
-                self._stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        futures = {self._pool.submit(self._exchange, request): place for place, request in enumerate(asked)}
+        try:
+            for future in as_completed(futures):
+                self._note(future.result())
+                put(futures[future], future.result())
+        finally:
+            # after an error: what is not yet sent never will be, what is under way is waited for, since it is paid for
+            wait([future for future in futures if not future.cancel()])
 
     def _exchange(self, request: Request) -> Reply:
         """The reply that is recorded, or the server's, while no other thread or process asks the same."""
         if recorded := self.recorded(request):
             return recorded
-        with self._places, nullcontext() if self.cache is None else self.cache.claim(self.key_of(request)):
+        with nullcontext() if self.cache is None else self.cache.claim(self.key_of(request)):
             return self.recorded(request) or self.record(request, self._send(request))
 
     def _note(self, reply: Reply) -> None:
@@ -219,69 +206,57 @@ class OpenAIChat(CachedChat):
         if not self._schemas and not whole:
             body.pop("response_format", None)
         create = self._client.chat.completions.with_streaming_response.create
-        for attempt in range(self.endpoint.retries + 1):
-            # errors the client has repeated itself where that may help
-            try:
-                with create(model=self.endpoint.model, messages=body["messages"], extra_body=body) as response:
-                    reply = self._received(response, whole)
-            except openai.APIStatusError as error:
-                reply = failure_of(error.status_code, error.body)
-                refused = reply.failure == "refused" and not whole and "response_format" in body
-                if refused and _NO_SCHEMA.search(reply.message):
-                    self._schemas = False
-                    return self._send(request)
-                break
-            except openai.APIConnectionError as error:
-                cause = error.__cause__ or error
-                if self._failures is not None and "Connect" in type(cause).__name__:
-                    place = self.endpoint.base_url
-                    raise ModelError(f"{place}: connection failed: {cause}; is the server running?") from None
-                reply = _failed("server", f"no reply: {cause or type(cause).__name__}")
-                break
-            except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
-                reply = _failed("refused", f"the request cannot be sent: {error}")
-                break
-            if reply.failure != "server" or attempt == self.endpoint.retries:
-                break
-            time.sleep(min(_LONGEST_WAIT, 0.5 * 2**attempt))
-        text, message = self._without_key(reply.text), self._without_key(reply.message)[:300]
-        return replace(reply, text=text, message=message, calls=1, seconds=time.monotonic() - started)
-
-    def _received(self, response: Any, whole: bool) -> Reply:
-        """The reply in a body of status 200, failures included."""
-        content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
         try:
-            for piece in response.iter_bytes():
-                content += piece
-                # the client's own limit is on each read
-                if time.monotonic() > deadline:
-                    return _failed("server", f"no whole reply within {self.endpoint.timeout:g} s")
-        except Exception as error:  # httpx's or its successor's, whichever the client is built on
-            return _failed("server", f"no reply: {error or type(error).__name__}")
-        try:
-            return _reply(json.loads(content), whole)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return _failed("server", "the reply is not a chat completion")
+            with create(model=self.endpoint.model, messages=body["messages"], extra_body=body) as response:
+                data, reply = response.http_response.extensions["read"]
+                if whole and reply.failure is None:
+                    reply = replace(reply, text=json.dumps(data))
+        except openai.APIStatusError as error:
+            reply = failure_of(error.status_code, error.body)
+            refused = reply.failure == "refused" and not whole and "response_format" in body
+            if refused and _NO_SCHEMA.search(reply.message):
+                self._schemas = False
+                return self._send(request)
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            if self._failures is not None and "Connect" in type(cause).__name__:
+                place = self.endpoint.base_url
+                raise ModelError(f"{place}: connection failed: {cause}; is the server running?") from None
+            reply = _failed("server", f"no usable reply: {cause or type(cause).__name__}")
+        except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
+            reply = _failed("refused", f"the request cannot be sent: {error}")
+        text, message = reply.text, reply.message
+        if len(self._key) > 6:  # no word, such as the "none" of servers without keys; a server may say it back
+            text, message = text.replace(self._key, "[key]"), message.replace(self._key, "[key]")
+        return replace(reply, text=text, message=message[:300], calls=1, seconds=time.monotonic() - started)
 
     def _sending(self, request: Any) -> None:
         """Before each try: send no header but those that a server needs."""
-        if self._stop.is_set():
-            raise _Stopped
         for name in set(request.headers) - _HEADERS:
             del request.headers[name]
         request.headers["host"] = request.url.netloc.decode("ascii")
         request.headers["authorization"] = f"Bearer {self._key}"
 
-    def _without_key(self, text: str) -> str:
-        # short ones are none, such as those that local servers are started with
-        if len(self._key) <= 6:
-            return text
-        # in JSON, too, where a quote or a backslash of the key is escaped
-        return text.replace(self._key, "[key]").replace(json.dumps(self._key)[1:-1], "[key]")
-
-
-class _Stopped(BaseException):
-    """Another request ended the whole call. No `Exception`, which the client would retry."""
+    def _received(self, response: Any) -> None:
+        """After each try: read the reply within the time limit. One that is broken counts as a broken connection, which
+        the client repeats."""
+        if response.status_code != 200:
+            return
+        content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
+        broken = import_module(type(response).__module__.partition(".")[0]).ReadError
+        for piece in response.iter_bytes():
+            content += piece
+            # the client's own limit is on each read
+            if time.monotonic() > deadline:
+                raise broken(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
+        try:
+            data = json.loads(content)
+            reply = _reply(data)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise broken("it is not a chat completion", request=response.request) from None
+        if reply.failure == "server":
+            raise broken(reply.message, request=response.request)
+        response.extensions["read"] = data, reply
 
 
 def failure_of(status: int, body: Any) -> Reply:
@@ -299,7 +274,7 @@ def failure_of(status: int, body: Any) -> Reply:
     return _failed("server" if status in (408, 409, 429) or status >= 500 else "refused", message)
 
 
-def _reply(data: Any, whole: bool) -> Reply:
+def _reply(data: Any) -> Reply:
     """The reply in a chat completion. Raises where it is none."""
     choice = data["choices"][0] if data.get("choices") else data
     if error := choice.get("error"):
@@ -315,17 +290,17 @@ def _reply(data: Any, whole: bool) -> Reply:
         return _failed("server", "the server ended the reply with an error (finish_reason error)")
     counts = data.get("usage") or {}
     prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    known = isinstance(prompt, int) and isinstance(completion, int)
-    spent = {"prompt_tokens": prompt, "completion_tokens": completion} if known else {"usage_known": False}
+    if not (isinstance(prompt, int) and isinstance(completion, int)):
+        prompt = completion = 0
     finished = reason not in ("length", "max_tokens")
-    if not text.strip() and not (whole and said.get("tool_calls")):
+    if not text.strip() and not said.get("tool_calls"):
         why = f"the reply is empty (finish_reason {reason})"
-        return replace(_failed("server" if finished else "invalid", why), **spent)
-    return Reply(json.dumps(data) if whole else text, finished=finished, **spent)
+        return _failed("server" if finished else "invalid", why, prompt, completion)
+    return Reply(text, None, prompt, completion, finished)
 
 
-def _failed(failure: ReplyFailure, message: str) -> Reply:
-    return Reply("", finished=False, failure=failure, message=" ".join(message.split()))
+def _failed(failure: ReplyFailure, message: str, prompt: int = 0, completion: int = 0) -> Reply:
+    return Reply("", None, prompt, completion, finished=False, failure=failure, message=" ".join(message.split()))
 
 
 def _said(error: Any) -> str:
@@ -342,7 +317,7 @@ def _key(endpoint: EndpointConfig) -> str:
     key = os.environ.get(endpoint.key_env or "", "").strip()
     if not key:
         raise ModelError(f"no key for {endpoint.base_url}: set the environment variable {endpoint.key_env}")
-    if not key.isascii() or not key.isprintable():
+    if not key.isascii() or not key.isprintable() or json.dumps(key) != f'"{key}"':
         raise ModelError(f"the key in {endpoint.key_env} holds a character no key has; is it cut or quoted wrongly?")
     return key
 
@@ -360,14 +335,12 @@ class Chats:
 
         self.cfg, self.ledger = cfg, ledger or Ledger()
         self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run, self.ledger)
-        self._cache: ReplyCache | None = None
-        self._open: list[tuple[EndpointConfig, ChatModel]] = []
+        self._open: dict[str, ChatModel] = {}
 
     def stage(self, stage: Stage) -> ChatModel | None:
         """The chat model for a stage; None: it has no endpoint, and the offline stand-in does it.
 
         Raises:
-            ConfigError: an endpoint without a model, or with a value out of range.
             ModelError: no key in the environment, a missing package, or a model that cannot be loaded or does not
                 generate.
             DataError: the cache cannot be used.
@@ -375,20 +348,18 @@ class Chats:
         endpoint = self.cfg.endpoint(stage)
         if endpoint is None:
             return None
-        for opened, model in self._open:
-            if opened == endpoint:
-                return model
-        if self._cache is None and self.cfg.cache is not None:
-            self._cache = ReplyCache(self.cfg.cache)
+        if model := self._open.get(repr(endpoint)):
+            return model
+        cache = None if self.cfg.cache is None else ReplyCache(self.cfg.cache)
         if self.dry is not None:
             from remind.llm.dry import DryChat
 
-            model = DryChat(endpoint, self.dry, self._cache)
+            model = DryChat(endpoint, self.dry, cache)
         elif endpoint.local:
             from remind.llm.local import LocalChat
 
-            model = LocalChat(endpoint, self._cache, self.ledger)
+            model = LocalChat(endpoint, cache, self.ledger)
         else:
-            model = OpenAIChat(endpoint, self._cache, self.ledger)
-        self._open.append((endpoint, model))
+            model = OpenAIChat(endpoint, cache, self.ledger)
+        self._open[repr(endpoint)] = model
         return model

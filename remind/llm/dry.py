@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remind.core.errors import DataError
 from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
@@ -18,8 +17,6 @@ from remind.llm.structured import placeholder
 
 #: Characters per token; English prose has about that many.
 CHARACTERS = 4
-#: What a chat template adds to a message, in tokens, about.
-_TEMPLATE_TOKENS = 4
 #: What a free-text reply reads like in a dry run.
 DRY = "(dry run: nothing was asked)"
 
@@ -32,17 +29,14 @@ class DryRun:
         ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
 
     Raises:
-        DataError: the file cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, ledger: Ledger) -> None:
         self.path, self.ledger = Path(path).expanduser(), ledger
         self.replies: dict[str, Reply] = {}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_bytes(b"")
-        except OSError as error:
-            raise DataError(f"cannot be written: {error.strerror}", self.path) from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(b"")
 
     def report(self) -> str:
         """The ledger as text: calls, and at most how many tokens and USD they cost."""
@@ -65,22 +59,24 @@ class DryChat(CachedChat):
         """Put what the cache or this dry run holds, else a stand-in, which is written down."""
         for place, request in enumerate(asked):
             key = self.key_of(request)
-            held = self.run.replies.get(key)
-            put(place, replace(held, cached=True) if held else self.recorded(request) or self._stand_in(key, request))
+            if key in self.run.replies:
+                put(place, replace(self.run.replies[key], cached=True))
+            elif recorded := self.recorded(request):
+                put(place, recorded)
+            else:
+                self.run.replies[key] = self._noted(request)
+                put(place, self.run.replies[key])
 
-    def _stand_in(self, key: str, request: Request) -> Reply:
+    def _noted(self, request: Request) -> Reply:
         body, schema = self.body(request), request.schema
+        tokens = len(json.dumps([body["messages"], body.get("tools")])) // CHARACTERS
         text = DRY if schema is None else json.dumps(placeholder(schema, schema))
-        tokens = sum(-(-len(str(one.get("content"))) // CHARACTERS) + _TEMPLATE_TOKENS for one in body["messages"])
         if request.body is not None:
-            tokens += len(json.dumps(body.get("tools", ""))) // CHARACTERS
             message = {"role": "assistant", "content": "{}" if body.get("response_format") else DRY}
             text = json.dumps(completion(self.endpoint.model, message, "stop", tokens, request.max_tokens))
-        reply = Reply(text, None, tokens, request.max_tokens, calls=1, key=key)
         about = {name: getattr(request, name) for name in ("stage", "sample", "prompt_id", "system", "dialogue")}
         cost = self.endpoint.cost(tokens, request.max_tokens)
         line = {**about, "endpoint": self.endpoint.title, **body, "prompt_tokens": tokens, "cost_usd_at_most": cost}
         with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self.run.replies[key] = reply
-        return reply
+        return Reply(text, None, tokens, request.max_tokens, calls=1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import HttpUrl
 
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
-from remind.llm.request import MemoryStage, Stage
+from remind.llm.request import Stage
 from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
@@ -129,7 +129,7 @@ class LLMConfig:
 
     def endpoint(self, stage: Stage) -> EndpointConfig | None:
         """The endpoint for a stage; None: the offline stand-in."""
-        own: EndpointConfig | None = self.memory if stage in get_args(MemoryStage) else getattr(self, stage)
+        own: EndpointConfig | None = getattr(self, stage, self.memory)
         return own or self.default
 
 

@@ -32,7 +32,7 @@ class Ledger:
             "stage": request.stage, "endpoint": endpoint.title, "system": request.system, "dialogue": request.dialogue,
             "key": reply.key if answered else None, "cached": reply.cached, "failure": reply.failure,
             "calls": reply.calls if answered or not reply.cached else 0, **tokens, "cost_usd": endpoint.cost(**tokens),
-            "unknown_usage": int(not reply.usage_known), "seconds": reply.seconds,
+            "unknown_usage": int(answered and not reply.prompt_tokens), "seconds": reply.seconds,
         })  # fmt: skip
 
     def summary(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.llm.cache import ReplyCache
 from remind.llm.client import CachedChat, Put
@@ -33,34 +34,31 @@ class LocalChat(CachedChat):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         super().__init__(endpoint, cache, ledger)
-        from remind.models.backbone import load_backbone
+        from remind.models.backbone import load_backbone, model_folder
         from remind.models.generate import check_generates
 
         self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
         check_generates(self.backbone)
-        self._files = _files_hash(self.backbone.name)
-        self.weights = f"{self._files} {self.backbone.dtype} transformers {version('transformers')}"
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
+        folder = model_folder(self.backbone.name)
+        files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
+        about = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        self.weights = sha256_json([about, str(self.backbone.dtype), version("transformers")])[:16]
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
-        """Generate what is not recorded; a request with a temperature, or with a body of its own, is refused.
+        """Generate what is not recorded.
 
         A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
+
+        Raises:
+            ModelError: a request with a temperature or with tools.
         """
         from remind.models.generate import generate
 
-        rooms: dict[int, list[int]] = {}
-        for place, request in enumerate(asked):
-            if request.temperature == 0 and request.body is None:
-                rooms.setdefault(request.max_tokens, []).append(place)
-                continue
-            why = "answers greedily: temperature 0" if request.body is None else "takes no tools; name a chat server"
-            put(place, Reply("", finished=False, failure="refused", message=f"a local model {why}"))
-        for room, places in sorted(rooms.items()):
+        if any(request.temperature or request.body for request in asked):
+            raise ModelError("a local model answers greedily and takes no tools; name a chat server")
+        for room in sorted({request.max_tokens for request in asked}):
+            places = [place for place, request in enumerate(asked) if request.max_tokens == room]
             done = [False] * len(places)
             for n, place in enumerate(places):
                 if recorded := self.recorded(asked[place]):
@@ -85,17 +83,6 @@ def as_prompt(messages: Sequence[Message]) -> str:
         return "\n\n".join([*front, talk[0].text])
     heads = {"user": "Request", "assistant": "Your reply"}
     return "\n\n".join([*front, *(f"{heads[message.role]}:\n{message.text}" for message in talk)])
-
-
-def _files_hash(name: str) -> str:
-    """Names, sizes and times of the files of a model's folder, hashed; the name itself where there is no folder."""
-    from remind.models.backbone import model_folder
-
-    folder = model_folder(name)
-    if folder is None:
-        return name
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return sha256_json([[str(one), one.stat().st_size, one.stat().st_mtime_ns] for one in files])[:16]
 
 
 def _reply(output: Generation, seconds: float) -> Reply:

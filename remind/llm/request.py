@@ -12,23 +12,10 @@ from typing import Any, Literal, Protocol
 
 from remind.states import prompts
 
-#: What the memory systems ask for; they share one endpoint.
-MemoryStage = Literal[
-    "extract",
-    "update",
-    "facts",
-    "keyphrases",
-    "summaries",
-    "events",
-    "time_range",
-    "note",
-    "read",
-    "memory",
-    "compress",
-    "profile",
-]
-#: What a request is made for; costs are counted by it, and each but those of memory may have an endpoint of its own.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", "explain", MemoryStage]
+#: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
+#: these share an endpoint.
+Stage = str
+MemoryStage = Stage
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
@@ -86,14 +73,13 @@ class Reply:
     Attributes:
         text: the model's words, `whole_characters`; "" on failure, but for an invalid reply, whose words are kept.
         value: the parsed JSON where a schema was given and met.
-        prompt_tokens, completion_tokens: as the server counts them.
+        prompt_tokens, completion_tokens: as the server counts them; 0 and 0 where it does not.
         finished: whether the model ended by itself.
         seconds: from the first try to the end, waiting for a free place not counted.
         calls: 1; 0 where the reply was cached.
         cached: whether it was paid for before.
         key: of the request in the cache of replies.
         failure, message: why there is no usable reply, in a word and in a line without keys.
-        usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
     """
 
     text: str
@@ -107,7 +93,6 @@ class Reply:
     key: str = field(default="", compare=False)
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
-    usage_known: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))
@@ -119,9 +104,23 @@ def whole_characters(text: str) -> str:
 
 
 def from_template(
-    stage: Stage, template: str, sample: str, schema: Mapping[str, Any] | None, max_tokens: int, **values: Any
+    stage: Stage,
+    template: str,
+    sample: str,
+    schema: Mapping[str, Any] | None,
+    max_tokens: int,
+    data: Mapping[str, str] | None = None,
+    /,
+    **values: Any,
 ) -> Request:
-    """The request that a filled template makes: its system block, then its user block."""
+    """The request that a filled template makes: its system block, then its user block.
+
+    Args:
+        data: texts of others, `fenced` under their names with the `code` that the template tells.
+    """
+    if data is not None:
+        values["code"] = code = code_for(data.values())
+        values |= {name: fenced(name, text, code) if text else "" for name, text in data.items()}
     parts = prompts.blocks(template, **values)
     messages = (Message("system", parts["system"]), Message("user", parts["user"]))
     return Request(messages, stage, sample, prompts.prompt_id(template), max_tokens, schema=schema)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from remind.core.files import write_text
 from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import BUCKETS, LABELS
 from remind.memory.systems import COLUMNS, SYSTEMS
+from sae import pages
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; systems beyond it repeat with dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
@@ -28,7 +27,8 @@ def write_page(
     path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]
 ) -> None:
     """Write the scores of several runs as a page; arguments as of `section`."""
-    write_text(path, _template("page.html.j2").render(section=Markup(section(scores, units, answered))))
+    body = Markup(section(scores, units, answered))
+    write_text(path, pages.page("sae.pages", "base.html.j2", title="Memory systems", body=body))
 
 
 def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> str:
@@ -43,18 +43,15 @@ def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answe
     sections = [
         _section(name, scores, [unit for unit in units if unit["dataset"] == name], answered) for name in datasets
     ]
-    return _template("report.html.j2").render(
+    return pages.section(
+        "remind.memory",
+        "report.html.j2",
         sections=sections,
         plot=(WIDTH, HEIGHT, EDGE),
         personal=("p13n", *LABELS),
         stages=BUCKETS,
         **{key: scores[key] for key in ("p13n", "failures", "notes")},
     )
-
-
-def _template(name: str) -> Template:
-    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((files(__package__) / name).read_text(encoding="utf-8"))
 
 
 def _section(

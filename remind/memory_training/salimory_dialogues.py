@@ -32,7 +32,7 @@ from remind.memory_training.episodes import Episode, Scores
 from remind.memory_training.evaluate import together
 from remind.memory_training.salimory_scores import Judged, scores
 from remind.memory_training.speech import speech_of, spoken
-from remind.refmem.personal import episode
+from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
 
 TEMPLATE = "reward_salimory"

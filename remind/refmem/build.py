@@ -1,214 +1,72 @@
-"""From dialogues to a benchmark: clusters, items, filters, split; each stage runs once."""
+"""From dialogues to a benchmark: stages that run once, each in a folder under a key of all that it depends on."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_rows, write_text
+from pydantic import TypeAdapter
+
+from remind.core.errors import DataError
+from remind.core.files import (
+    atomic_folder,
+    input_hashes,
+    read_json,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_rows,
+    write_text,
+)
 from remind.core.run_folder import RunFolder
-from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
-from remind.data.readers import read, write_refmem
+from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.data.readers import mapping_files, read, write_refmem
 from remind.llm.client import Chats
 from remind.llm.ledger import table
-from remind.refmem import generate, personal, sessions
-from remind.refmem.cluster import read_clusters, text_clusters
+from remind.refmem import drafts, styles
+from remind.refmem.benchmark import as_markdown, split, statistics
+from remind.refmem.cluster import Cluster, clip_encoder, image_clusters, text_clusters
 from remind.refmem.config import STAGES, STAGES_OF, RefMemConfig
-from remind.refmem.filters import BLIND_TEMPLATE, make_filtered
-from remind.refmem.images import ClipEncoder, image_clusters
-from remind.refmem.items import Item, anchors_missing, read_items, write_items
-from remind.refmem.split import split
-from remind.refmem.stages import Stage, run_stage
-from remind.refmem.statistics import as_markdown, statistics
+from remind.refmem.items import dialogue_of, read_items, read_records, write_items
 from remind.states import prompts
 
 #: The benchmark, in the folder of the last stage.
 RESULT = "refmem.jsonl"
-#: What a stage depends on, and how its folder is filled.
-Task = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
+#: Part of every key; raise it when a stage writes something else than before.
+VERSION = 3
 
 
-def open_corpus(cfg: RefMemConfig) -> Corpus:
-    """The dialogues of the input without their questions. Raises DataError for an input that cannot be used."""
-    paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
-    dialogues = Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit]
-    if not dialogues:
-        raise ConfigError("the input holds no dialogues")
-    return Corpus(dialogues)
+@dataclass(frozen=True)
+class Stage:
+    """A finished stage: its folder, its key, and what its writer returned."""
+
+    folder: Path
+    key: str
+    result: dict[str, Any]
 
 
-def content_key(corpus: Corpus) -> str:
-    """Hash of everything said and shown; images count by their bytes, not by their paths."""
+def run_stage(folder: Path, settings: dict[str, Any], write: Callable[[Path], dict[str, Any]]) -> Stage:
+    """Run a stage unless its folder holds the result for these settings; prints its counts.
 
-    def content(dialogue: Dialogue) -> list[Any]:
-        turns = [
-            [turn.id, turn.speaker, turn.text, turn.time]
-            + [[i.caption, i.source, None if i.path is None else sha256_file(i.path)] for i in turn.images]
-            for turn in dialogue.turns
-        ]
-        return [dialogue.id, [[one.id, one.time, len(one.turns)] for one in dialogue.sessions], turns]
-
-    return sha256_json([content(dialogue) for dialogue in corpus.dialogues])
-
-
-class Build:
-    """One build: its input, its settings and its stages.
-
-    Attributes:
-        done: the stages that `run` has finished, by name.
-
-    Raises:
-        ConfigError, ModelError: an endpoint that is missing or cannot be used; raised before any work.
+    Args:
+        settings: JSON value of everything the result depends on, including the keys of earlier stages.
+        write: fills an empty folder; its return value goes into manifest.json. Must not depend on the clock.
     """
-
-    def __init__(self, cfg: RefMemConfig, corpus: Corpus) -> None:
-        cfg.check_endpoints()
-        self.cfg, self.corpus, self.out = cfg, corpus, Path(cfg.out)
-        self.chats = Chats(cfg.llm)
-        self.writer, self.guesser = self.chats.stage("questions"), self.chats.stage("answer")
-        self.done: dict[str, Stage] = {}
-
-    def run(self) -> Path:
-        """Run the stages that are not finished yet, up to `cfg.until`; returns the folder of that stage."""
-        tasks = (self.clusters, self.items, self.filtered, self.benchmark)
-        for name, task in zip(STAGES, tasks, strict=True):
-            self.done[name] = run_stage(self.out / name, *task())
-            if name == self.cfg.until:
-                break
-        return self.done[self.cfg.until].folder
-
-    def clusters(self) -> Task:
-        """Evidence clusters of segments and images."""
-        cfg = self.cfg
-        # files of a local CLIP folder may change; those of a hub id are taken as fixed
-        weights = sorted(Path(cfg.clip).glob("*.safetensors")) if cfg.clip is not None else []
-        settings = {
-            "source": content_key(self.corpus),
-            "segment": asdict(cfg.segment),
-            "cluster": asdict(cfg.cluster),
-            "image_cluster": asdict(cfg.image_cluster),
-            "clip": [cfg.clip, *map(sha256_file, weights)],
-            "encoder": "minilm",
-        }
-
-        def write(to: Path) -> dict[str, Any]:
-            from remind.models.encoder import SentenceEncoder
-
-            encoder = SentenceEncoder(device=cfg.device)
-            clip = None if cfg.clip is None else ClipEncoder(cfg.clip, cfg.device)
-            by_text, segments = text_clusters(self.corpus, encoder, cfg.segment, cfg.cluster)
-            by_image, images = image_clusters(self.corpus, encoder, clip, cfg.image_cluster)
-            write_rows(to / "clusters.jsonl", map(asdict, [*by_text, *by_image]))
-            return {"segments": segments, "images": images, "clusters": {"text": len(by_text), "image": len(by_image)}}
-
-        return settings, write
-
-    def items(self) -> Task:
-        """Items of every cluster, written by a chat model."""
-        assert self.writer is not None
-        writer, clusters = self.writer, self.done["clusters"]
-        settings = {
-            "clusters": clusters.key,
-            "items": asdict(self.cfg.questions),
-            "made_by": writer.name,
-            "prompt_id": prompts.prompt_id(generate.TEMPLATE),
-        }
-
-        def write(to: Path) -> dict[str, Any]:
-            items, counts = generate.write_questions(
-                self.corpus, read_clusters(clusters.folder / "clusters.jsonl"), writer, self.cfg.questions
-            )
-            write_items(to / "items.jsonl", items)
-            return {**counts, "items": len(items)}
-
-        return settings, write
-
-    def filtered(self) -> Task:
-        """The items that pass the filters."""
-        items = self.done["items"]
-        settings = {
-            "items": items.key,
-            "filters": asdict(self.cfg.filters),
-            "blind_by": None if self.guesser is None else self.guesser.name,
-            "prompt_id": prompts.prompt_id(BLIND_TEMPLATE),
-        }
-
-        def write(to: Path) -> dict[str, Any]:
-            drafts = read_items(items.folder / "items.jsonl")
-            return make_filtered(to, drafts, self.corpus, self.cfg.filters, self.guesser)
-
-        return settings, write
-
-    def benchmark(self) -> Task:
-        """Split, statistics and the benchmark, from the filtered or the adjudicated items."""
-        cfg, filtered = self.cfg, self.done["filtered"]
-        source = filtered.folder / "items.jsonl" if cfg.adjudicated is None else Path(cfg.adjudicated)
-        if not source.is_file():
-            raise DataError("no such file", source)
-        adjudicated = None if cfg.adjudicated is None else sha256_file(source)
-        settings = {"filtered": filtered.key, "adjudicated": adjudicated, "train": cfg.train, "seed": cfg.seed}
-
-        def write(to: Path) -> dict[str, Any]:
-            items = read_items(source)
-            self._check_items(items, source)
-            splits = split(items, self.corpus, cfg.train, cfg.seed, cfg.filters.near_duplicate)
-            segments = self.done["clusters"].result["segments"]
-            return write_benchmark(to, self.corpus, items, splits, segments, filtered.result)
-
-        return settings, write
-
-    def _check_items(self, items: Sequence[Item], path: Path) -> None:
-        """Raise DataError for no items, and for items of another build."""
-        if not items:
-            raise DataError("no item is left; use longer dialogues or loosen clusters and filters", path)
-        clusters = read_clusters(self.done["clusters"].folder / "clusters.jsonl")
-        dialogue_of = {cluster.id: cluster.dialogue_id for cluster in clusters}
-        for item in items:
-            if dialogue_of.get(item.cluster_id) != item.dialogue_id:
-                message = f"cluster {item.cluster_id!r} is not in this build; is the file from another?"
-                raise DataError(message, path, item.id)
-            if anchors_missing(item, self.corpus.dialogue(item.dialogue_id)):
-                raise DataError("it has no evidence, or some that is not in the dialogue", path, item.id)
-
-
-def write_benchmark(
-    to: Path, corpus: Corpus, items: Sequence[Item], splits: dict[str, str], segments: int, filters: dict[str, Any]
-) -> dict[str, Any]:
-    """Write refmem.jsonl (with copies of images that have pixels), items.jsonl, statistics.json and statistics.md.
-
-    Returns:
-        The prompts of the items, and the number of items.
-    """
-    dialogues = tuple(_with_copies(to, number, dialogue) for number, dialogue in enumerate(corpus.dialogues))
-    benchmark = Corpus(dialogues, tuple(item.as_question(splits[item.id]) for item in items))
-    write_refmem(benchmark, to / RESULT)
-    write_items(to / "items.jsonl", items)
-    counts = statistics(benchmark, segments)
-    write_json(to / "statistics.json", {**counts, "filters": filters})
-    write_text(to / "statistics.md", as_markdown(counts, filters))
-    return {"prompts": sorted({item.prompt_id for item in items}), "total": len(items)}
-
-
-def _with_copies(to: Path, number: int, dialogue: Dialogue) -> Dialogue:
-    """The dialogue with its image files copied beside the benchmark, where its reader looks for them."""
-
-    def copied(image: Image) -> Image:
-        if image.path is None:
-            return image
-        copy = to / "images" / str(number) / f"{image.index}{Path(image.path).suffix.lower()}"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(image.path, copy)
-        return replace(image, path=str(copy))
-
-    sessions = []
-    for session in dialogue.sessions:
-        turns = (replace(turn, images=tuple(map(copied, turn.images))) for turn in session.turns)
-        sessions.append(replace(session, turns=tuple(turns)))
-    return Dialogue(dialogue.id, tuple(sessions))
+    key = sha256_json([VERSION, folder.name, settings])
+    manifest = folder / "manifest.json"
+    reused = manifest.is_file() and read_json(manifest).get("key") == key
+    if not reused:
+        with atomic_folder(folder) as temporary:
+            result = write(temporary)
+            write_json(temporary / "manifest.json", {"key": key, "settings": settings, "result": result})
+    stage = Stage(folder, key, read_json(manifest)["result"])
+    counts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.result.items())
+    print(f"{folder.name:<10}{'unchanged' if reused else 'done':<11}{counts}")
+    return stage
 
 
 def build_refmem(cfg: RefMemConfig) -> Path:
@@ -223,71 +81,152 @@ def build_refmem(cfg: RefMemConfig) -> Path:
         ModelError: a model or an endpoint that cannot be used.
     """
     cfg.check_endpoints()
-    corpus = open_corpus(cfg)
-    if cfg.style != "reflective":
-        return _write_style(cfg, corpus)
+    paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
+    corpus = Corpus(Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit])
+    chats, build = Chats(cfg.llm), _reflective if cfg.style == "reflective" else _one_stage
+    source = {"files": input_hashes([*paths, *mapping_files(cfg.format)]), "limit": cfg.limit}
     with RunFolder(cfg.out).held():
-        build = Build(cfg, corpus)
-        folder = build.run()
-    for name, stage in build.done.items():
-        print(f"{name:<10}{'unchanged' if stage.reused else 'done':<11}{_summary(stage.result)}")
-    print(table(build.chats.ledger.summary()))
-    if cfg.until != "benchmark":
-        print(f"stage: {folder}")
-        return folder
-    print("\n" + (folder / "statistics.md").read_text(encoding="utf-8"))
-    counts = read_json(folder / "statistics.json")["questions"]["by_dimension"]
-    if missing := [name for name in DIMENSIONS if not counts[name]]:
-        print(f"no items for: {', '.join(missing)}")
-    print(f"benchmark: {folder / RESULT}")
-    return folder / RESULT
+        for stage in build(cfg, corpus, chats, source):
+            if stage.folder.name == cfg.until:
+                break
+    print(table(chats.ledger.summary()))
+    result = stage.folder if stage.folder.name in STAGES[:-1] else stage.folder / RESULT
+    if stage.folder.name == "benchmark":
+        print("\n" + (stage.folder / "statistics.md").read_text(encoding="utf-8"))
+    print(f"{stage.folder.name}: {result}")
+    return result
 
 
-def _write_style(cfg: RefMemConfig, corpus: Corpus) -> Path:
+def _reflective(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[str, Any]) -> Iterator[Stage]:
+    """The stages of RefMem-Bench's questions, one after the other."""
+    out, writer, guesser = Path(cfg.out), chats.stage("questions"), chats.stage("answer")
+
+    def write_clusters(to: Path) -> dict[str, Any]:
+        from remind.models.encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(device=cfg.device)
+        clip = None if cfg.clip is None else clip_encoder(cfg.clip, cfg.device)
+        by_text, segments = text_clusters(corpus, encoder, cfg.segment, cfg.cluster)
+        by_image, images = image_clusters(corpus, encoder, clip, cfg.image_cluster)
+        write_rows(to / "clusters.jsonl", map(asdict, [*by_text, *by_image]))
+        return {"segments": segments, "images": images, "clusters": {"text": len(by_text), "image": len(by_image)}}
+
+    settings: dict[str, Any] = {
+        "source": source,
+        "segment": asdict(cfg.segment),
+        "cluster": asdict(cfg.cluster),
+        "image_cluster": asdict(cfg.image_cluster),
+        "clip": cfg.clip,
+        "encoder": "minilm",
+    }
+    clustered = run_stage(out / "clusters", settings, write_clusters)
+    clusters = [one for _, one in read_records(clustered.folder / "clusters.jsonl", TypeAdapter(Cluster))]
+    yield clustered
+    assert writer is not None
+
+    def write_drafts(to: Path) -> dict[str, Any]:
+        items, counts = drafts.write_questions(corpus, clusters, writer, cfg.questions)
+        write_items(to / "items.jsonl", items)
+        return {**counts, "items": len(items)}
+
+    settings = {"clusters": clustered.key, "items": asdict(cfg.questions), "made_by": writer.name}
+    drafted = run_stage(out / "items", {**settings, "prompt_id": prompts.prompt_id(drafts.TEMPLATE)}, write_drafts)
+    yield drafted
+
+    def write_filtered(to: Path) -> dict[str, Any]:
+        items = read_items(drafted.folder / "items.jsonl")
+        reasons, no_guess = drafts.apply_filters(items, corpus, cfg.filters, guesser)
+        kept = [item for item in items if item.id not in reasons]
+        write_items(to / "items.jsonl", kept)
+        removed = ({**asdict(item), "reason": reasons[item.id]} for item in items if item.id in reasons)
+        write_rows(to / "removed.jsonl", removed)
+        counts = Counter(reasons.values())
+        return {
+            "in": len(items),
+            "kept": len(kept),
+            "removed": {reason: counts[reason] for reason in drafts.REASONS},
+            "blind_by": None if guesser is None else guesser.name,
+            "no_guess": no_guess,
+        }
+
+    settings = {"items": drafted.key, "filters": asdict(cfg.filters), "blind_by": guesser and guesser.name}
+    settings["prompt_id"] = prompts.prompt_id(drafts.BLIND_TEMPLATE)
+    filtered = run_stage(out / "filtered", settings, write_filtered)
+    yield filtered
+    path = filtered.folder / "items.jsonl" if cfg.adjudicated is None else Path(cfg.adjudicated)
+    items = read_items(path)
+    if not items:
+        raise DataError("no item is left; use longer dialogues or loosen clusters and filters", path)
+    known = {(cluster.id, cluster.dialogue_id) for cluster in clusters}
+    for item in items:
+        if (item.cluster_id, item.dialogue_id) not in known:
+            message = f"cluster {item.cluster_id!r} is not in this build; is the file from another?"
+            raise DataError(message, path, item.id)
+        dialogue_of(item, corpus, path)
+
+    def write_benchmark(to: Path) -> dict[str, Any]:
+        splits = split(items, corpus, cfg.train, cfg.seed, cfg.filters.near_duplicate)
+        benchmark = Corpus(corpus.dialogues, tuple(item.as_question(splits[item.id]) for item in items))
+        _write_refmem(benchmark, to)
+        write_items(to / "items.jsonl", items)
+        counts = statistics(benchmark, clustered.result["segments"])
+        write_json(to / "statistics.json", {**counts, "filters": filtered.result})
+        write_text(to / "statistics.md", as_markdown(counts, filtered.result))
+        return {"prompts": sorted({item.prompt_id for item in items}), "total": len(items)}
+
+    settings = {"filtered": filtered.key, "items": sha256_file(path), "train": cfg.train, "seed": cfg.seed}
+    yield run_stage(out / "benchmark", settings, write_benchmark)
+
+
+def _one_stage(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[str, Any]) -> Iterator[Stage]:
     """The benchmark of a style that has one stage; what was rejected is beside it, with reasons."""
-    chats = Chats(cfg.llm)
     models = {stage: model.name for stage in STAGES_OF[cfg.style] if (model := chats.stage(stage)) is not None}
+    most = cfg.p13n.episode_turns if cfg.style == "p13n" else None
     own = cfg.p13n if cfg.style == "p13n" else cfg.session_questions
-    made_with = prompts.prompt_id(personal.TEMPLATE if cfg.style == "p13n" else sessions.TEMPLATE)
-    settings = {"source": content_key(corpus), "style": cfg.style, "settings": asdict(own)}
+    made_with = prompts.prompt_id(styles.TEMPLATES[cfg.style])
+    settings = {"source": source, "settings": asdict(own), "made_by": models, "prompt_id": made_with}
 
     def write(to: Path) -> dict[str, Any]:
         if cfg.style == "p13n":
-            model = chats.stage("questions")
-            assert model is not None
-            writer = personal.Writer(model, cfg.p13n)
-            questions, rejected, counts = writer.questions(corpus.dialogues), writer.rejected, writer.counts
+            writer = chats.stage("questions")
+            assert writer is not None
+            questions, rejected, counts = styles.personal_questions(corpus.dialogues, writer, cfg.p13n)
         else:
             from remind.models.encoder import SentenceEncoder
 
             encoder = SentenceEncoder(device=cfg.device)
-            questions, rejected, counts = sessions.session_questions(
-                corpus.dialogues, chats, encoder, cfg.session_questions
-            )
+            found = styles.session_questions(corpus.dialogues, chats, encoder, cfg.session_questions)
+            questions, rejected, counts = found
         if not questions:
             why = f"; {len(rejected)} rejected, the first: {rejected[0]['why']}" if rejected else ""
             raise DataError(f"no question is left{why}", Path(cfg.out))
-        found = Corpus(corpus.dialogues, tuple(questions))
-        if cfg.style == "p13n" and cfg.p13n.episode_turns is not None:
-            found = personal.episodes(found, cfg.p13n.episode_turns)
-        dialogues = tuple(_with_copies(to, number, dialogue) for number, dialogue in enumerate(found.dialogues))
-        write_refmem(Corpus(dialogues, found.questions), to / RESULT)
+        asked = Corpus(corpus.dialogues, tuple(questions))
+        if most is not None:
+            cut = [styles.episode(asked.dialogue(one.dialogue_id), one, most) for one in questions]
+            asked = Corpus(tuple(dialogue for dialogue, _ in cut), tuple(question for _, question in cut))
+        _write_refmem(asked, to)
         write_rows(to / "rejected.jsonl", rejected)
         return {**counts, "rejected": len(rejected), "kept": len(questions)}
 
-    with RunFolder(cfg.out).held():
-        stage = run_stage(Path(cfg.out) / cfg.style, {**settings, "made_by": models, "prompt_id": made_with}, write)
-    print(f"{cfg.style:<10}{'unchanged' if stage.reused else 'done':<11}{_summary(stage.result)}")
-    print(table(chats.ledger.summary()))
-    print(f"questions: {stage.folder / RESULT}")
-    return stage.folder / RESULT
+    yield run_stage(Path(cfg.out) / cfg.style, settings, write)
 
 
-def _summary(result: dict[str, Any]) -> str:
-    """A stage's counts in a line."""
-    parts = []
-    for name, value in result.items():
-        if isinstance(value, dict):
-            value = " ".join(f"{key}:{count}" for key, count in value.items() if count)
-        parts.append(f"{name.replace('_', ' ')} {' '.join(value) if isinstance(value, list) else value}")
-    return ", ".join(parts)
+def _write_refmem(corpus: Corpus, to: Path) -> None:
+    """The benchmark, and its image files beside it, where its reader looks for them."""
+
+    def copied(image: Image, folder: Path) -> Image:
+        if image.path is None:
+            return image
+        copy = folder / f"{image.index}{Path(image.path).suffix.lower()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image.path, copy)
+        return replace(image, path=str(copy))
+
+    dialogues = []
+    for number, dialogue in enumerate(corpus.dialogues):
+        folder, made = to / "images" / str(number), []
+        for one in dialogue.sessions:
+            turns = [replace(turn, images=tuple(copied(image, folder) for image in turn.images)) for turn in one.turns]
+            made.append(replace(one, turns=tuple(turns)))
+        dialogues.append(Dialogue(dialogue.id, tuple(made)))
+    write_refmem(Corpus(tuple(dialogues), corpus.questions), to / RESULT)

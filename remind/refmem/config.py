@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import FORMATS
+from remind.data.dialogue import FORMATS, Format
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
 from remind.perception.config import SegmentConfig
 from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
-#: Endpoints that the other styles need.
+#: Endpoints that each style needs, and those that RefMem-Bench's own need from a stage on.
 STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
+    "reflective": ("questions", "answer"),
     "p13n": ("questions",),
     "session": ("questions", "answer", "judge", "memory"),
 }
+_FIRST_NEEDED: Mapping[str, StageName] = {"questions": "items", "answer": "filtered"}
 #: The stages in order; each writes a folder of that name.
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
@@ -41,8 +43,6 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if self.min_size > self.max_size:
-            raise ConfigError("cluster: min_size must be at most max_size")
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ItemsConfig:
 
     per_cluster: PositiveInt = 2
     """Items of each dimension and format per cluster, at most."""
-    formats: list[str] = field(default_factory=lambda: list(FORMATS))
+    formats: list[Format] = field(default_factory=lambda: list(FORMATS))
     """Formats to ask for: single, multi, direct."""
     max_turns: PositiveInt = 60
     """Turns of a cluster that the chat model is shown at most, spread over it evenly."""
@@ -60,8 +60,6 @@ class ItemsConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if not self.formats or set(self.formats) - set(FORMATS):
-            raise ConfigError(f"questions: formats are {', '.join(FORMATS)}, not {self.formats}")
 
 
 @dataclass
@@ -168,16 +166,13 @@ class RefMemConfig:
 
     def check_endpoints(self) -> None:
         """Raise ConfigError where a stage up to `until` needs a chat model and none is named."""
-        where = "model, and base_url of an OpenAI-compatible server or `local`"
-        if self.style != "reflective":
-            for stage in STAGES_OF[self.style]:
-                if self.llm.endpoint(stage) is None:
-                    raise ConfigError(f"style {self.style} needs llm.{stage} or llm.default ({where})")
-            return
-        last = STAGES.index(self.until)
-        if last >= STAGES.index("items") and self.llm.endpoint("questions") is None:
-            raise ConfigError(f"a chat model writes the items: set llm.questions or llm.default ({where})")
-        if last >= STAGES.index("filtered") and self.filters.blind_draws and self.llm.endpoint("answer") is None:
-            raise ConfigError(
-                f"a chat model tries the items blind: set llm.answer or llm.default ({where}), or filters.blind_draws 0"
-            )
+        needed = STAGES_OF[self.style]
+        if self.style == "reflective":
+            last = STAGES.index(self.until)
+            needed = tuple(one for one in needed if last >= STAGES.index(_FIRST_NEEDED[one]))
+        for stage in needed:
+            blind = self.style == "reflective" and stage == "answer"
+            if self.llm.endpoint(stage) is None and (self.filters.blind_draws or not blind):
+                where = "model, and base_url of an OpenAI-compatible server or `local`"
+                without = ", or filters.blind_draws 0" if blind else ""
+                raise ConfigError(f"style {self.style} needs llm.{stage} or llm.default ({where}){without}")

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
-from remind.core.errors import shown
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from remind.core.errors import DataError
 from remind.core.files import sha256_json, write_rows
-from remind.data.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
+from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Format, Question
 from remind.data.readers.builder import Place, records
 from remind.states.pyramid import LETTERS
+from sae.ranges import NonNegativeInt
 
-BRANCHES = ("text", "image")
-_NAMES = ("id", "dialogue_id", "cluster_id", "branch", "dimension", "format", "question")
-_LISTS = ("options", "answers", "candidates", "evidence")
+T = TypeVar("T")
+
+
+def _told(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is blank")
+    return text
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+#: A text that is not blank, and lists without repeats, as files hold them.
+Text = Annotated[str, AfterValidator(_told)]
+Texts = Annotated[tuple[Text, ...], AfterValidator(_distinct)]
+ImageIndices = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_distinct)]
 
 
 @dataclass(frozen=True)
@@ -26,25 +43,24 @@ class Item:
     """A question with its evidence, before annotation.
 
     Attributes:
-        branch: "text" or "image".
         answers: letters for single and multi, acceptable phrases for direct.
         candidates: direct only: answers shown to annotators, including the accepted ones.
         evidence: turn ids. images: image indices.
         made_by: the chat model that wrote it. prompt_id: name and hash of the template.
     """
 
-    id: str
-    dialogue_id: str
-    cluster_id: str
-    branch: str
+    id: Text
+    dialogue_id: Text
+    cluster_id: Text
+    branch: Literal["text", "image"]
     dimension: str
-    format: str
+    format: Format
     question: str
     options: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    images: tuple[int, ...] = ()
+    images: ImageIndices = ()
     made_by: str = ""
     prompt_id: str = ""
 
@@ -54,11 +70,6 @@ class Item:
         if self.format == "direct":
             return self.answers
         return tuple(self.options[LETTERS.index(letter)] for letter in self.answers)
-
-    @property
-    def letters(self) -> str:
-        """The letters of its options; "" for direct items."""
-        return LETTERS[: len(self.options)]
 
     @property
     def fingerprint(self) -> str:
@@ -71,8 +82,8 @@ class Item:
 
     def problem(self) -> str | None:
         """Why this is not a valid item of its format; None if it is."""
-        if self.format not in FORMATS or self.dimension not in DIMENSIONS:
-            return "unknown format or dimension"
+        if self.dimension not in DIMENSIONS:
+            return "unknown dimension"
         if not self.question.strip():
             return "no question"
         if not self.answers or len(set(self.answers)) < len(self.answers):
@@ -109,9 +120,9 @@ def with_id(item: Item) -> Item:
 
 def shuffled(item: Item, key: str) -> Item:
     """The item with its options in an order drawn from `key` and its id."""
-    order = list(range(len(item.options)))
-    if not order:
+    if not item.options:
         return item
+    order = list(range(len(item.options)))
     Random(f"{key}:{item.id}").shuffle(order)
     letters = sorted(LETTERS[order.index(LETTERS.index(letter))] for letter in item.answers)
     return replace(item, options=tuple(item.options[place] for place in order), answers=tuple(letters))
@@ -120,13 +131,31 @@ def shuffled(item: Item, key: str) -> Item:
 def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
     """Whether the item has no evidence at all, or names a turn or image that the dialogue lacks."""
     turns = all(turn in dialogue.positions for turn in item.evidence)
-    images = all(0 <= index < len(dialogue.images) for index in item.images)
+    images = all(index < len(dialogue.images) for index in item.images)
     return not (item.evidence or item.images) or not turns or not images
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The JSON objects of a JSONL file, if any. Raises DataError."""
-    return [place.mapping(value, "a record") for place, value in records(path)]
+def dialogue_of(item: Item, corpus: Corpus, path: str | Path | None = None) -> Dialogue:
+    """The dialogue of an item. Raises DataError where that or the item's evidence is missing."""
+    dialogue = corpus.dialogue(item.dialogue_id)
+    if anchors_missing(item, dialogue):
+        raise DataError("it has no evidence, or some that is not in the dialogue", path, item.id)
+    return dialogue
+
+
+def read_records(path: str | Path, kind: TypeAdapter[T]) -> Iterator[tuple[Place, T]]:
+    """The records of a JSONL file, if any, each with its place; other fields are ignored.
+
+    Raises:
+        DataError: a file that cannot be read, or a record that is not of the kind.
+    """
+    for place, value in records(path):
+        try:
+            record = kind.validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise place.error(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")) from None
+        yield place, record
 
 
 def write_items(path: str | Path, items: Sequence[Item]) -> None:
@@ -135,40 +164,16 @@ def write_items(path: str | Path, items: Sequence[Item]) -> None:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Items of a JSONL file; other fields are ignored. An empty file has none.
+    """Items of a JSONL file. An empty file has none.
 
     Raises:
-        DataError: a file that cannot be read, a record that lacks a field, has one of another type, is not a valid item
-            of its format, or repeats an id.
+        DataError: as `read_records`; an item that is not valid in its format, or repeats an id.
     """
     items: dict[str, Item] = {}
-    for place, value in records(path):
-        item = _item(place, value)
-        place = place.at(item.id)
+    for place, item in read_records(path, TypeAdapter(Item)):
         if (problem := item.problem()) is not None:
-            raise place.error(problem)
+            raise place.at(item.id).error(problem)
         if item.id in items:
-            raise place.error("its id occurs twice")
+            raise place.at(item.id).error("its id occurs twice")
         items[item.id] = item
     return list(items.values())
-
-
-def _item(place: Place, value: object) -> Item:
-    record = place.mapping(value, "an item")
-    place = place.at(place.name(record.get("id"), "id"))
-    values: dict[str, Any] = {key: place.name(record.get(key), key) for key in _NAMES}
-    if values["branch"] not in BRANCHES:
-        raise place.error(f"unknown branch {shown(values['branch'])}; known: {', '.join(BRANCHES)}")
-    for key in _LISTS:
-        entries = place.sequence(record.get(key, []), key)
-        values[key] = tuple(place.text(text, f"an entry of {key}") for text in entries)
-    values |= {key: place.text(record.get(key, ""), key) for key in ("made_by", "prompt_id")}
-    return Item(**values, images=image_indices(place, record.get("images")))
-
-
-def image_indices(place: Place, value: object) -> tuple[int, ...]:
-    """The distinct image indices of a record, which may be left out. Raises DataError."""
-    indices = [] if value is None else place.sequence(value, "images")
-    if not all(type(index) is int and index >= 0 for index in indices):
-        raise place.error("images should be a list of image indices")
-    return tuple(dict.fromkeys(indices))

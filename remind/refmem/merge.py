@@ -1,24 +1,39 @@
-"""Merge annotation files: agreement, conflicts and their resolutions, removal rates, and the adjudicated items."""
+"""Merge annotation files: votes, agreement before discussion, conflicts and their resolutions, the adjudicated items.
+
+κ is Fleiss' (Appendix D.3; Fleiss 1971). A single-choice item is one subject and its options are the categories. Where
+any set may be chosen, each option (multi) or candidate answer (direct, with "an answer of one's own" as one more) is a
+subject decided yes or no, because a set cannot be one of few nominal categories. Figures over several formats take
+every option of every item as such a yes or no, single choice too. κ of single choice nears 0 where the right letter
+hardly varies, however well annotators agree: chance alone would then agree as often.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from remind.core.errors import ConfigError, DataError
+from pydantic import TypeAdapter
+
+from remind.core.errors import ConfigError, DataError, named, shown
 from remind.core.files import write_json, write_rows, write_text
 from remind.data.dialogue import DIMENSIONS, FORMATS
-from remind.data.readers.builder import Place, records
-from remind.refmem.agreement import agreement
-from remind.refmem.annotations import Row, check_answers, read_annotations
-from remind.refmem.items import Item, image_indices, read_items, write_items
-from remind.refmem.votes import Outcome, decide
-from sae.ranges import PositiveInt, check_ranges
+from remind.data.readers.builder import Place
+from remind.evaluation.statistics import fleiss_kappa
+from remind.evaluation.tables import markdown_table
+from remind.refmem.items import ImageIndices, Item, Text, Texts, read_items, read_records, write_items
+from remind.states.pyramid import LETTERS
+from sae.ranges import NonNegativeFloat, Range, check_ranges
 
+T = TypeVar("T")
 FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
+#: What is decided of an item.
+PARTS = ("answers", "evidence", "images", "remove")
 
 
 @dataclass
@@ -33,12 +48,8 @@ class MergeConfig:
     """Folder for agreement.json, report.md, conflicts.jsonl, decisions.jsonl and final.jsonl."""
     resolutions: str | None = None
     """JSON Lines that decide conflicts: item_id and what was agreed on of answers, evidence, images and remove."""
-    require_complete: bool = False
-    """Refuse to write final.jsonl while any item is undecided. false: undecided items are listed and left out of it."""
     discuss: Literal["undecided", "all"] = "undecided"
     """What needs a resolution: items without a majority, or every item on which annotators differ."""
-    quorum: PositiveInt = 1
-    """An item with fewer rows than this is undecided too."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -47,12 +58,248 @@ class MergeConfig:
 
 
 @dataclass(frozen=True)
+class Row:
+    """An annotator's decision on an item.
+
+    Attributes:
+        answers: letters for single and multi, phrases for direct; empty only where `remove` is set.
+        evidence, images: turn ids and image indices that carry the answer; both empty: evidence was not checked.
+        confidence: 1 (guess) to 5 (certain); None only where `remove` is set.
+        seconds: time spent on the item.
+        fingerprint: `Item.fingerprint` of the item as it was shown; None: unknown.
+    """
+
+    item_id: Text
+    annotator: Text
+    answers: Texts
+    evidence: Texts = ()
+    images: ImageIndices = ()
+    confidence: Annotated[int, Range(ge=1, le=5)] | None = None
+    remove: bool = False
+    note: str = ""
+    seconds: NonNegativeFloat = 0.0
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What was agreed on of an item; None: as the majority has it."""
+
+    item_id: Text
+    fingerprint: str | None = None
+    answers: Texts | None = None
+    evidence: Texts | None = None
+    images: ImageIndices | None = None
+    remove: bool | None = None
+
+
+#: item id → annotator → row.
+Ballots = Mapping[str, Mapping[str, Row]]
+
+
+def read_annotations(paths: str | Path | Sequence[str], items: Sequence[Item]) -> list[Row]:
+    """The rows of annotators' files, checked against their items; a folder stands for all its .jsonl files.
+
+    Raises:
+        DataError: a record that is not an annotation, an item that somebody annotated twice, rows of another build (an
+            unknown item, or one that has changed), no rows at all.
+    """
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    by_id = {item.id: item for item in items}
+    rows: dict[tuple[str, str], Row] = {}
+    for file in files:
+        for place, row in read_records(file, TypeAdapter(Row)):
+            place = place.at(row.item_id)
+            _check_answers(place, by_id, row.item_id, row.fingerprint, row.answers)
+            if not row.remove and (row.confidence is None or not row.answers):
+                raise place.error("answers or confidence are missing; skipped items have no row")
+            if rows.setdefault((row.item_id, row.annotator), row) is not row:
+                raise place.error(f"{named(row.annotator)} has annotated the item twice; keep one of the rows")
+    if not rows:
+        raise DataError("no annotation in the files given", files[0] if files else None)
+    return list(rows.values())
+
+
+def _check_answers(
+    place: Place, items: Mapping[str, Item], name: str, fingerprint: str | None, answers: Sequence[str]
+) -> None:
+    """The item is of this build, letters name its options, and single choice has one. Raises DataError."""
+    item = items.get(name)
+    if item is None or fingerprint not in (None, item.fingerprint):
+        raise place.error("no such item, or it has changed: of another build; give the items it was made from")
+    if item.format == "direct":
+        return
+    letters = list(LETTERS[: len(item.options)])
+    if wrong := [letter for letter in answers if letter not in letters]:
+        raise place.error(f"answer {shown(wrong[0])} names no option; they are {', '.join(letters)}")
+    if item.format == "single" and len(answers) > 1:
+        raise place.error(f"a single-choice item has one answer, not {len(answers)}")
+
+
+def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resolution]:
+    """Resolutions by item id. Raises DataError for a record that is not a resolution of one of these items."""
+    by_id = {item.id: item for item in items}
+    resolutions: dict[str, Resolution] = {}
+    for place, one in read_records(path, TypeAdapter(Resolution)):
+        place = place.at(one.item_id)
+        _check_answers(place, by_id, one.item_id, one.fingerprint, one.answers or ())
+        if resolutions.setdefault(one.item_id, one) is not one:
+            raise place.error("the item is resolved twice; keep one")
+    return resolutions
+
+
+def phrase(text: str) -> str:
+    """A phrase for comparison, without differences of Unicode form, case, punctuation and spacing."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.findall(r"\w+", folded)) or folded.strip()
+
+
+def choices(item: Item, answers: Iterable[str]) -> tuple[bool, ...]:
+    """Yes or no to every option; for direct items to every candidate and, last, to "an answer of one's own"."""
+    if item.format != "direct":
+        return tuple(letter in set(answers) for letter in LETTERS[: len(item.options)])
+    candidates = list(dict.fromkeys(map(phrase, item.candidates)))
+    phrases = set(map(phrase, answers))
+    return (*(text in phrases for text in candidates), bool(phrases - set(candidates)))
+
+
+def agreement(items: Sequence[Item], ballots: Ballots, annotators: Sequence[str]) -> dict[str, Any]:
+    """κ over the items that every annotator answered.
+
+    Returns:
+        annotators, `formats` (single, multi, direct), `dimensions` (each: `all` and its formats), `all` and `remove`
+        (the flag to remove, over items that every annotator has a row for). Each figure: kappa (None: undefined),
+        items, subjects, left_out (items that someone skipped or only flagged for removal).
+    """
+    complete = {
+        item.id: [ballots[item.id][name] for name in annotators]
+        for item in items
+        if all(name in ballots.get(item.id, ()) for name in annotators)
+    }
+
+    def figure(subjects: Sequence[Sequence[str]], used: int, given: int) -> dict[str, Any]:
+        return {"kappa": fleiss_kappa(subjects), "items": used, "subjects": len(subjects), "left_out": given - used}
+
+    def overall(members: Sequence[Item], by_option: bool = True) -> dict[str, Any]:
+        answered = [item for item in members if item.id in complete and all(row.answers for row in complete[item.id])]
+        subjects: list[tuple[str, ...]] = []
+        for item in answered:
+            rows = complete[item.id]
+            if item.format == "single" and not by_option:
+                subjects.append(tuple(row.answers[0] for row in rows))
+            else:
+                subjects += zip(*([str(yes) for yes in choices(item, row.answers)] for row in rows), strict=True)
+        return figure(subjects, len(answered), len(members))
+
+    def by_format(members: Sequence[Item]) -> dict[str, Any]:
+        return {kind: overall([item for item in members if item.format == kind], by_option=False) for kind in FORMATS}
+
+    dimensions = {name: [item for item in items if item.dimension == name] for name in DIMENSIONS}
+    flags = [tuple(str(row.remove) for row in rows) for rows in complete.values()]
+    return {
+        "annotators": list(annotators),
+        "all": overall(items),
+        "formats": by_format(items),
+        "dimensions": {
+            name: {"all": overall(members), **by_format(members)} for name, members in dimensions.items() if members
+        },
+        "remove": figure(flags, len(flags), len(items)),
+    }
+
+
+@dataclass
+class Outcome:
+    """What the majority decided.
+
+    Attributes:
+        remove: None if as many want it removed as kept.
+        answers: None without a majority. evidence, images: named by most of the annotators who checked evidence.
+        open: parts without a majority: remove, answers, evidence, or "unannotated" (too few rows).
+        differ: parts on which annotators differ.
+    """
+
+    remove: bool | None = None
+    answers: tuple[str, ...] | None = None
+    evidence: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    open: list[str] = field(default_factory=list)
+    differ: list[str] = field(default_factory=list)
+
+
+def majority(votes: Iterable[Iterable[T]]) -> list[T]:
+    """What more than half of the votes name, the most named first."""
+    given = [dict.fromkeys(vote) for vote in votes]
+    return [name for name, n in Counter(chain.from_iterable(given)).most_common() if 2 * n > len(given)]
+
+
+def decide(item: Item, rows: Sequence[Row]) -> Outcome:
+    """The outcome of an item's rows; a majority is more than half.
+
+    Remove: of all rows. Answers: of the rows that answer; single and multi: of the whole set of letters, so that the
+    result is a set somebody chose; direct: of each phrase, in its most common spelling. Evidence: of each turn and
+    image, among the rows that tick any. A removed item needs nothing else.
+    """
+    if not rows:
+        return Outcome(open=["unannotated"])
+    out = Outcome(remove=next(iter(majority([row.remove] for row in rows)), None))
+    answered = [row.answers for row in rows if row.answers]
+    if item.format == "direct":
+        sets = [frozenset(map(phrase, answers)) for answers in answered]
+        spellings: dict[str, Counter[str]] = defaultdict(Counter)
+        for text in chain.from_iterable(answered):
+            spellings[phrase(text)][text] += 1
+        most = majority(map(phrase, answers) for answers in answered)
+        out.answers = tuple(spellings[key].most_common(1)[0][0] for key in most) or None
+    else:
+        sets = [frozenset(answers) for answers in answered]
+        out.answers = next((tuple(sorted(letters)) for letters in majority([letters] for letters in sets)), None)
+    checked = [row for row in rows if row.evidence or row.images]
+    turns = majority(row.evidence for row in checked)
+    # proposed turns in their order, then others by name
+    proposed = [turn for turn in item.evidence if turn in turns]
+    out.evidence = (*proposed, *sorted(set(turns) - set(proposed)))
+    out.images = tuple(sorted(majority(row.images for row in checked)))
+    ticked = [(frozenset(row.evidence), frozenset(row.images)) for row in checked]
+    votes: dict[str, Sequence[object]] = {"remove": [row.remove for row in rows], "answers": sets, "evidence": ticked}
+    out.differ = [name for name, given in votes.items() if len({*given}) > 1]
+    out.open = ["remove"] if out.remove is None else []
+    if out.remove is not True:
+        out.open += _missing(out)
+    return out
+
+
+def _missing(out: Outcome) -> list[str]:
+    """What an item that stays still needs."""
+    return [name for name, there in (("answers", out.answers), ("evidence", out.evidence or out.images)) if not there]
+
+
+def resolve(first: Outcome, resolution: Resolution | None, discuss: str) -> Outcome:
+    """The outcome after resolution, with the parts still open.
+
+    A resolution decides the parts it gives; answers or evidence without `remove` keep an item that was undecided. Parts
+    with a majority stand unless it gives others; under `discuss` "all" it confirms them.
+    """
+    if resolution is None:
+        differ = first.differ if discuss == "all" else []
+        return replace(first, open=list(dict.fromkeys([*first.open, *differ])))
+    given: dict[str, Any] = {name: one for name in PARTS if (one := getattr(resolution, name)) is not None}
+    outcome = replace(first, **given, open=[])
+    if outcome.remove:
+        return outcome
+    if outcome.remove is None and not given:
+        outcome.open.append("remove")
+    outcome.open += _missing(outcome)
+    return replace(outcome, remove=False)
+
+
+@dataclass(frozen=True)
 class Decision:
     """An item with its votes and what came of them.
 
     Attributes:
         majority: the outcome of the rows alone. outcome: with the resolution in it.
-        open: parts that are still undecided.
         resolved: whether there was a resolution.
     """
 
@@ -60,13 +307,12 @@ class Decision:
     rows: tuple[Row, ...]
     majority: Outcome
     outcome: Outcome
-    open: tuple[str, ...]
     resolved: bool
 
     @property
     def state(self) -> str:
         """open, removed or kept."""
-        return "open" if self.open else "removed" if self.outcome.remove else "kept"
+        return "open" if self.outcome.open else "removed" if self.outcome.remove else "kept"
 
     @property
     def final(self) -> Item:
@@ -76,169 +322,106 @@ class Decision:
 
     def record(self) -> dict[str, Any]:
         """A line of conflicts.jsonl and decisions.jsonl. With decisions filled in it serves as a resolution."""
-        keys = ("answers", "evidence", "images", "remove")
-        votes = ("annotator", *keys, "confidence", "note")
+        votes = ("annotator", *PARTS, "confidence", "note")
+        about = ("dialogue_id", "dimension", "format", "question", "options", "candidates")
         return {
             "item_id": self.item.id,
             "fingerprint": self.item.fingerprint,
             "state": self.state,
-            "open": self.open,
+            "open": self.outcome.open,
             "differ": self.majority.differ,
             "resolved": self.resolved,
             "changed": self.state == "kept" and set(self.final.answers) != set(self.item.answers),
-            **{key: getattr(self.item, key) for key in ("dialogue_id", "dimension", "format", "question")},
-            "options": self.item.options,
-            "candidates": self.item.candidates,
+            **{key: getattr(self.item, key) for key in about},
             "votes": [{key: getattr(row, key) for key in votes} for row in self.rows],
-            "majority": {key: getattr(self.majority, key) for key in keys},
-            "decided": None if self.open else {key: getattr(self.outcome, key) for key in keys},
+            "majority": {key: getattr(self.majority, key) for key in PARTS},
+            "decided": None if self.outcome.open else {key: getattr(self.outcome, key) for key in PARTS},
         }
 
 
-def read_ballots(paths: str | Sequence[str], items: Sequence[Item]) -> tuple[dict[str, dict[str, Row]], list[str]]:
-    """Item id → annotator → row, and the annotators in the order of their files.
-
-    Raises:
-        DataError: a file that cannot be used (see `read_annotations`), an annotator with two files, no rows at all.
-    """
-    files: list[Path] = []
-    for path in map(Path, [paths] if isinstance(paths, str) else paths):
-        files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    ballots: dict[str, dict[str, Row]] = {item.id: {} for item in items}
-    file_of: dict[str, Path] = {}
-    for file in files:
-        for row in read_annotations(file, items):
-            if file_of.setdefault(row.annotator, file) != file:
-                raise DataError(f"{row.annotator} has another file, {file_of[row.annotator]}; give one of them", file)
-            ballots[row.item_id][row.annotator] = row
-    if not file_of:
-        raise DataError("no annotation in the files given", files[0] if files else None)
-    return ballots, list(file_of)
-
-
-def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, dict[str, Any]]:
-    """By item id what was agreed on of answers, evidence, images and remove.
-
-    Raises:
-        DataError: a record that is not a resolution of one of these items.
-    """
-    by_id = {item.id: item for item in items}
-    resolutions: dict[str, dict[str, Any]] = {}
-    for place, value in records(path):
-        record = place.mapping(value, "a resolution")
-        name = place.name(record.get("item_id"), "item_id")
-        place = place.at(name)
-        if name not in by_id or record.get("fingerprint") not in (None, by_id[name].fingerprint):
-            raise place.error("no such item, or it has changed: a resolution of another build")
-        if name in resolutions:
-            raise place.error("the item is resolved twice; keep one")
-        resolutions[name] = _resolution(place, record, by_id[name])
-    return resolutions
-
-
-def _resolution(place: Place, record: Mapping[str, Any], item: Item) -> dict[str, Any]:
-    keys = ("answers", "evidence", "images", "remove")
-    given: dict[str, Any] = {key: record[key] for key in keys if record.get(key) is not None}
-    for key in ("answers", "evidence"):
-        if key in given:
-            given[key] = tuple(dict.fromkeys(place.name(text, key) for text in place.sequence(given[key], key)))
-    check_answers(place, item, given.get("answers", ()))
-    if "images" in given:
-        given["images"] = image_indices(place, given["images"])
-    if not isinstance(given.get("remove", False), bool):
-        raise place.error("remove should be true or false")
-    return given
-
-
-def resolve(majority: Outcome, resolution: Mapping[str, Any] | None, discuss: str) -> tuple[Outcome, tuple[str, ...]]:
-    """The outcome after resolution, and the parts still open.
-
-    A resolution decides the parts it gives; answers or evidence without `remove` keep an item that was undecided. Parts
-    with a majority stand unless it gives others; under `discuss` "all" it confirms them.
-    """
-    if resolution is None:
-        differ = majority.differ if discuss == "all" else []
-        return majority, tuple(dict.fromkeys([*majority.open, *differ]))
-    outcome = replace(majority, **resolution)
-    if outcome.remove:
-        return outcome, ()
-    parts = {
-        "remove": outcome.remove is None and not resolution,
-        "answers": not outcome.answers,
-        "evidence": not outcome.evidence and not outcome.images,
-    }
-    return replace(outcome, remove=False), tuple(part for part, is_open in parts.items() if is_open)
-
-
 def merge(cfg: MergeConfig) -> dict[str, Any]:
-    """Merge the annotations and write the files that `MergeConfig.out` names.
+    """Merge the annotations, write the files that `MergeConfig.out` names, and print the report.
 
     Returns:
-        The content of agreement.json, with `path` of the final file.
+        The content of agreement.json.
 
     Raises:
-        DataError: inputs that cannot be used; undecided items under `require_complete` (there is no final file then).
+        DataError: inputs that cannot be used.
         ModelError: statsmodels is missing.
     """
     items = read_items(cfg.drafts)
-    ballots, annotators = read_ballots(cfg.annotations, items)
+    rows = read_annotations(cfg.annotations, items)
+    ballots: dict[str, dict[str, Row]] = {item.id: {} for item in items}
+    for row in rows:
+        ballots[row.item_id][row.annotator] = row
+    counts = Counter(row.annotator for row in rows)
     resolutions = read_resolutions(cfg.resolutions, items) if cfg.resolutions else {}
     decisions = []
     for item in items:
-        rows, resolution = tuple(ballots[item.id].values()), resolutions.get(item.id)
-        majority = decide(item, rows, cfg.quorum)
-        outcome, still_open = resolve(majority, resolution, cfg.discuss)
-        decisions.append(Decision(item, rows, majority, outcome, still_open, resolution is not None))
+        own, resolution = tuple(ballots[item.id].values()), resolutions.get(item.id)
+        first = decide(item, own)
+        outcome = resolve(first, resolution, cfg.discuss)
+        decisions.append(Decision(item, own, first, outcome, resolution is not None))
     conflicts = [one for one in decisions if one.majority.open or one.majority.differ]
-    undecided = {one.item.id: list(one.open) for one in decisions if one.open}
+    undecided = {one.item.id: one.outcome.open for one in decisions if one.outcome.open}
     states = Counter(one.state for one in decisions)
     result = {
         "format": "remind-annotation",
         "items": len(items),
         **{state: states[state] for state in ("kept", "removed", "open")},
         "conflicts": len(conflicts),
-        "resolved": sum(one.resolved and not one.open for one in conflicts),
+        "resolved": sum(one.resolved and not one.outcome.open for one in conflicts),
         "undecided": undecided,
-        "rows": {name: sum(name in rows for rows in ballots.values()) for name in annotators},
+        "rows": dict(counts),
         "removal": removal(decisions),
-        "agreement": agreement(items, ballots, annotators),
+        "agreement": agreement(items, ballots, list(counts)),
     }
     out = Path(cfg.out)
     write_json(out / "agreement.json", result)
     write_text(out / "report.md", report(result))
     write_rows(out / CONFLICTS, (one.record() for one in conflicts))
     write_rows(out / DECISIONS, (one.record() for one in decisions))
-    if undecided and cfg.require_complete:
-        (out / FINAL).unlink(missing_ok=True)
-        message = f"{len(undecided)} items are undecided; decide them in a file for --resolutions"
-        raise DataError(message, out / CONFLICTS, next(iter(undecided)))
     write_items(out / FINAL, [one.final for one in decisions if one.state == "kept"])
-    return {**result, "path": str(out / FINAL)}
+    print(f"{report(result)}\nadjudicated items: {out / FINAL}")
+    if undecided:
+        print(f"{len(undecided)} undecided items are left out: decide a copy of {out / CONFLICTS} for --resolutions")
+    return result
 
 
 def removal(decisions: Sequence[Decision]) -> dict[str, Any]:
     """Removed items of those decided: in all, by dimension and by format."""
 
-    def share(names: Sequence[str]) -> dict[str, Any]:
-        states = [one.state for one in decisions if not one.open and {one.item.dimension, one.item.format} & {*names}]
-        removed = states.count("removed")
-        return {"items": len(states), "removed": removed, "share": removed / len(states) if states else None}
+    def share(*names: str) -> dict[str, Any]:
+        states = [one.state for one in decisions if {one.item.dimension, one.item.format} & {*names}]
+        decided, removed = len(states) - states.count("open"), states.count("removed")
+        return {"items": decided, "removed": removed, "share": removed / decided if decided else None}
 
-    by_name = {name: share([name]) for name in (*DIMENSIONS, *FORMATS)}
-    dimensions, formats = ({name: by_name[name] for name in names} for names in (DIMENSIONS, FORMATS))
-    return {"all": share(FORMATS), "dimensions": dimensions, "formats": formats}
+    by_dimension, by_format = ({name: share(name) for name in names} for names in (DIMENSIONS, FORMATS))
+    return {"all": share(*FORMATS), "dimensions": by_dimension, "formats": by_format}
 
 
 def report(result: Mapping[str, Any]) -> str:
     """The result as Markdown: counts, κ by dimension and format, removal rates, undecided items."""
     figures, removed = result["agreement"], result["removal"]
-    rows = ", ".join(f"{_cell(name)} {count}" for name, count in result["rows"].items())
+
+    def cell(text: str) -> str:
+        return " ".join(text.split()).replace("|", "\\|")
+
+    def kappa(figure: Mapping[str, Any]) -> str:
+        return "–" if figure["kappa"] is None else f"{figure['kappa']:.3f}"
+
+    by_dimension = {**figures["dimensions"], "all": {"all": figures["all"], **figures["formats"]}}
+    kappas = [
+        [name.replace("_", " "), kappa(row["all"]), row["all"]["items"], *(kappa(row[kind]) for kind in FORMATS)]
+        for name, row in by_dimension.items()
+    ]
+    shares = {**removed["dimensions"], **removed["formats"], "all": removed["all"]}
     lines = [
         "# Annotation",
         "",
         f"{result['items']} items: {result['kept']} kept, {result['removed']} removed, {result['open']} undecided. "
         f"Annotators differ on, or leave undecided, {result['conflicts']}; {result['resolved']} of them resolved.",
-        f"Rows: {rows}.",
+        f"Rows: {', '.join(f'{cell(name)} {count}' for name, count in result['rows'].items())}.",
         "",
         "## Fleiss' κ before discussion",
         "",
@@ -246,40 +429,20 @@ def report(result: Mapping[str, Any]) -> str:
         "Multi and direct: each option or candidate a subject, yes or no. The column over all formats takes every "
         "option of every item as yes or no.",
         "",
-        "| dimension | all | items | " + " | ".join(FORMATS) + " |",
-        "|---|---:|---:|" + "---:|" * len(FORMATS),
+        markdown_table(["dimension", "all", "items", *FORMATS], kappas),
+        f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items.",
     ]
-    for name, row in {**figures["dimensions"], "all": {"all": figures["all"], **figures["formats"]}}.items():
-        cells = " | ".join(_kappa(row[kind]) for kind in FORMATS)
-        lines.append(f"| {name.replace('_', ' ')} | {_kappa(row['all'])} | {row['all']['items']} | {cells} |")
-    lines += ["", f"κ of the flag to remove: {_kappa(figures['remove'])} over {figures['remove']['items']} items."]
     if figures["all"]["left_out"]:
         lines.append(f"{figures['all']['left_out']} items are in no κ of answers: skipped or only flagged by someone.")
     if len(figures["annotators"]) < 2:
         lines.append("One annotator: there is no agreement to measure, and no answer was checked by another person.")
-    lines += ["", "## Removed", "", "| | items | removed | share |", "|---|---:|---:|---:|"]
-    for name, row in {**removed["dimensions"], **removed["formats"], "all": removed["all"]}.items():
-        if row["items"]:
-            lines.append(f"| {name.replace('_', ' ')} | {row['items']} | {row['removed']} | {row['share']:.2%} |")
+    rows = [
+        (name.replace("_", " "), row["items"], row["removed"], f"{row['share']:.2%}")
+        for name, row in shares.items()
+        if row["items"]
+    ]
+    lines += ["", "## Removed", "", markdown_table(["", "items", "removed", "share"], rows)]
     if result["undecided"]:
-        lines += ["", "## Undecided", "", f"Not in {FINAL}; votes in {CONFLICTS}.", ""]
-        lines += [f"- {_cell(name)}: {', '.join(parts)}" for name, parts in result["undecided"].items()]
-    return "\n".join(lines) + "\n"
-
-
-def _kappa(figure: Mapping[str, Any]) -> str:
-    return "–" if figure["kappa"] is None else f"{figure['kappa']:.3f}"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def merge_and_show(cfg: MergeConfig) -> None:
-    """Merge, then print the report, the final file and the number of undecided items."""
-    result = merge(cfg)
-    print(report(result))
-    print(f"adjudicated items: {result['path']}")
-    if result["undecided"]:
-        conflicts = Path(cfg.out) / CONFLICTS
-        print(f"{result['open']} undecided items are left out: decide a copy of {conflicts}, then --resolutions COPY")
+        lines += ["## Undecided", "", f"Not in {FINAL}; votes in {CONFLICTS}.", ""]
+        lines += [f"- {cell(name)}: {', '.join(parts)}" for name, parts in result["undecided"].items()]
+    return "\n".join(lines).rstrip("\n") + "\n"

@@ -82,8 +82,9 @@ def train_saes(cfg: BuiltConfig, model: str, out: Path, trained: bool = True) ->
     write_refmem(talk.corpus, path)
     trainer = cfg.sae if trained else replace(cfg.sae, steps=1, lr=1e-12)
     layers: list[int | str] = list(cfg.layers)
-    same = {"backbone": model, "layers": layers, "data": str(path), "trainer": trainer}
-    return train_sae(TrainSAEConfig(out=str(out), resume=True, **same))
+    return train_sae(
+        TrainSAEConfig(backbone=model, layers=layers, data=str(path), out=str(out), trainer=trainer, resume=True)
+    )
 
 
 def build_world(

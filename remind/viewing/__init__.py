@@ -1,38 +1,32 @@
-"""What notebooks show: a workbench of model, dialogues and SAEs, and pages of shaded tokens.
+"""What notebooks show: a workbench of model, dialogues and SAEs, shaded text, plots, and what training changed.
 
-Plots are in `remind.viewing.plots`, self-contained pages of grounding in `remind.viewing.inspector`. Importing any of
-them loads neither torch nor matplotlib.
+And what else they start from: models, the synthetic world, training. Self-contained pages of grounding are made by
+`remind.viewing.inspector`. Names are imported on first use, so that importing this loads neither torch nor matplotlib.
 """
 
-from remind.viewing.pages import Page, show_dialogue, show_levels
-from remind.viewing.plots import plot_next
-from remind.viewing.probing import (
-    best_features,
-    example_words,
-    feature_heat,
-    image_tokens,
-    search_table,
-    show_examples,
-    show_generated,
-    turn_features,
-)
-from remind.viewing.workbench import Workbench, ask_about, new_folder, open_workbench
+from remind.core import lazy_names
 
-__all__ = [
-    "Page",
-    "Workbench",
-    "ask_about",
-    "best_features",
-    "example_words",
-    "feature_heat",
-    "image_tokens",
-    "new_folder",
-    "open_workbench",
-    "plot_next",
-    "search_table",
-    "show_dialogue",
-    "show_examples",
-    "show_generated",
-    "show_levels",
-    "turn_features",
-]
+_PLACES = {
+    "viewing.workbench": "Workbench ask_about new_folder open_workbench",
+    "viewing.pages": "Page best_features example_words feature_heat image_tokens search_table show_dialogue "
+    "show_examples show_generated show_levels turn_features",
+    "viewing.plots": "answer_probabilities plot_answers plot_carried plot_next plot_salience plot_settings "
+    "plot_trajectory",
+    "viewing.compare_models": "figures_of plot",
+    "viewing.diff": "measure readings",
+    "viewing.patching": "answer_score patches rankings whole",
+    "models.backbone": "load_backbone",
+    "models.images": "open_image",
+    "alignment.config": "LoraConfig Objective",
+    "train_pra.config": "DataConfig ExportConfig TrainConfig TrainerConfig",
+    "train_pra.export": "export",
+    "train_pra.run": "train",
+    "testbed.accuracy": "accuracy_probe correct_answers",
+    "testbed.labels": "LabelConfig",
+    "testbed.ladder": "LadderConfig records write_states",
+    "testbed.world": "WorldConfig make_world",
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
+__getattr__ = lazy_names("remind", _MODULES)

@@ -1,7 +1,8 @@
-"""The command `compare-models`: `remind.viewing.diff` over a states folder, as JSON, tables and a picture."""
+"""The command `compare-models`: `remind.viewing.diff` over a states folder, as JSON, tables, a picture and a page."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +10,11 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import atomic_path, write_json
+from remind.core.files import write_json, write_text
 from remind.evaluation.statistics import bootstrap, ratio
+from remind.evaluation.tables import markdown_table
 from remind.viewing.config import CompareModelsConfig
+from sae.pages import page
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -23,7 +26,7 @@ Figures = dict[str, Any]
 
 
 def compare_models(cfg: CompareModelsConfig) -> Figures:
-    """Compare two models, write `diff.json`, `diff.md` and `diff.png`, print the tables.
+    """Compare two models, write `diff.json`, `diff.md`, `diff.png` and `diff.html`, print the tables.
 
     Returns what is written as JSON: `moved` and `moved_means` (shares of the way; controls `random` and `shuffled`),
     `salience` (AUC before, after, difference), `features`, `fit`.
@@ -50,11 +53,12 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
     result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
     name_features(result, before, saes)
-    text = tables(result)
-    out.mkdir(parents=True, exist_ok=True)
-    plot(result).save(out / "diff.png")
-    with atomic_path(out / "diff.md") as path:
-        path.write_text(text, encoding="utf-8")
+    text, picture = markdown(result), plot(result)
+    picture.save(out / "diff.png")
+    write_text(out / "diff.md", text)
+    drawn = f"data:image/png;base64,{b64encode(picture._repr_png_()).decode()}"
+    values: Figures = {"title": _title(result), "drawn": drawn, "tables": tables(result)}
+    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", pictures=True, **values))
     write_json(out / "diff.json", result)
     print(text)
     return result
@@ -154,48 +158,62 @@ def _fit(figures: Any) -> Figures:
     return {name: summary[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
 
 
-def tables(result: Figures) -> str:
-    """The figures as Markdown."""
+def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The figures as tables: title, heads and rows."""
     towards = result["config"]["towards"] if "config" in result else "x2"
-    lines = [f"# What training changed, {result['questions']} questions", ""]
-    lines += [f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0:", ""]
-    lines += [
-        "| layer | tokens | residual | codes | codes, random change | means, residual | another question's |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    moved = []
     for layer, kinds in result["moved"]["residual"].items():
         for kind in kinds:
             means = result["moved_means"][layer][kind]
             cells = [result["moved"][space][layer][kind] for space in ("residual", "codes", "random")]
-            cells += [means["own"], means.get("shuffled")]
-            lines.append(f"| {layer} | {kind} | " + " | ".join(map(_cell, cells)) + " |")
-    lines += ["", "Where answers are predicted: AUC of turns with gold evidence among those of x0.", ""]
-    lines += ["| by | layer | before | after | after - before |", "|---|---|---|---|---|"]
-    for name, layers in result["salience"].items():
-        for layer, figures in layers.items():
-            if figures is not None:
-                cells = [_cell(figures[part]) for part in ("before", "after", "difference")]
-                lines.append(f"| {name} | {layer} | " + " | ".join(cells) + " |")
-    lines += ["", "The SAEs on both streams:", "", "| layer | FVU before | after | L0 before | after | born | gone |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for layer, fit in result["fit"].items():
-        first, second = fit["before"], fit["after"]
-        cells = [f"{one[name]:.3f}" for name in ("fvu", "l0") for one in (first, second)]
-        lines.append(f"| {layer} | " + " | ".join(cells) + f" | {fit['born']} | {fit['gone']} |")
+            moved.append([layer, kind, *map(_cell, [*cells, means["own"], means.get("shuffled")])])
+    salience = [
+        [name, layer, *(_cell(figures[part]) for part in ("before", "after", "difference"))]
+        for name, layers in result["salience"].items()
+        for layer, figures in layers.items()
+        if figures is not None
+    ]
+    fit = []
+    for layer, one in result["fit"].items():
+        cells = [f"{one[when][name]:.3f}" for name in ("fvu", "l0") for when in ("before", "after")]
+        fit.append([layer, *cells, str(one["born"]), str(one["gone"])])
+    found = [
+        (
+            f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0",
+            ["layer", "tokens", "residual", "codes", "codes, random change", "means, residual", "another question's"],
+            moved,
+        ),
+        (
+            "Where answers are predicted: AUC of turns with gold evidence among those of x0",
+            ["by", "layer", "before", "after", "after - before"],
+            salience,
+        ),
+        ("The SAEs on both streams", ["layer", "FVU before", "after", "L0 before", "after", "born", "gone"], fit),
+    ]
     for layer, kinds in result["features"].items():
-        for kind, rows in kinds.items():
-            lines += [
-                "",
-                f"Layer {layer}, {kind} tokens:",
-                "",
-                "| feature | before | after | standard errors | promotes |",
-            ]
-            lines.append("|---|---|---|---|---|")
-            for row in rows:
+        for kind, listed in kinds.items():
+            rows = []
+            for row in listed:
                 promoted = " ".join(shorten(repr(token), 24, placeholder="…'") for token in row.get("promotes", []))
-                numbers = f"{row['before']:.3f} | {row['after']:.3f} | {row['standard_errors']:+.1f}"
-                lines.append(f"| {row['feature']} | {numbers} | " + promoted.replace("|", "\\|") + " |")
-    return "\n".join(lines) + "\n"
+                numbers = [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['standard_errors']:+.1f}"]
+                rows.append([str(row["feature"]), *numbers, promoted])
+            heads = ["feature", "before", "after", "standard errors", "promotes"]
+            found.append((f"Layer {layer}, {kind} tokens", heads, rows))
+    return found
+
+
+def markdown(result: Figures) -> str:
+    """The tables as Markdown."""
+    parts = [f"# {_title(result)}\n"]
+    for title, heads, rows in tables(result):
+        parts.append(
+            f"{title}:\n\n" + markdown_table(heads, [[cell.replace("|", "\\|") for cell in row] for row in rows])
+        )
+    return "\n".join(parts)
+
+
+def _title(result: Figures) -> str:
+    return f"What training changed, {result['questions']} questions"
 
 
 def _cell(figures: Figures | None) -> str:

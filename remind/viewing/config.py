@@ -44,8 +44,8 @@ class InspectConfig:
     """Settings of grounding; None: those the states were built with."""
     examples: str | list[str] | None = None
     """Dialogues in which to look for each feature's top examples. None: the retrieved dialogue itself."""
-    examples_limit: PositiveInt = 4000
-    """Number of turns of these dialogues to read, from the start."""
+    examples_limit: PositiveInt | None = 400
+    """Read at most this many sessions of these dialogues, the first ones."""
     explanations: str | None = None
     """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None

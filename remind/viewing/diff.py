@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from remind.alignment.examples import example_of
-from remind.alignment.step import common_prefix
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
@@ -206,8 +204,6 @@ def measure(
 ) -> Diff:
     """Read every question with both models.
 
-    The model before reads what x0 and the other level begin with once.
-
     Args:
         before, after: the same architecture and tokenizer.
         saes: by layer, on the models' device.
@@ -226,13 +222,9 @@ def measure(
     generator = torch.Generator().manual_seed(0)
     for question in track(questions, "read", len(questions)):
         watches = [_Watch(len(question.answer)) if attention else None for _ in range(2)]
-        cache, x0, x2 = DynamicCache(), question.ids(0), question.ids(towards)
-        first = _states(before, x0, layers, cache, watches[0])
-        second = _states(after, x0, layers, None, watches[1])
-        # x0 and x2 begin alike, so the model before reads the rest of x2 only
-        cache.crop(common_prefix(x0, x2) - len(x0))
-        alike = cache.get_seq_length()
-        told = _states(before, x2, layers, cache)
+        first = _states(before, question.ids(0), layers, watches[0])
+        second = _states(after, question.ids(0), layers, watches[1])
+        told = _states(before, question.ids(towards), layers)
         if attention:
             diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
@@ -256,7 +248,6 @@ def measure(
                 part[layer] = {}
             for kind in SHARED:
                 at, there = (question.positions(kind, level).to(stream.device) for level in (0, towards))
-                there -= alike
                 m, delta = ((one - first[layer][at]).double() for one in (second[layer][at], told[layer][there]))
                 moved["residual"][layer][kind] = _dots(m, delta)
                 means[layer][kind] = torch.stack([m.mean(0), delta.mean(0)]).cpu()
@@ -299,26 +290,15 @@ def _no_changes(coder: TopKSAE) -> Changes:
     return Changes(before, after, square)
 
 
-def _states(
-    backbone: Backbone,
-    ids: Tensor,
-    layers: Sequence[int],
-    cache: DynamicCache | None = None,
-    watch: _Watch | None = None,
-) -> dict[int, Tensor]:
+def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watch | None = None) -> dict[int, Tensor]:
     """[T, d] by layer, in float32, from one forward.
 
     Args:
-        cache: keys and values of the first tokens, which are not read again, and have no states; those of the others
-            are added, up to the deepest layer. None: none are kept.
         watch: told the attention of every layer; None: blocks above the deepest layer are not run.
     """
-    start = 0 if cache is None else cache.get_seq_length()
-    places = backbone.position_ids({"input_ids": ids[None].to(backbone.device)})
-    assert places is not None
-    given = {"position_ids": places[..., start:], "past_key_values": cache, "use_cache": cache is not None}
+    ids = ids[None].to(backbone.device)
     if watch is None:
-        found = backbone.hidden_states(ids[None, start:], None, layers, **given)
+        found = backbone.hidden_states(ids, None, layers, use_cache=False)
         return {layer: states[0].float() for layer, states in found.items()}
     kept: dict[int, Tensor] = {}
 
@@ -331,7 +311,8 @@ def _states(
         exchanged_attention(decoder, watch.attend, "set attention false"),
         edited(backbone.model, {layer: partial(keep, layer) for layer in layers}),
     ):
-        backbone.model(input_ids=ids[None, start:].to(backbone.device), logits_to_keep=1, **given)
+        places = backbone.position_ids({"input_ids": ids})
+        backbone.model(input_ids=ids, position_ids=places, logits_to_keep=1, use_cache=False)
     return kept
 
 

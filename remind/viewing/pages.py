@@ -1,4 +1,4 @@
-"""Pages of shaded tokens for notebooks: the retrieved dialogue as grounding saw it, the three states of a question.
+"""What notebooks show: a dialogue as grounding saw it, the states of a question, features, their examples and search.
 
 As in `sae.pages`, markupsafe escapes: a `str` is text, only `Markup` is HTML. Nothing in these pages runs.
 """
@@ -6,22 +6,31 @@ As in `sae.pages`, markupsafe escapes: a `str` is text, only `Markup` is HTML. N
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from remind.core.errors import DataError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Question, Turn
 from remind.states.pyramid import Span
 from remind.states.records import StateRecord, record_of_row
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
     from remind.grounding.ground import GroundingTrace
+    from remind.models.backbone import Backbone
+    from sae.figures import Picture
+    from sae.probe import Encoded, Example, FeatureActivation, TopExamples
 
 #: R, G, B of shades. They are laid over the page's own colours, so that text is readable in dark and light themes.
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
+_HEAD = ("feature", "activation", "tokens", "peak", "elsewhere")
 
 
 class Page:
@@ -181,3 +190,214 @@ def show_levels(record: StateRecord | Mapping[str, Any]) -> Page:
         texts.append(f"--- {level}\n{text}")
         before = lines
     return Page(column(parts), "\n".join(texts))
+
+
+def best_features(
+    encoded: Encoded, layer: int, examples: TopExamples | None = None, n: int = 8, visual: bool | None = None
+) -> Page:
+    """The strongest features of a text, the token where each peaks, and what else it fires on.
+
+    Args:
+        layer: one that was encoded.
+        examples: of that layer; None: no such column.
+        visual: True: image tokens alone; False: all but image tokens; None: all tokens.
+
+    Raises:
+        DataError: no such tokens.
+    """
+    from sae.probe import top_features
+
+    if visual is not None:
+        others = ~encoded.visual if visual else encoded.visual
+        if bool(others.all()):
+            raise DataError(f"there is no {'visual' if visual else 'text'} token in it")
+        encoded = replace(encoded, special=encoded.special | others)
+    features = top_features(encoded, layer, n=n)
+    return Page(_feature_table(encoded, features, examples), "\n".join(map(str, features)))
+
+
+def turn_features(
+    encoded: Encoded,
+    layer: int,
+    span: tuple[int, int],
+    examples: TopExamples | None = None,
+    n: int = 8,
+    idf: Tensor | None = None,
+) -> Page:
+    """The strongest features of a turn within its session, and the turn shaded by the first of them.
+
+    Args:
+        span: characters of the turn in the text.
+        idf: [d_sae], weights for the ranking, which lower features that fire everywhere; None: 1.
+    """
+    from sae.probe import top_features
+
+    features = top_features(encoded, layer, span=span, n=n, idf=idf)
+    text = encoded.text[slice(*span)]
+    body = paragraph(_by_feature(encoded, layer, features[0].feature, span) if features else text)
+    return Page(body + _feature_table(encoded, features, examples), "\n".join([text.strip(), *map(str, features)]))
+
+
+def _feature_table(encoded: Encoded, features: Sequence[FeatureActivation], examples: TopExamples | None) -> Markup:
+    rows: list[list[str]] = []
+    for one in features:
+        peak = "image token" if bool(encoded.visual[one.peak]) else _word(one.token)
+        rows.append([str(one.feature), f"{one.value:.2f}", str(one.fires), peak])
+        if examples is not None:
+            top = examples.examples(one.feature, 2)
+            rows[-1].append(Markup("<br>").join(_example(example, top[0].value) for example in top))
+    return table(_HEAD if examples is not None else _HEAD[:-1], rows)
+
+
+def show_examples(examples: TopExamples, feature: int, n: int = 6, name: object = "") -> Page:
+    """The examples on which a feature fires most, shaded token by token, below the share of tokens it fires on.
+
+    Args:
+        name: of the feature, such as one of `Workbench.explanations`, or "".
+    """
+    top = examples.examples(feature, n)
+    density = int(examples.fired[feature]) / max(examples.n_tokens, 1)
+    title = f"feature {feature}: fires on {density:.2%} of {examples.n_tokens:,} tokens"
+    title += f": {name}" if name else ""
+    line = Markup('<span style="opacity:.55">{:6.2f}</span> {}')
+    lines = [paragraph(line.format(one.value, _example(one, top[0].value))) for one in top]
+    text = f"{name}\n" if name else ""
+    return Page(Markup().join([heading(title), *lines]), text + examples.to_text(feature, n))
+
+
+def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
+    """The features whose examples match a query best, with the best example of each (`sae.probe.search`)."""
+    from sae.probe import search
+
+    matches = search(examples, query, n)
+    if not matches:
+        message = f"no feature's examples match {query!r}"
+        return Page(paragraph(message), message)
+    rows = [[str(one.feature), f"{one.score:.2f}", _example(one.example, one.example.value)] for one in matches]
+    return Page(table(["feature", "score", "best example"], rows), "\n".join(map(str, matches)))
+
+
+def show_generated(
+    backbone: Backbone,
+    messages: Sequence[str],
+    under: Mapping[str, AbstractContextManager[Any]],
+    max_new_tokens: int = 32,
+) -> Page:
+    """What a model writes in reply to each message, greedily, under edits of its residual stream.
+
+    Args:
+        under: by name, `sae.probe.steer(...)` and `ablate(...)`, each good for one call; `nullcontext()` for no edit.
+        max_new_tokens: where replies are cut.
+
+    Raises:
+        ConfigError: no messages, or no way to run the model.
+        ModelError: a model that does not generate, or a message it cannot take.
+    """
+    from remind.models.generate import generate
+
+    if not messages or not under:
+        raise ConfigError("show_generated needs at least one message and one way to run the model")
+    replies: dict[str, list[str]] = {}
+    for name, edit in under.items():
+        with edit:
+            outputs = generate(backbone, messages, max_new_tokens, len(messages))
+        failures = [output.message for output in outputs if output is not None and output.failure is not None]
+        if failures:
+            raise ModelError(f"{backbone.name} wrote nothing: {failures[0]}")
+        replies[name] = [
+            output.text.strip() + ("" if output.finished else " …") for output in outputs if output is not None
+        ]
+    parts, lines = [], []
+    for number, message in enumerate(messages):
+        rows = [[name, texts[number]] for name, texts in replies.items()]
+        parts += [heading(message), table(["run", "reply"], rows)]
+        lines += [message, *(f"  {name}: {text}" for name, text in rows)]
+    return Page(column(parts), "\n".join(lines))
+
+
+def feature_heat(
+    encoded: Encoded, layer: int, features: Sequence[int], image: Image, grid: Tensor, merge: int = 2
+) -> Picture:
+    """An image, and heat maps of where on it features fire.
+
+    Args:
+        encoded: of `Probe.encode_inputs`, with one image.
+        image: that image.
+        grid: image_grid_thw of the inputs, [1, 3]: patches in time, height and width.
+        merge: patches per token along each side.
+
+    Raises:
+        DataError: more or fewer image tokens than the grid has.
+    """
+    from matplotlib.colors import ListedColormap
+
+    from sae.figures import COLOURS, Picture, new_figure
+
+    _, height, width = (int(value) for value in grid[0])
+    rows, columns = height // merge, width // merge
+    tokens = image_tokens(encoded)
+    if (n_tokens := tokens.stop - tokens.start) != rows * columns:
+        raise DataError(f"{n_tokens} image tokens, but the grid says {rows} x {columns}: give inputs with one image")
+    figure = new_figure(2.3 * (1 + len(features)), 2.5)
+    panels = figure.subplots(1, 1 + len(features), squeeze=False)[0]
+    panels[0].imshow(image)
+    panels[0].set_title("image", fontsize=9)
+    for axes, feature in zip(panels[1:], features, strict=True):
+        values = _activations(encoded, layer, feature)[tokens].reshape(rows, columns)
+        axes.imshow(image.convert("L"), cmap="gray", vmin=-128, vmax=255, extent=(0, columns, rows, 0))
+        shade = values / (float(values.max()) or 1.0) * 0.75
+        colour = ListedColormap([COLOURS[5]])
+        axes.imshow(values.numpy(), cmap=colour, alpha=shade.numpy(), extent=(0, columns, rows, 0))
+        axes.set_title(f"{feature}: up to {float(values.max()):.2g}", fontsize=9)
+    for axes in panels:
+        axes.set_axis_off()
+    return Picture(figure)
+
+
+def example_words(examples: TopExamples, features: Sequence[int]) -> Mapping[int, str]:
+    """The token on which each feature fires most, as a label; features without examples are left out."""
+    tops = {feature: examples.examples(feature, 1) for feature in features}
+    return {feature: _word(top[0].text[slice(*top[0].span)]) for feature, top in tops.items() if top}
+
+
+def image_tokens(encoded: Encoded) -> slice:
+    """The tokens of the only image. Raises DataError where there is none, or more than one."""
+    places = encoded.visual.nonzero().squeeze(-1).tolist()
+    if not places or places[-1] - places[0] + 1 != len(places):
+        raise DataError("give inputs with one image")
+    return slice(places[0], places[-1] + 1)
+
+
+def _word(token: str) -> str:
+    """A token as a label; white space is shown escaped."""
+    return token.strip() or repr(token)[1:-1]
+
+
+def _activations(encoded: Encoded, layer: int, feature: int) -> Tensor:
+    codes = encoded.layer(layer)
+    return (codes.values * (codes.indices == feature)).sum(-1).float()
+
+
+def _by_feature(encoded: Encoded, layer: int, feature: int, span: tuple[int, int]) -> Markup:
+    values = _activations(encoded, layer, feature).tolist()
+    text, cursor = encoded.text, span[0]
+    pieces: list[tuple[str, float, str]] = []
+    for (start, end), value in zip(encoded.offsets.tolist(), values, strict=True):
+        start, end = max(start, cursor), min(end, span[1])
+        if start < end:
+            pieces += [(text[cursor:start], 0.0, ""), _piece(text[start:end], value, max(values))]
+            cursor = end
+    return shaded([*pieces, (text[cursor : span[1]], 0.0, "")], BLUE).rstrip()
+
+
+def _example(example: Example, top: float) -> Markup:
+    pieces, cursor = [], 0
+    for (start, end), value in zip(example.offsets, example.values, strict=True):
+        pieces.append(_piece(example.text[max(start, cursor) : end].replace("\n", " ⏎ "), value, top))
+        cursor = max(cursor, end)
+    return shaded(pieces, BLUE)
+
+
+def _piece(text: str, value: float, top: float) -> tuple[str, float, str]:
+    """A token shaded by its activation relative to the largest."""
+    return text, value / (top or 1.0), f"{value:.3g}" if value else ""

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers import read, write_refmem
-from remind.data.sample import corpus_path, sample_path
+from remind.data.sample import sample_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from remind.grounding import Grounder, GroundingTrace
     from remind.models.backbone import Backbone
+    from remind.models.generate import Generation
     from remind.perception import Perception
     from remind.states.pyramid import FactualState
     from remind.states.records import StateRecord
     from remind.viewing.explanations import Explanation
     from sae import TopKSAE
     from sae.probe import Encoded, Probe, TopExamples
+
+#: SAEs of two layers of nano and smollm2, made by notebooks/train_saes.py.
+SAES = Path(__file__).parent / "saes"
 
 
 @dataclass
@@ -63,11 +67,11 @@ class Workbench:
             for session in dialogue.sessions:
                 yield f"{dialogue.id}/{session.id}", "".join(map(prompt_lines, session.turns))
 
-    def examples(self, per_feature: int = 10) -> dict[int, TopExamples]:
-        """The strongest examples of every feature over all sessions, by layer."""
-        from remind.viewing.examples import read_examples
+    def examples(self, per_feature: int = 10, limit: int | None = None) -> dict[int, TopExamples]:
+        """The strongest examples of every feature over all sessions, or the first ones, by layer."""
+        from remind.viewing.feature_pages import read_examples
 
-        return read_examples(self, self.layers, per_feature).texts
+        return read_examples(self, self.layers, per_feature, limit=limit).texts
 
     def explanations(self, folder: str | Path) -> dict[int, dict[int, Explanation]]:
         """Names of features that `remind feature-pages` wrote, by layer and feature. Raises as `read_explanations`."""
@@ -163,33 +167,47 @@ class Workbench:
     def answer(self, question: Question | str | FactualState, model: Backbone, max_new_tokens: int = 48) -> str:
         """The greedy answer of a model from x0: the text between the answer tags.
 
-        A model that was trained on images as pixels, by its run or export folder, is shown them.
-
         Raises:
-            ModelError: a model that does not generate, or a prompt it cannot take.
-            ImagePathError: an image that is to be shown and cannot be.
-            DataError: a damaged training.json. ConfigError: a damaged config of the run.
+            ModelError: a prompt the model cannot take; and as `Reader`.
         """
         from remind.evaluation.parse import parse_answer
-        from remind.models import BUILT_IN
-        from remind.models.generate import generate
-        from remind.models.images import Pictures, content_of, places_of
-        from remind.states.pyramid import render
-        from remind.states.records import pictures_of
-        from remind.train_pra.export import images_in_training
+        from remind.states.records import record_of
 
         state = self.state(question) if isinstance(question, Question | str) else question
-        rendered, pictures, prompt = render(state), None, None
+        output, asked = Reader(model, max_new_tokens)(record_of(state, "test"), "x0"), state.question
+        if output.failure is not None:
+            raise ModelError(f"{model.name} gave no answer: {output.message}")
+        return parse_answer(output.text, asked.format, asked.options, asked.visual).answer
+
+
+class Reader:
+    """What a model writes, greedily, when it reads states.
+
+    A model that was trained on images as pixels, by its run or export folder, is shown them.
+
+    Raises ModelError for a model that does not generate, DataError or ConfigError for a damaged folder.
+    """
+
+    def __init__(self, model: Backbone, max_new_tokens: int, image_root: str | None = None) -> None:
+        from remind.models import BUILT_IN
+        from remind.models.generate import check_generates
+        from remind.models.images import Pictures
+        from remind.train_pra.export import images_in_training
+
+        check_generates(model)
         images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
-        if images == "pixels":
-            pictures = Pictures(model, tokens)
-            places = places_of(rendered, pictures_of(state.turns), state.question.id, "x0")
-            prompt = content_of(rendered.text, places)
-        output = generate(model, [prompt or rendered.text], max_new_tokens, 1, pictures=pictures)[0]
-        if output is None or output.failure is not None:
-            raise ModelError(f"{model.name} gave no answer: {output.message if output else 'nothing was run'}")
-        question = state.question
-        return parse_answer(output.text, question.format, question.options, question.visual).answer
+        self.model, self.max_new_tokens = model, max_new_tokens
+        self.pictures = Pictures(model, tokens, image_root, "grounding.") if images == "pixels" else None
+
+    def __call__(self, record: StateRecord, level: str) -> Generation:
+        """Raises ImagePathError for an image that is to be shown and cannot be."""
+        from remind.models.generate import generate
+        from remind.models.images import level_content
+
+        prompt = record.level(level).text if self.pictures is None else level_content(record, level)
+        (output,) = generate(self.model, [prompt], self.max_new_tokens, 1, pictures=self.pictures)
+        assert output is not None
+        return output
 
 
 def open_workbench(
@@ -202,7 +220,7 @@ def open_workbench(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Workbench:
-    """Load a backbone, dialogues and SAEs for a notebook; what is not given is made.
+    """Load a backbone, dialogues and SAEs for a notebook; nothing is trained.
 
     Args:
         backbone: nano, minilm, smollm2, or a Hugging Face folder or id.
@@ -216,53 +234,32 @@ def open_workbench(
         device, dtype: of the backbone; SAEs stay in float32.
 
     Raises:
+        ConfigError: no SAEs for another backbone.
         DataError, FormatError: no dialogues, or dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used.
     """
     from remind.grounding.ground import check_saes, load_saes
     from remind.models.backbone import load_backbone
+    from remind.testbed.pictures import illustrate
+    from remind.testbed.world import WorldConfig, make_world
 
-    out = Path(out)
+    folder = SAES / str(backbone) if sae is None else Path(sae)
+    if sae is None and not folder.is_dir():
+        remedy = f"train some (remind train-sae --backbone {backbone} --out runs/sae) and give the folder as sae"
+        raise ConfigError(f"no SAEs of {backbone} are at hand; {remedy}")
     if dialogues is None:
-        own = str(backbone) == "nano"
-        world = {"test": 3, "contrary": (0, 1), "second_voice": 0.0, "seed": 0}
-        dialogues = str(_illustrated_world(out / "world", **world) if own else sample_path() / "test.jsonl")
+        dialogues = str(sample_path() / "test.jsonl")
+        if str(backbone) == "nano":
+            world = make_world(WorldConfig(train=0, dev=0, test=3, contrary=(0, 1), second_voice=0.0, seed=0))
+            dialogues = str(illustrate(world.corpus, Path(out) / "world"))
     files = [dialogues] if isinstance(dialogues, str | Path) else dialogues
     corpus = Corpus.merge([read(path) for path in files], files)
     if not corpus.dialogues:
         raise DataError(f"no dialogues in {dialogues}")
-    folder = Path(sae) if sae is not None else _small_saes(str(backbone), out, device, dtype)
     coders, idf = load_saes(folder, device)
     model = load_backbone(str(backbone), dtype=dtype, device=device)
     check_saes(model, coders, folder=folder)
     return Workbench(model, corpus, folder, coders, idf, top_share)
-
-
-def _illustrated_world(folder: Path, **settings: Any) -> Path:
-    from remind.testbed.pictures import illustrate
-    from remind.testbed.world import WorldConfig, make_world
-
-    return illustrate(make_world(WorldConfig(**{"train": 0, "dev": 0, "test": 0, **settings})).corpus, folder)
-
-
-def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
-    from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
-    from sae.config import SAETrainConfig
-
-    trainer = SAETrainConfig(d_sae=1024, k=32, steps=300, batch_size=512, lr=1e-3, warmup_steps=20, decay_share=0.5)
-    if backbone != "nano":
-        trainer = replace(trainer, init_tokens=8192, dead_tokens=30_000, log_every=10)
-        small: dict[str, Any] = {"layers": ["middle", "late"], "limit": 2000, "window": 256, "idf_turns": 300}
-        return quick_sae(backbone, [str(corpus_path())], out, device, dtype, trainer=trainer, **small)
-    folder = out / "sae"
-    if (folder / "report.json").is_file():
-        return folder
-    talk = _illustrated_world(out / "talk", train=6, rule="none", by_template=False, seed=90_000)
-    trainer = replace(trainer, d_sae=512, k=16, steps=150, warmup_steps=10)
-    trainer = replace(trainer, init_tokens=4096, dead_tokens=20_000, log_every=5)
-    config = TrainSAEConfig(out=str(folder), backbone=backbone, layers=[2, 3], data=str(talk), trainer=trainer)
-    config = replace(config, resume=True, image_tokens=9, held_out=0.2, idf_turns=300, loss_windows=0, device=device, dtype=dtype)
-    return train_sae(config)
 
 
 def new_folder(path: str | Path) -> Path:

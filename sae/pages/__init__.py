@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -37,68 +36,63 @@ def packed(values: Any, dtype: str) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
 
 
-def _asset(package: str, name: str) -> str:
-    return (files(package) / name).read_text(encoding="utf-8")
-
-
 def utf16(text: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Offset of each character of `text`, and of its end, in UTF-16 units as browsers count; [len(text) + 1]."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     return np.concatenate([[0], np.cumsum(1 + (codes > 0xFFFF))]).astype(np.int64)
 
 
-def page(
-    package: str,
-    template: str,
-    *,
-    scripts: Sequence[tuple[str, str]] = (),
-    styles: Sequence[tuple[str, str]] = (),
-    data: Any = None,
-    pictures: bool = False,
-    **values: Any,
-) -> str:
+def page(package: str, template: str, *parts: str, data: Any = None, pictures: bool = False, **values: Any) -> str:
     """Assemble the HTML of a page.
 
+    Every page has the style and the script of this package: the theme, sortable tables, search and its keys.
+
     Args:
-        package, template: the Jinja template, which extends "base.html.j2" of this package.
-        scripts, styles: pairs of package and file, after common.js and base.css.
+        package, template: the Jinja template, which extends "base.html.j2" of this package, or that one itself with
+            `body`, HTML. Its globals: `words`, text kept apart from the direction of what is around it, and `number`.
+        parts: the page's own files of the package, .css and .js, after base.css and common.js.
         data: JSON for the script, in the element `data`.
         pictures: whether images inside the page, as data: URLs, may be shown.
-        values: variables of the template; every text is escaped.
+        values: variables of the template, among them `title`; every text is escaped.
     """
-    script = _joined((("sae.pages", "common.js"), *scripts))
+    texts = {".css": [_asset("sae.pages", "base.css")], ".js": [_asset("sae.pages", "common.js")]}
+    for part in parts:
+        texts[part[part.rindex(".") :]].append(_asset(package, part))
+    script = "\n".join([*texts[".js"], 'document.documentElement.dataset.ready = "true";\n'])
     if "</script" in script.lower():
         raise ValueError("a page's script must not contain </script")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    text = (
-        _environment(package)
-        .get_template(template)
-        .render(
-            style=Markup(_joined((("sae.pages", "base.css"), *styles))),
-            script=Markup(script),
-            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
-            f"form-action 'none'{'; img-src data:' if pictures else ''}",
-            data=script_json(data),
-            **values,
-        )
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
+    policy += f"form-action 'none'{'; img-src data:' if pictures else ''}"
+    style = Markup("\n".join(texts[".css"]))
+    text = section(
+        package, template, **values, style=style, script=Markup(script), policy=policy, data=script_json(data)
     )
     return _SURROGATE.sub("\ufffd", text)
 
 
-def _joined(parts: Sequence[tuple[str, str]]) -> str:
-    return "\n" + "\n".join(_asset(*part).strip() for part in parts) + "\n"
+def section(package: str, template: str, **values: Any) -> Markup:
+    """A template of a package as HTML, for a place in a page."""
+    return Markup(_environment(package).get_template(template).render(**values))
 
 
 @cache
 def _environment(package: str) -> Environment:
-    def load(name: str) -> str:
-        return _asset("sae.pages" if name == "base.html.j2" else package, name)
-
+    loader = FunctionLoader(lambda name: _asset("sae.pages" if name == "base.html.j2" else package, name))
     environment = Environment(
-        loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = number
+    environment.globals |= {"words": words, "number": number}
     return environment
+
+
+def words(text: object) -> Markup:
+    """Text whose direction is its own."""
+    return Markup('<bdi dir="auto">{}</bdi>').format(text)
+
+
+def _asset(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -68,10 +68,51 @@ function meter(share) {
 (function theme() {
   const root = document.documentElement, key = "sae-page-theme";
   // storage is refused to some pages that are opened from disk
-  try { const kept = localStorage.getItem(key); if (kept === "dark" || kept === "light") root.dataset.theme = kept; } catch { /* not kept */ }
+  try { root.dataset.theme = localStorage.getItem(key) || ""; } catch { /* not kept */ }
   byId("theme").addEventListener("click", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     try { localStorage.setItem(key, root.dataset.theme); } catch { /* not kept */ }
   });
+})();
+/** Press a column's head to sort a table by it: by numbers where the cells begin with one, once more: the other way round. */
+for (const head of document.querySelectorAll("table.sortable th")) {
+  const button = el("button", { type: "button" }, ...head.childNodes), body = head.closest("table").tBodies[0];
+  const value = (row) => row.cells[head.cellIndex].textContent.trim().replace("−", "-").replaceAll(",", "");
+  const compare = (a, b) => parseFloat(a) - parseFloat(b) || isNaN(parseFloat(a)) - isNaN(parseFloat(b)) || a.localeCompare(b);
+  button.addEventListener("click", () => {
+    const falling = head.ariaSort === "ascending";
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.ariaSort = falling ? "descending" : "ascending";
+    body.append(...[...body.rows].sort((a, b) => (falling ? compare(value(b), value(a)) : compare(value(a), value(b)))));
+  });
+  head.replaceChildren(button);
+}
+/** Search: <input data-list="id"> shows the children of #id with all of its words, <select data-list="id"> those of a class. */
+(function search() {
+  const box = document.querySelector("input[data-list]");
+  if (!box) return;
+  const rows = () => [...byId(box.dataset.list).children];
+  const has = (row, word) => (row.dataset.number && /^\d+$/.test(word) ? row.dataset.number.startsWith(word) : (row.words ??= row.textContent.toLowerCase()).includes(word));
+  function show() {
+    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean), all = rows();
+    const kinds = [...document.querySelectorAll("select[data-list]")].map((select) => select.value).filter(Boolean);
+    for (const row of all) row.hidden = !(kinds.every((kind) => row.classList.contains(kind)) && words.every((word) => has(row, word)));
+    const left = all.filter((row) => !row.hidden).length;
+    byId("found").textContent = left < all.length ? `${left} of ${all.length}` : "";
+  }
+  for (const control of document.querySelectorAll("[data-list]")) control.addEventListener("input", show);
+  addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input, select, textarea");
+    if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
+    if (event.key === "/") box.focus();
+    else if (event.key === "Escape" && typing) event.target.blur();
+    else if (event.key === "j" || event.key === "k") {
+      const left = rows().filter((row) => !row.hidden), at = left.findIndex((row) => row.contains(document.activeElement));
+      const next = left[at < 0 ? 0 : at + (event.key === "j" ? 1 : -1)];
+      if (next) next.querySelector("summary, a, button").focus();
+    } else return;
+    event.preventDefault();
+  });
+  show();
 })();

@@ -91,39 +91,21 @@ function openFeature(id) {
 }
 for (const one of given) {
   const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && (one.name.by === "model" || !peaks) ? one.name.text : peaks, inside = el("div", { class: "body" });
-  const row = el("details", { class: "feature", id: `f${one.id}` }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
+  const row = el("details", { class: "feature", id: `f${one.id}`, "data-number": one.id }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
     el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(rate(one))} of tokens`), one.pictures.length && !one.examples.length ? el("span", { class: "small" }, "images alone") : null, el("bdi", { class: "words small" }, words)), inside);
   row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });
   // the address is that of the feature opened last
   row.querySelector("summary").addEventListener("click", () => history.replaceState(null, "", `#f${one.id}`));
-  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.name ? one.name.text : ""} ${[...one.examples, ...one.drawn].map(([number]) => DATA.snippets[number][0]).join(" ")} ${one.pictures.map(([number]) => DATA.pictures[number][1]).join(" ")}`.toLowerCase() });
+  const captions = one.pictures.map(([number]) => DATA.pictures[number][1]), texts = [...one.examples, ...one.drawn].map(([number]) => DATA.snippets[number][0]);
+  row.words = [words, one.name ? one.name.text : "", ...texts, ...captions].join(" ").toLowerCase();
+  byFeature.set(one.id, { one, row });
   list.append(row);
 }
-byId("find").addEventListener("input", (event) => {
-  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-  let left = 0;
-  for (const { one, row, text } of byFeature.values()) {
-    row.hidden = !words.every((word) => (/^\d+$/.test(word) ? String(one.id).startsWith(word) : text.includes(word)));
-    left += row.hidden ? 0 : 1;
-  }
-  byId("found").textContent = words.length ? `${left} of ${given.length} features` : "";
-});
 /** How much more often a feature fires on tokens of images than on text, from -1 to 1. */
 function imagined(one) {
   const text = one.fired / Math.max(1, DATA.tokens), image = one.fired_images / Math.max(1, DATA.image_tokens);
   return text + image ? (image - text) / (image + text) : 0;
 }
-addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select")) return;
-  if (event.key === "/") {
-    event.preventDefault();
-    byId("find").focus();
-  } else if (event.key === "j" || event.key === "k") {
-    const rows = [...list.children].filter((row) => !row.hidden), at = rows.indexOf(document.activeElement.closest("details.feature"));
-    const next = rows[at < 0 ? 0 : at + (event.key === "j" ? 1 : -1)];
-    if (next) next.querySelector("summary").focus();
-  }
-});
 byId("order").addEventListener("change", (event) => {
   const by = { given: () => 0, max: (a, b) => b.max - a.max, fired: (a, b) => rate(b) - rate(a), rare: (a, b) => rate(a) - rate(b), image: (a, b) => imagined(b) - imagined(a), text: (a, b) => imagined(a) - imagined(b), id: (a, b) => a.id - b.id }[event.target.value];
   list.append(...[...given].sort(by).map((one) => byFeature.get(one.id).row));
@@ -135,4 +117,3 @@ function fromAddress() {
 addEventListener("hashchange", fromAddress);
 if (location.hash) fromAddress();
 else if (given.length) byFeature.get(given[0].id).row.open = true;
-document.documentElement.dataset.ready = "true";

@@ -1,4 +1,4 @@
-"""Small states, a tiny Qwen3-VL and random examples, for tests of training."""
+"""Small states, records, and whole runs on nano: how they are told, started as processes, and compared."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import yaml
 from forked import ROOT, Forked
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
 from remind.alignment.trainer import PRATrainer
 from remind.core.run_folder import as_dict
@@ -72,68 +70,18 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_states(tmp_path_factory.mktemp("states") / "s", records)
 
 
-@pytest.fixture(scope="session")
-def make_model() -> Callable[..., Any]:
-    """A Qwen3-VL with two layers of width 32, vocabulary 97 and weights large enough for peaked distributions."""
-
-    def make(seed: int = 0, dtype: torch.dtype = torch.float64, tie: bool = False) -> Any:
-        torch.manual_seed(seed)
-        text = {
-            "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
-            "initializer_range": 0.2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
-        }  # fmt: skip
-        vision = {
-            "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
-            "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "patch_size": 4,
-        }  # fmt: skip
-        tokens = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-        config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tie, **tokens)
-        return Qwen3VLForConditionalGeneration(config).to(dtype).eval()
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_examples() -> Callable[..., list[Example]]:
-    """Examples of random ids with lengths (x0, x1, x2, answer)."""
-
-    def make(lengths: list[tuple[int, int, int, int]], seed: int = 0) -> list[Example]:
-        generator = torch.Generator().manual_seed(seed)
-
-        def ids(n: int) -> torch.Tensor:
-            return torch.randint(0, 80, (n,), generator=generator, dtype=torch.int32)
-
-        return [Example(f"q{k}", (ids(a), ids(b), ids(c)), ids(n)) for k, (a, b, c, n) in enumerate(lengths)]
-
-    return make
-
-
 class Runs:
-    """Whole runs on nano: how they are told, started as processes, and compared."""
-
     ROOT = ROOT
-    TrainConfig = TrainConfig
     LOOP = TrainerConfig(
         learning_rate=1e-3, num_train_epochs=3, batch_size=4, eval_steps=2, save_steps=2, warmup_steps=0
     )
-    FRONT = (
-        "import os, sys\nfrom remind.train_pra.config import TrainConfig\n"
-        "from remind.train_pra.run import train\nfrom remind.core.cli import main\n"
-    )
-    AT = """
-from transformers import TrainerCallback
-class At(TrainerCallback):
-    def on_step_begin(self, args, state, control, model=None, **_):
-        if state.global_step == {step} and os.environ.get("RANK", "0") == "{rank}":
-            {what}
-plainly = train
-def train(cfg):
-    return plainly(cfg, At())
-"""
     # torch's own threads now and then abort a process that tears down as usual, after all is done
-    END = """
+    SCRIPT = """
+import os, sys
+from remind.core.cli import main
+from remind.train_pra.config import TrainConfig
+from remind.train_pra.run import train
+{front}
 status = 0
 try:
     main(TrainConfig, train, "")
@@ -151,10 +99,10 @@ os._exit(status)
 
     def trainer(self, out: Path, rows: Any, held_out: Any = None, model: Any = "nano-untrained", **more: Any) -> Any:
         """A trainer without a command; what is no argument of the class is one of its `PRAConfig`."""
-        own = ("processing_class", "peft_config", "callbacks", "optimizers")
+        own = ("processing_class", "peft_config", "quantization_config", "callbacks", "optimizers")
         given = {name: more.pop(name) for name in own if name in more}
         settings = {name: value for name, value in vars(self.LOOP).items() if name != "more"}
-        args = PRAConfig(str(out), **{**settings, "disable_tqdm": True, **more})
+        args = PRAConfig(str(out), **{**settings, "disable_tqdm": True, "use_cpu": True, **more})
         return PRATrainer(model, args, train_dataset=rows, eval_dataset=held_out, **given)
 
     def config(self, states: Path, out: Path, **changes: Any) -> TrainConfig:
@@ -167,23 +115,12 @@ os._exit(status)
         # sums depend on the number of threads in their last digits
         return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
 
-    def start(self, cfg: TrainConfig, front: str = "", processes: int = 1, **more: str) -> Forked:
-        """Train in other processes, after the lines `front`."""
+    def start(self, cfg: TrainConfig, front: str = "") -> Forked:
+        """Train in another process, after the lines `front`."""
         file, script = Path(f"{cfg.out}.yaml"), Path(f"{cfg.out}.py")
         file.write_text(yaml.safe_dump(as_dict(cfg)))
-        script.write_text(f"{self.FRONT}{front}{self.END}")
-        return Forked(script, "--config", file, environment=self.environment(**more), processes=processes)
-
-    def through(self, cfg: TrainConfig, front: str = "", processes: int = 1, status: int = 0, **more: str) -> str:
-        """Train in other processes to the end, which has this status; what they write on standard error."""
-        process = self.start(cfg, front, processes, **more)
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == status, errors[-3000:]
-        return errors
-
-    def at(self, step: int, what: str, rank: int = 0) -> str:
-        """Lines for `start`: something happens on a process before the step that comes after `step` others."""
-        return self.AT.format(step=step, what=what, rank=rank)
+        script.write_text(self.SCRIPT.format(front=front))
+        return Forked(script, "--config", file, environment=self.environment())
 
     def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
         """Of a checkpoint: the weights that are kept, the moments by number and name, or the averages (name ema)."""
@@ -201,17 +138,15 @@ os._exit(status)
 
     def assert_same_runs(self, a: Path, b: Path, step: int = 6) -> None:
         """To the bit: weights, moments, averages and metrics."""
-        for name in (
-            "model",
-            "optimizer",
-            *(["ema"] if (b / f"checkpoint-{step}" / "ema.safetensors").exists() else []),
-        ):
+        averages = ["ema"] if (b / f"checkpoint-{step}" / "ema.safetensors").exists() else []
+        for name in ("model", "optimizer", *averages):
             self.assert_identical(self.weights(a, step, name), self.weights(b, step, name))
         assert self.timeless(a) == self.timeless(b)
 
-    def timeless(self, run: Path) -> list[dict[str, Any]]:
+    def timeless(self, run: Path, kind: str = "") -> list[dict[str, Any]]:
         machine = {"seconds", "tokens_per_second", "memory_gib"}
-        return [{k: v for k, v in row.items() if k not in machine} for row in read_metrics(run)]
+        rows = (row for row in read_metrics(run) if kind in ("", row["kind"]))
+        return [{key: value for key, value in row.items() if key not in machine} for row in rows]
 
 
 @pytest.fixture(scope="session")
@@ -221,5 +156,5 @@ def runs() -> Runs:
 
 @pytest.fixture(scope="session")
 def run(runs: Runs, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three epochs over six examples in batches of four: six steps, every second with two samples."""
-    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
+    """Three epochs over six examples in batches of four: six steps, every second with two samples; all are saved."""
+    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run", save_steps=1, save_total_limit=None))

@@ -1,13 +1,12 @@
 """Trains what each folder of the first argument says, in order, on as many processes as there are.
 
 A folder has a config.yaml, and in told.json what happens in the run: `signal`, or `nan` in the `loss` of the questions
-with a `token` or in the `gradient`, on the process `rank` in the step after `step` others. Each process leaves how the
-run ended there and which samples it had: end-RANK.json, samples-RANK.json.
+with a `token` or in the `gradient`, on the process `rank` in the step after `step` others; and whether it is `sharded`.
+Each process leaves how the run ended there and which samples it had: left-RANK.json.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -22,22 +21,23 @@ from transformers import TrainerCallback
 
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import RemindError
+from remind.core.files import read_json, write_json
 from remind.train_pra.run import make_trainer, read_config
 
 RANK = int(os.environ.get("RANK", "0"))
-SHARDED = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-Told = dict[str, Any]
 
 
 class Happens(TrainerCallback):
     """What is told."""
 
-    def __init__(self, told: Told) -> None:
-        self.told = told
+    trainer: PRATrainer
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told, self.samples = told, list[tuple[int, list[str]]]()
         self.here = told.get("rank") == RANK
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        assert any(isinstance(p, DTensor) for p in model.parameters()) == SHARDED
+        assert any(isinstance(p, DTensor) for p in model.parameters()) == args.sharded
         step, token = self.told.get("step"), self.told.get("token")
 
         def embedding(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
@@ -54,52 +54,46 @@ class Happens(TrainerCallback):
         if "signal" in self.told and self.here and state.global_step == self.told["step"]:
             os.kill(os.getpid(), signal.Signals[self.told["signal"]])
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        ids = [example.id for examples, _ in self.trainer._seen for example in examples]
+        self.samples.append((state.global_step + 1, ids))
 
-def shard_without_gpus() -> None:
-    """accelerate shards on GPUs alone; the settings of the launcher are in the environment."""
-    plainly = PRATrainer.create_accelerator_and_postprocess
 
-    def create(self: PRATrainer) -> None:
-        plainly(self)
-        state = self.accelerator.state
-        state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-        self.is_fsdp_enabled = True
-
-    PRATrainer.create_accelerator_and_postprocess = create  # type: ignore[method-assign]
+def shard_without_gpus(self: PRATrainer, plainly: Any = PRATrainer.create_accelerator_and_postprocess) -> None:
+    """accelerate shards on GPUs alone: its plugin is put in place by hand."""
+    plainly(self)
+    if not self.args.sharded:
+        return
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+    if self.args.bf16:
+        plugin.set_mixed_precision("bf16")
+    self.accelerator.state.fsdp_plugin = plugin
+    self.accelerator.state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    self.is_fsdp_enabled = True
 
 
 def run(folder: Path) -> None:
-    told_file = folder / "told.json"
-    told: Told = json.loads(told_file.read_text()) if told_file.exists() else {}
-    samples: list[tuple[int, list[str]]] = []
-    plain = PRATrainer.training_step
-
-    def training_step(self: PRATrainer, model: Any, inputs: Any, *rest: Any) -> torch.Tensor:
-        pairs = inputs if isinstance(inputs, list) else zip(inputs.examples, inputs.weights.tolist(), strict=True)
-        samples.append((self.state.global_step + 1, [example.id for example, weight in pairs if weight > 0]))
-        return plain(self, model, inputs, *rest)
-
-    PRATrainer.training_step = training_step  # type: ignore[method-assign]
-    end: int | str | None = 0
+    told = read_json(folder / "told.json")
+    os.environ["ACCELERATE_USE_FSDP"] = str("sharded" in told).lower()
+    happens, end = Happens(told), 0
     try:
         cfg = read_config(folder)
-        make_trainer(cfg, Happens(told)).train(resume_from_checkpoint=cfg.resume)
+        happens.trainer = make_trainer(cfg, happens)
+        happens.trainer.train(resume_from_checkpoint=cfg.resume)
     except SystemExit as left:
         end = left.code
     except RemindError as error:
         end = str(error)
-    finally:
-        PRATrainer.training_step = plain  # type: ignore[method-assign]
-    (folder / f"end-{RANK}.json").write_text(json.dumps(end))
-    (folder / f"samples-{RANK}.json").write_text(json.dumps(samples))
+    write_json(folder / f"left-{RANK}.json", {"end": end, "samples": happens.samples})
 
 
 if __name__ == "__main__":
-    if SHARDED:
-        shard_without_gpus()
+    PRATrainer.create_accelerator_and_postprocess = shard_without_gpus
     for one in sorted(Path(sys.argv[1]).iterdir()):
         run(one)
-    print(f"rank {RANK} is through", flush=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
     # torch's own threads now and then abort a process that tears down as usual, after all is done
     os._exit(0)

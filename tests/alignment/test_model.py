@@ -1,8 +1,7 @@
-"""The model that is trained: adapters, the marker's token, 4 bits, the vision tower, and how they go together."""
+"""The model that is trained: adapters, the marker's token, 4 bits, and how they go together."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
 
-from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, check_head, trainable
 from remind.alignment.step import body_of, head_of
@@ -46,14 +44,10 @@ def logits(model: Any, ids: Tensor) -> Tensor:
 class Gradients(TrainerCallback):
     """What the optimiser is given in the last step."""
 
-    def __init__(self) -> None:
-        self.seen: dict[str, Tensor] = {}
+    seen: dict[str, Tensor]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.seen = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-# the marker as a token
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,14 +57,9 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     own.model.to(dtype)
     token = add_marker(own)
     ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
-    start = logits(own.model, ids)
-    rows = own.model.get_input_embeddings().weight.detach().clone()
+    start, rows = logits(own.model, ids), own.model.get_input_embeddings().weight.detach().clone()
     model: Any = trainable(own.model, LORA, marker=token).eval()
     assert torch.equal(logits(model, ids), start)
-    added = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    assert [p.shape for p in added] == [(1, 32)]
-    assert added[0].dtype == torch.float32
-
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(3):
         model(input_ids=ids).logits.float().square().mean().backward()
@@ -82,14 +71,10 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     torch.testing.assert_close(head_of(model).logits(hidden).detach(), trained, rtol=1e-2, atol=1e-2)
     merged = model.merge_and_unload(safe_merge=True)
     weight = merged.get_input_embeddings().weight
-    moved = (weight != rows).any(-1).nonzero().flatten().tolist()
-    assert moved == [token]
+    assert (weight != rows).any(-1).nonzero().flatten().tolist() == [token]
     assert (merged.lm_head.weight is weight) == tie
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(logits(merged, ids), trained, rtol=tolerance, atol=tolerance)
-
-
-# what is trained
 
 
 def test_adapters_are_on_the_language_model_alone() -> None:
@@ -103,14 +88,13 @@ def test_adapters_are_on_the_language_model_alone() -> None:
         trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
 
 
-def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(make_record: Any, tmp_path: Path) -> None:
+def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(runs: Any, make_record: Any, tmp_path: Path) -> None:
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
 
     nano = load_backbone("nano-untrained")
     model = get_peft_model(nano.model, PeftConfig(r=2, target_modules=["down_proj"], task_type="CAUSAL_LM"))
-    args = PRAConfig(str(tmp_path), max_steps=1, warmup_steps=0, learning_rate=1e-2, disable_tqdm=True)
-    trainer = PRATrainer(model, args, [make_record(0)], processing_class=nano.tokenizer)
+    trainer = runs.trainer(tmp_path, [make_record(0)], None, model, processing_class=nano.tokenizer, max_steps=1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.train()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
@@ -118,20 +102,13 @@ def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(make_record: Any, 
     assert all("down_proj.lora_" in name for name in moved)
 
 
-# what is refused, and what tells models apart
-
-
-def test_a_tokenizer_of_another_model_is_refused(make_record: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tmp_path: Path) -> None:
     own = backbone(rows=300)
     with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):
-        PRATrainer(own.model, PRAConfig(str(tmp_path)), [make_record(0)], processing_class=own.tokenizer)
-    check_head(own.model, 299)
+        runs.trainer(tmp_path, [make_record(0)], None, own.model, processing_class=own.tokenizer)
     own.model.lm_head = nn.Linear(32, 200, bias=False)
     with pytest.raises(ModelError, match="has 200"):
         check_head(own.model, 299)
-
-
-# 4 bits
 
 
 #: The sixteen values of NF4: quantiles of a normal distribution, scaled to [-1, 1] (QLoRA, Appendix E).
@@ -142,65 +119,51 @@ NF4 = (
 
 
 @pytest.fixture
-def bitsandbytes() -> Any:
-    return pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
+def small(tmp_path: Path) -> str:
+    """The folder of a model whose layers fit in blocks of 64."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
+    save_nano(tmp_path / "base", hidden_size=64, layers=2, vision_size=64)
+    backbone(width=64).model.save_pretrained(tmp_path / "base")
+    return str(tmp_path / "base")
 
 
-def saved(folder: Path, width: int) -> str:
-    save_nano(folder, hidden_size=width, layers=2, vision_size=64)
-    backbone(width=width).model.save_pretrained(folder)
-    return str(folder)
-
-
-def test_four_bits_are_those_of_nf4(tmp_path: Path, bitsandbytes: Any) -> None:
-    name = saved(tmp_path / "wide", 64)
-    weight = load_backbone(name).model.get_decoder().layers[0].mlp.up_proj.weight.detach()
-    own = load_backbone(name, quantization=nf4("float32"))
-    small = {layer for layer, m in own.model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)}
-    decoder = own.model.get_decoder()
-    linear = {layer for layer, m in decoder.named_modules() if isinstance(m, nn.Linear)}
-    assert small == {f"model.language_model.{layer}" for layer in linear}
-    assert len(small) == 2 * 7
-    packed = decoder.layers[0].mlp.up_proj.weight
-    assert packed.numel() * packed.element_size() == weight.numel() / 2
-
-    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
-    before = logits(own.model, ids)
-    plain = own.model.dequantize()
-    torch.testing.assert_close(logits(plain, ids), before, rtol=1e-5, atol=1e-5)
-    blocks, exact = plain.get_decoder().layers[0].mlp.up_proj.weight.view(-1, 64), weight.view(-1, 64)
+def test_four_bits_are_those_of_nf4(small: str) -> None:
+    weight = load_backbone(small).model.get_decoder().layers[0].mlp.up_proj.weight.detach()
+    model = load_backbone(small, quantization=nf4("float32")).model
+    found = {name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
+    linear = {name for name, module in model.get_decoder().named_modules() if isinstance(module, nn.Linear)}
+    assert found == {f"model.language_model.{name}" for name in linear}
+    blocks = model.dequantize().get_decoder().layers[0].mlp.up_proj.weight.view(-1, 64)
+    exact, values = weight.view(-1, 64), torch.tensor(NF4)
     largest = exact.abs().amax(1, keepdim=True)
-    values = torch.tensor(NF4)
     nearest = values[((exact / largest)[..., None] - values).abs().argmin(-1)] * largest
     torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=1e-6)
 
 
-def test_layers_whose_blocks_would_cross_rows_are_refused(tmp_path: Path, bitsandbytes: Any) -> None:
-    model = load_backbone(saved(tmp_path / "narrow", 96), quantization=nf4("float32")).model
+def test_layers_whose_blocks_would_cross_rows_are_refused(small: str) -> None:
+    save_nano(Path(small), hidden_size=96, layers=2, vision_size=64)
+    backbone(width=96).model.save_pretrained(small)
     with pytest.raises(ModelError, match=r"^model\.language_model\.layers\.0\.\S+ in 4 bits: [^\n]*$"):
-        trainable(model, LORA)
+        trainable(load_backbone(small, quantization=nf4("float32")).model, LORA)
 
 
-def test_adapters_learn_on_four_bits(tmp_path: Path, make_record: Any, bitsandbytes: Any) -> None:
+def test_adapters_learn_on_four_bits(small: str, runs: Any, make_record: Any, tmp_path: Path) -> None:
     """The gradients are those on a model in float32 with the values that the bits stand for."""
-    name = saved(tmp_path / "base", 64)
-    args = {"max_steps": 2, "batch_size": 2, "marker_token": True, "warmup_steps": 0, "max_grad_norm": 0.0}
-    rows = [make_record(n) for n in range(3)]
-    found, expected = Gradients(), Gradients()
-
-    def trainer_of(model: Any, watch: Gradients, **more: Any) -> PRATrainer:
-        config = PRAConfig(str(tmp_path / str(*more)), **args, disable_tqdm=True, use_cpu=True)
-        return PRATrainer(model, config, rows, peft_config=LORA, callbacks=[watch], **more)
-
-    small = trainer_of(name, found, quantization_config=nf4("float32"))
-    kept = load_backbone(name, quantization=nf4("float32"))
-    plain = trainer_of(kept.model.dequantize(), expected, processing_class=kept.tokenizer)
-    first = copy.deepcopy({n: p for n, p in small.model.named_parameters() if p.requires_grad})
-    small.train()
-    plain.train()
-    assert found.seen.keys() == expected.seen.keys() == first.keys()
-    assert len(found.seen) == 2 * 7 * 2 + 1
-    for each, value in expected.seen.items():
+    kept = load_backbone(small, quantization=nf4("float32"))
+    seen = []
+    for name, model, more in (
+        ("small", small, {"quantization_config": nf4("float32")}),
+        ("plain", kept.model.dequantize(), {"processing_class": kept.tokenizer}),
+    ):
+        watch = Gradients()
+        more |= {"peft_config": LORA, "callbacks": [watch], "marker_token": True, "max_steps": 2}
+        runs.trainer(
+            tmp_path / name, [make_record(n) for n in range(3)], None, model, max_grad_norm=0.0, **more
+        ).train()
+        seen.append(watch.seen)
+    found, expected = seen
+    assert found.keys() == expected.keys()
+    assert len(found) == 2 * 7 * 2 + 1
+    for each, value in expected.items():
         assert float(value.norm()) > 0, each
-        assert float((found.seen[each] - value).norm()) < 1e-3 * float(value.norm()), each
-    assert all(not torch.equal(p, first[n]) for n, p in small.model.named_parameters() if p.requires_grad)
+        assert float((found[each] - value).norm()) < 1e-3 * float(value.norm()), each

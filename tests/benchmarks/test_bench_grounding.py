@@ -7,11 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import bench_grounding as bench
 from benchmarks import measure
-from benchmarks.bench_grounding import BenchGroundingConfig, bench_backbone, bench_grounding, bench_state
+from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding, bench_state
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import render
 
@@ -23,7 +22,6 @@ def test_figures_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads((tmp_path / "out.json").read_text()) == figures
     assert figures["ratio"] == pytest.approx(figures["scoring_s"] / figures["forward_s"])
     assert all(figures[f"{name}_s"] > 0 for name in ("forward", "encode", "prompt", "products"))
-    assert set(figures["windowed_s"]) == {"new", "memory", "disk"}
     assert figures["layers"] == [1, 2, 3, 4]
     assert 400 < figures["tokens"] <= 500
     printed = capsys.readouterr().out
@@ -47,7 +45,7 @@ def test_scoring_is_the_time_of_grounding(monkeypatch: pytest.MonkeyPatch) -> No
 
     slow(bench.Grounder, "ground", 3.0)
     slow(Backbone, "hidden_states", 60.0)
-    figures = bench_grounding(BenchGroundingConfig(**SMALL, windowed=False))
+    figures = bench_grounding(BenchGroundingConfig(**SMALL))
     assert (figures["forward_s"], figures["scoring_s"], figures["ratio"]) == (60.0, 3.0, 0.05)
 
 
@@ -59,11 +57,3 @@ def test_x0_is_as_long_as_asked(tokens: int) -> None:
     assert tokens - 150 < length <= tokens
     assert all(a.end + 1 == b.start for a, b in pairwise(state.segments))
     assert any(image.caption for turn in state.turns for image in turn.images)
-
-
-def test_a_shape_gives_random_weights_of_that_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.SHAPES, "thin", {"hidden_size": 64, "layers": 5, "heads": 4, "kv_heads": 2})
-    made = bench_backbone("thin", "bfloat16", "cpu")
-    assert (made.hidden_size, made.n_layers, made.dtype) == (64, 5, torch.bfloat16)
-    figures = bench_grounding(BenchGroundingConfig(**SMALL, backbone="thin", windowed=False))
-    assert (figures["hidden_size"], figures["layers"]) == (64, [1, 2, 3, 4])

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.bench_pra_step import BenchStepConfig, build
-from benchmarks.gpu import CHECKS, Check, Figure, Setting, run_all
+from benchmarks.gpu import CHECKS, Check, Setting, run_all
 from remind.core.files import read_json
 
 
@@ -36,12 +36,10 @@ def test_what_is_there_already_is_not_run_again(setting: Setting, monkeypatch: p
     records = run_all(setting, ["sae-step", "chain"], 300)
     assert records["sae-step"]["status"] == "done"
     assert records["chain"]["status"] == "left out"
-    assert "needs" in records["chain"]["why"]
     monkeypatch.setattr(gpu, "_run", lambda *_: pytest.fail("run again"))
     assert run_all(setting, ["sae-step", "chain"], 300) == records
     text = (setting.out / "gpu.md").read_text()
     assert "tokens an SAE trains on" in text
-    assert "torch 2" in text.splitlines()[0]
     # another machine, or other versions
     monkeypatch.setattr(gpu, "_run", lambda *_: {"status": "failed", "why": "exit status 1"})
     monkeypatch.setattr(gpu, "about", lambda *_, **__: {"machine": "another"})
@@ -57,6 +55,8 @@ def test_a_check_that_takes_too_long_is_stopped(setting: Setting) -> None:
 def test_a_missing_package_is_named(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "tests", Check(CHECKS["tests"].run, ("pytest", "no_such_package")))
     assert run_all(setting, ["tests"], 1)["tests"]["why"] == "needs no_such_package"
+    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
+    assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs a device with CUDA"
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_checks_run_without_the_packages_that_a_bare_machine_lacks(tmp_path: Pat
     modules = ("benchmarks.bench_sae", "benchmarks.bench_grounding", "benchmarks.gpu", "tests.test_devices")
     code = f"import sys; sys.modules |= dict.fromkeys({hidden}); import {', '.join(modules)}\n"
     # of the checks those of alignment import the most
-    code += "gpu = benchmarks.gpu; gpu.pra_trainer(gpu.Setting('cpu', True, gpu.Path(sys.argv[1]), []))"
+    code += "gpu = benchmarks.gpu; gpu.steps(gpu.Setting('cpu', True, gpu.Path(sys.argv[1]), []), loop=True)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=gpu.ROOT, timeout=240, check=True)
 
 
@@ -100,18 +100,3 @@ def test_what_the_device_cannot_hold_is_not_run(setting: Setting, monkeypatch: p
     (figure,) = CHECKS["memory-lora"].run(setting)
     assert "not run, since there are 0 GiB" in figure.quantity
     assert figure.value > 2**-10
-
-
-def test_four_bits_are_left_out_with_their_reason(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "bitsandbytes" else name)
-    assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs bitsandbytes"
-    assert "memory-qlora | left out: needs bitsandbytes" in (setting.out / "gpu.md").read_text()
-    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs a device with CUDA"
-
-
-def test_what_a_figure_is_meant_to_be() -> None:
-    assert Figure("", 1.0).holds
-    assert Figure("", 1.0, most=1.0).holds
-    assert not Figure("", 1.1, most=1.0).holds
-    assert not Figure("", 0.0, least=1).holds

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,8 @@ import pytest
 from forked import Forked
 from small_corpus import contents
 
-import remind.build.states
-from remind.build import BuildStatesConfig, build
 from remind.core.errors import DataError
-from remind.states.dataset import load_states, read_states
+from remind.states.dataset import load_states
 
 
 def written(*folders: Path) -> int:
@@ -58,66 +55,3 @@ def test_a_build_that_is_killed_anywhere_ends_with_the_same_states(
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert contents(out) == contents(whole)
-
-
-@pytest.mark.slow
-def test_workers_do_not_outlive_a_killed_parent(corpus: Path, tmp_path: Path, start: Callable[..., Forked]) -> None:
-    process = start(corpus, tmp_path / "out", tmp_path / "cache", "--workers", "2")
-    while process.returncode is None and not (tmp_path / "cache" / "index").exists():
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    for _ in range(600):
-        # the group is the parent's own session: whoever is still in it was left behind
-        if subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, check=False).returncode:
-            return
-        time.sleep(0.05)
-    pytest.fail("a worker goes on without its parent")
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Forked]
-) -> None:
-    free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(b"x" * (free - (24 << 10)))
-    process = start(corpus, small_disk / "out", tmp_path / "cache")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 2
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith("error: "), errors
-    assert f"{small_disk}/out" in last
-    assert "No space left on device" in last
-    assert not [path for path in small_disk.rglob("*") if path.suffix == ".tmp"]
-    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    process = start(corpus, small_disk / "out", tmp_path / "cache")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert len(read_states(small_disk / "out")) == 12
-
-
-@pytest.mark.slow
-def test_an_input_that_goes_or_changes_is_told(
-    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, real = corpus.read_text(), remind.build.states.outline
-    lines = whole.splitlines(keepends=True)
-    for number, (change, word) in enumerate(
-        (
-            (None, "no such file"),
-            (whole.replace("q3a", "q3z"), "has changed while it was read"),
-            ("".join(lines[:-3]), "has changed while"),
-        )
-    ):
-
-        def outlined(*arguments: object, change: str | None = change) -> object:
-            found = real(*arguments)  # type: ignore[arg-type]
-            corpus.unlink() if change is None else corpus.write_text(change)
-            return found
-
-        monkeypatch.setattr(remind.build.states, "outline", outlined)
-        corpus.write_text(whole)
-        out = tmp_path / str(number)
-        with pytest.raises(DataError, match=word):
-            build(BuildStatesConfig(str(corpus), str(out), sae=str(minilm_sae), cache=str(tmp_path / "cache")))
-        assert not (out / "README.md").exists()

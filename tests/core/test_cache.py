@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from remind.core.errors import ModelError
-from remind.core.files import Cache
-from remind.memory_training.checkpoint import save
-from remind.models.nano import save_nano
+from remind.core.files import Cache, write_json
 
 
 def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -28,7 +24,7 @@ def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path) -> None
     assert cache.read("targets", {"x": 1, "y": [2]}) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"\x08\0\0\0\0\0\0\0{}      ", None])
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", None])
 def test_files_that_are_no_entries_count_as_absent(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -41,27 +37,16 @@ def test_files_that_are_no_entries_count_as_absent(
     assert "is damaged" in caplog.text
 
 
-def _checkpoint(folder: Path) -> None:
-    model = torch.nn.Linear(300, 300)
-    save(folder, 1, model, torch.optim.AdamW(model.parameters()))
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda folder: Cache(folder).write("codes", 1, {"a": torch.arange(100_000)}),
-        lambda folder: Cache(folder).write("codes", 1, {}, "x" * 500_000),
-        lambda folder: save_nano(folder / "model"),
-        _checkpoint,
+        lambda folder: write_json(folder / "a.json", "x" * 500_000),
     ],
-    ids=["tensors", "JSON", "model", "checkpoint"],
 )
 def test_a_full_disk_is_an_error_that_scripts_show_in_a_line_and_leaves_nothing(
     small_disk: Path, write: Callable[[Path], None]
 ) -> None:
-    with pytest.raises((OSError, ModelError)) as caught:
+    with pytest.raises(OSError, match=f"No space left on device.*{small_disk}"):
         write(small_disk)
-    assert isinstance(caught.value, ModelError) or caught.value.errno == errno.ENOSPC
-    assert "No space left on device" in str(caught.value)
-    assert str(small_disk) in str(caught.value)
     assert not [path for path in small_disk.rglob("*") if path.is_file() or path.name.endswith(".tmp")]

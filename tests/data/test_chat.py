@@ -1,6 +1,3 @@
-import json
-from dataclasses import astuple
-
 import pytest
 
 from remind import read
@@ -29,43 +26,6 @@ def test_turns_of_several_dialogues_and_sessions(written):
     ]
     assert d1.speakers == ("Ana", "Ben", "Cem")
     assert [(t.id, t.speaker, t.text) for t in d2.turns] == [("S1:T1", "user", "elsewhere")]
-
-
-def test_whole_dialogues_and_openai_parts(tmp_path, written):
-    (tmp_path / "cat.png").write_bytes(b"x")
-    parts = [
-        {"type": "text", "text": "look"},
-        {"type": "image_url", "image_url": {"url": "https://example.org/1.jpg"}},
-        {"type": "image_url", "image_url": "data:image/png;base64,AAAA"},
-        {"type": "text", "text": "here"},
-    ]
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "name": "Ana", "content": parts}]
-    images = [
-        "cat.png",
-        {"path": "cat.png", "caption": "a cat"},
-        {"url": "https://example.org/2.jpg", "source": "mine"},
-    ]
-    turns = [{"speaker": "Ben", "text": "", "images": images[:2]}, {"speaker": "Ben", "text": "", "images": images[2:]}]
-    path = written("mine.jsonl", {"id": "a", "messages": messages}, {"turns": turns})
-    a, b = read(path).dialogues
-    assert (a.id, b.id) == ("a", "mine-00002")
-    assert [(turn.speaker, turn.text) for turn in a.turns] == [("system", "be kind"), ("Ana", "look\nhere")]
-    urls = ["https://example.org/1.jpg", "data:image/png;base64,AAAA"]
-    assert [astuple(i) for i in a.images] == [(n, None, None, url) for n, url in enumerate(urls)]
-    cat = str((tmp_path / "cat.png").resolve())
-    assert [astuple(i) for i in b.images] == [(0, cat, None, None), (1, cat, "a cat", None), (2, None, None, "mine")]
-
-
-def test_other_forms_of_a_file(tmp_path, written):
-    turns = [{"role": "user", "content": "a\u2028b"}, {"role": "bot", "content": "c"}]
-    (dialogue,) = read(written("mine.jsonl", *turns)).dialogues
-    assert (dialogue.id, [turn.text for turn in dialogue.turns]) == ("mine", ["a\u2028b", "c"])
-    times = ("NaN", " nat", "2024-02-29T23:59:59.5+02:00", "2024-03", "two days later")
-    (dialogue,) = read(written("mine.jsonl", *({**GOOD, "time": time} for time in times))).dialogues
-    assert [turn.time for turn in dialogue.turns] == [None, None, *times[2:]]
-    path = tmp_path / "many_lines.json"
-    path.write_text(json.dumps({"id": "a", "messages": [GOOD]}, indent=2), encoding="utf-8")
-    assert read(path).dialogues[0].id == "a"
 
 
 def test_turns_without_words_are_left_out_and_counted(written, caplog):
@@ -112,13 +72,6 @@ def test_questions_in_a_chat(written):
         ]
         assert corpus.questions[2].dimension == "pattern_induction"
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
-
-
-def test_the_only_line_is_named(tmp_path, refused):
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n" + json.dumps({"text": "who?"}) + "\n \n", encoding="utf-8")
-    assert refused(path) == "[line 2]: speaker is missing or blank"
-    assert refused(path.rename(tmp_path / "mine.json")) == ": speaker is missing or blank"
 
 
 def test_local_images_stay_in_the_data_folder(tmp_path, written):

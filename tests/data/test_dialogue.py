@@ -18,17 +18,6 @@ def dialogue():
     return Dialogue("d1", (first, second))
 
 
-def test_views(dialogue):
-    assert [t.id for t in dialogue.turns] == ["a", "b", "c", "d"]
-    assert dialogue.positions == {"a": 0, "b": 1, "c": 2, "d": 3}
-    assert dialogue.speakers == ("Ana", "Ben", "Cem")
-    assert dialogue.turn("c") is dialogue.sessions[1].turns[0]
-    sessions = {turn_id: session.id for turn_id, session in dialogue.session_of.items()}
-    assert sessions == {"a": "s1", "b": "s1", "c": "s2", "d": "s2"}
-    with pytest.raises(DataError, match=r"^\[d1\]: no turn 'z'$"):
-        dialogue.turn("z")
-
-
 @pytest.mark.parametrize(
     ("sessions", "message"),
     [
@@ -42,27 +31,6 @@ def test_bad_dialogues_are_refused(sessions, message):
     with pytest.raises(DataError, match=message) as caught:
         Dialogue("d1", sessions)
     assert caught.value.record == "d1"
-
-
-def test_corpus(dialogue):
-    other = replace(dialogue, id="d2")
-    questions = (Question("q1", "d2", "?"), Question("q2", "d1", "?"), Question("q3", "d2", "?"))
-    corpus = Corpus((dialogue, other), questions)
-    assert corpus.dialogue("d2") is other
-    assert [(d.id, [q.id for q in own]) for d, own in corpus.by_dialogue()] == [("d1", ["q2"]), ("d2", ["q1", "q3"])]
-    with pytest.raises(DataError, match="no dialogue 'd3'"):
-        corpus.dialogue("d3")
-
-
-def test_bad_corpora_are_refused(dialogue):
-    question = Question("q", "d1", "?")
-    for dialogues, questions, message in (
-        ((dialogue, dialogue), (), "dialogue id 'd1' occurs twice"),
-        ((dialogue,), (question, question), "question id 'q' occurs twice"),
-        ((), (question,), r"\[q\]: its dialogue 'd1' is not in the file"),
-    ):
-        with pytest.raises(DataError, match=message):
-            Corpus(dialogues, questions)
 
 
 def test_merge(dialogue):

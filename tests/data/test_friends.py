@@ -62,10 +62,7 @@ def test_schema_corners(tmp_path):
     ("bad", "message"),
     [
         (line(speaker="[]", utterance=2), "[line 3]: speaker is missing or blank"),
-        (line(speaker="[__import__('os')]", utterance=2), "[line 3]: the speaker \"[__import__('os')]\" is not a list"),
-        (line(speaker="[1]", utterance=2), "[line 3]: the speaker '[1]' is not a list of names"),
         (line(utterance=1), "[line 3]: turn id 'S1:T1' occurs twice"),
-        (line(scene=2) + line(utterance=2, episode="02"), "[s01e02]: session id 'S1' occurs twice"),
         (line().strip() + ",1\n", "[line 3]: the row should have 9 columns"),
         ('"no end,\n', "[line 2]: not CSV: unexpected end of data"),
     ],
@@ -73,11 +70,3 @@ def test_schema_corners(tmp_path):
 def test_bad_rows_are_named(tmp_path, refused, bad, message):
     assert refused(write(tmp_path, line(), bad)).startswith(message)
     assert refused(write(tmp_path)) == ": holds no dialogues"
-
-
-def test_a_number_is_one_however_it_is_written(tmp_path):
-    """Nothing is lost if spellings alternate."""
-    places = [(1, 1, 1), ("01", 1, 2), (12, 1, 1), (" 1", 2, 1), ("0", 1, 1), ("00", 1, 2), ("1-2", 1, 1)]
-    rows = [line("abcdefg"[n], episode=e, scene=s, utterance=u) for n, (e, s, u) in enumerate(places)]
-    found = {d.id: "".join(turn.text for turn in d.turns) for d in read(write(tmp_path, *rows)).dialogues}
-    assert found == {"s01e01": "abd", "s01e12": "c", "s01e00": "ef", "s01e1-2": "g"}

@@ -6,7 +6,6 @@ import pytest
 
 from remind import read
 from remind.data.dialogue import NO_INFORMATION, Dangling
-from remind.data.readers.locomo import iso_time
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +46,6 @@ def test_turns_and_questions_are_those_of_the_file(dev, remind_data):
             assert set(plain) <= set(question.evidence)
             if len(plain) == len(item["evidence"]):
                 assert list(question.evidence) == list(dict.fromkeys(plain))
-
-
-def test_times():
-    assert iso_time("12:05 am on 31 December, 2022") == "2022-12-31T00:05"
-    assert iso_time("12:30 pm on 1 Jan 2024") == "2024-01-01T12:30"
-    assert iso_time("some day in May") == "some day in May"
 
 
 def turn(turn_id, text="hm", speaker="Ana", **fields):

@@ -3,7 +3,6 @@ import json
 import pytest
 
 from remind import read
-from remind.data.readers.longmemeval import iso_time
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,6 @@ def test_a_real_instance(single, remind_data):
     times = [s.time for s in dialogue.sessions]
     assert times == sorted(times)
     assert times[0] == "2023-05-20T02:21"
-
-
-def test_times():
-    assert iso_time("2023/05/20 (Sat) 02:21") == "2023-05-20T02:21"
-    assert iso_time("2023/05/20") == "2023-05-20"
-    assert iso_time("in May") == "in May"
 
 
 def user(text, **fields):
@@ -77,14 +70,3 @@ def test_evidence(written, changes, evidence, lost):
     assert corpus.questions[0].evidence == evidence
     assert [(x.question_id, x.reference) for x in corpus.dangling] == [("q1", reference) for reference in lost]
     assert corpus.references == len(evidence) + len(lost)
-
-
-def test_sessions_are_in_order_of_their_dates(written):
-    (dialogue,) = read(written("lme.json", instance())).dialogues
-    # the empty session keeps its number
-    assert [(s.id, s.time) for s in dialogue.sessions] == [("S2", "2023-05-02T10:00"), ("S3", "2023-05-03T10:00")]
-    (dialogue,) = read(written("lme.json", instance(haystack_dates=["later", "2023/05/01", "now"]))).dialogues
-    assert [s.time for s in dialogue.sessions] == ["later", "now"]
-    # abstention: the gold answer says why
-    path = written("lme.json", instance(question_id="q1_abs", answer="You did not say."), instance())
-    assert [(q.id, q.answers) for q in read(path).questions] == [("q1_abs", ("You did not say.",)), ("q1", ("3",))]

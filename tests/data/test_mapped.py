@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from fuzzing import seeds
 from fuzzing.seeds import changed
 
 from remind import Corpus, read
-from remind.core.errors import ConfigError, DataError, FormatError
+from remind.core.errors import ConfigError, DataError
 from remind.data.readers import stream
 from remind.data.sample import sample_path
 
@@ -72,61 +71,13 @@ def test_the_bundled_sample_in_other_shapes(tmp_path: Path, nested: bool, answer
 
 
 @pytest.mark.parametrize(
-    ("evidence", "pieces", "found", "dangling"),
-    [
-        ("{session: of, turn: at}", [{"of": "b", "at": 2}, {"of": "b", "at": 9}], ("b:T2",), ("b:9",)),
-        ("{line: .}", [" Ben:  What\nnow?", "What now?", "hi"], ("b:T2",), ("hi",)),
-        ("{id: .}", ["b:T2", "a:T7"], ("b:T2",), ("a:T7",)),
-    ],
-)
-def test_evidence_by_session_and_turn_or_by_line(
-    tmp_path: Path, evidence: str, pieces: list[Any], found: tuple[str, ...], dangling: tuple[str, ...]
-) -> None:
-    """What several turns say names none of them."""
-    log = {"a": [["Ana", "hi"]], "b": [["Ana", "hi"], ["Ben", "What now?"]]}
-    mapping = f"""{{count_from: 1, dialogue: {{sessions: log, questions: qa.list}}, turn: {{speaker: 0, text: 1}},
-        question: {{text: q, evidence: why}}, evidence: {evidence}}}"""
-    corpus = read(*write(tmp_path, mapping, x={"log": log, "qa": {"list": [{"q": "?", "why": pieces}]}}))
-    assert corpus.questions[0].evidence == found
-    assert tuple(lost.reference for lost in corpus.dangling) == dangling
-    assert corpus.references == len(pieces)
-
-
-def test_what_is_not_mapped_is_counted_or_inferred(tmp_path: Path) -> None:
-    """A question with its haystack in each record, turns without names, answers in several notations."""
-    hay = [[{"s": "Ana", "t": "hi"}, {"s": "Ana", "t": "ho"}], [{"s": "Ana", "t": "ha"}]]
-    rows: list[tuple[Any, Any]] = [({"a": "red", "b": 2}, "(b)"), ({"x": "red", "y": "blue", "z": "grey"}, "[x, z]")]
-    rows += [(None, ["so", 1.5]), (["one", "two"], None)]
-    records = [{"hay": hay, "ask": "Which?", "of": options, "gold": gold} for options, gold in rows]
-    mapping = """{dialogue: {sessions: hay, questions: .}, turn: {speaker: s, text: t},
-        question: {text: ask, options: of, answers: gold}}"""
-    corpus = read(*write(tmp_path, mapping, x=records))
-    assert [d.id for d in corpus.dialogues] == ["x-00001", "x-00002", "x-00003", "x-00004"]
-    sessions = [(s.id, [t.id for t in s.turns]) for s in corpus.dialogues[0].sessions]
-    assert sessions == [("S1", ["S1:T1", "S1:T2"]), ("S2", ["S2:T1"])]
-    assert [q.id for q in corpus.questions] == [f"x-0000{n}-q000" for n in range(1, 5)]
-    assert [(q.format, q.options, q.answers) for q in corpus.questions] == [
-        ("single", ("red", "2"), ("B",)),
-        ("multi", ("red", "blue", "grey"), ("A", "C")),
-        ("direct", (), ("so", "1.5")),
-        ("single", ("one", "two"), ()),
-    ]
-
-
-@pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ("turn.txt", "x", "unknown key 'turn.txt'; did you mean turn.text?"),
-        ("zzz", 1, "unknown key 'zzz'; sections: dialogue, session, turn,"),
-        ("values.split", "train", "values.split should map values of the data to train, dev, test"),
-        ("values.split.y", "training", "values.split should be train or dev or test, not 'training'"),
         ("count_from", 2, "count_from should be 0 or 1, not '2'"),
         ("turn.text", "a..b", "turn.text: 'a..b' is not a path"),
-        ("turn.text", ..., "turn.text is missing"),
         ("dialogue.turns", "x", "dialogue needs either sessions or turns"),
         ("question.dialogue", "x", "either dialogue.questions or question.dialogue says which dialogue a question is"),
-        ("evidence.line", ".", "evidence must be given by id, by session and turn, or by line"),
-        ("answer.letter", ".", "answer must be given by letter or by index"),
     ],
 )
 def test_a_mapping_that_is_none(tmp_path: Path, path: str, value: Any, message: str) -> None:
@@ -134,33 +85,6 @@ def test_a_mapping_that_is_none(tmp_path: Path, path: str, value: Any, message: 
     with pytest.raises(ConfigError) as caught:
         read(folder, format)
     assert str(caught.value).startswith(f"{format}: {message}")
-
-
-def test_mappings_and_questions_that_cannot_be_used(tmp_path: Path) -> None:
-    apart = changed(changed(MAPPING, "dialogue.questions", ...), "question.dialogue", "of")
-    for wrong, message in ((apart, "both need file, or both records"), ([1], "unknown key"), ("a: [", "not YAML")):
-        with pytest.raises(ConfigError, match=message):
-            read(*write(tmp_path, wrong, x=DATA))
-    mapping = """{dialogue: {file: a.json, id: c, turns: t}, turn: {speaker: s, text: x},
-        question: {file: b.json, dialogue: c, text: q, id: "i?"}}"""
-    folder, format = write(tmp_path, mapping, a={"c": "one", "t": [{"s": "Ana", "x": "hi"}]})
-    lost, twice = "]: its dialogue 'two' is missing", ", 1]: question id '1' occurs twice"
-    for second, message in (({"c": "two"}, lost), ({"i": "1"}, twice)):
-        write(tmp_path, mapping, b=[{"c": "one", "q": "?", "i": 1}, {"c": "one", "q": "??", **second}])
-        with pytest.raises(DataError) as caught:
-            read(folder, format)
-        assert str(caught.value).startswith(f"{folder / 'b.json'} [item 2{message}")
-    with pytest.raises(FormatError, match=r"unknown format 'mapping'.*or a mapping file"):
-        read(folder, "mapping")
-    with pytest.raises(ConfigError, match=r"none\.yaml"):
-        read(folder, str(tmp_path / "none.yaml"))
-
-
-def test_an_optional_path_that_is_never_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder, format = write(tmp_path, changed(MAPPING, "turn.time", "when?"), x=DATA)
-    with caplog.at_level(logging.WARNING):
-        assert len(read(folder / "x.json", format).questions) == 3
-    assert caplog.messages == [f"{format}: no record has 'when', where turn.time should be"]
 
 
 def test_dialogues_are_joined_with_their_questions(tmp_path: Path) -> None:

@@ -27,14 +27,3 @@ def test_a_row_is_a_dialogue(remind_data, name, sessions):
             assert all(a.speaker != b.speaker for a, b in zip(session.turns, session.turns[1:], strict=False))
         assert dialogue.sessions[-1].time is None
         assert dialogue.sessions[0].time == row["previous_dialogs"][0]["time_back"].strip()
-
-
-def row(**changes):
-    return {"personas": [], "dialog": [{"text": "hi", "id": "4711"}, {"text": "ho", "id": "Speaker 2"}], **changes}
-
-
-def test_rows_without_or_with_repeated_ids(written):
-    named = row(metadata={"initial_data_id": "valid_0"})
-    dialogues = read(written("s.jsonl", row(), named, named)).dialogues
-    assert [dialogue.id for dialogue in dialogues] == ["s-row_00001", "s-valid_0", "s-row_00003"]
-    assert [(turn.id, turn.speaker) for turn in dialogues[0].turns] == [("S1:T1", "Speaker 1"), ("S1:T2", "Speaker 2")]

@@ -3,9 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from remind import Corpus, Dialogue, Image, Question, Session, Turn, read
+from remind import Corpus, Dialogue, Session, Turn, read
 from remind.core.errors import DataError, ImagePathError
-from remind.data.dialogue import Dangling
 from remind.data.readers import write_refmem
 
 IMAGES = [{"path": "img/a.png", "caption": "a", "source": "orig.png"}, {"path": None, "caption": "b", "source": None}]
@@ -24,28 +23,6 @@ def write(folder, *records, name="bench.jsonl"):
     path = folder / name
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
-
-
-def test_read(tmp_path):
-    corpus = read(write(tmp_path, QUESTION, CONTEXT))
-    (dialogue,) = corpus.dialogues
-    assert [(s.id, s.time) for s in dialogue.sessions] == [("s1", "2024-03-01T18:30"), ("s2", None)]
-    first = Image(0, str((tmp_path / "img" / "a.png").resolve()), "a", "orig.png")
-    assert dialogue.images == (first, Image(1, None, "b", None), Image(2, None, None, "https://e.org/c"))
-    chosen = (("one", "two", "three"), ("A", "C"), ("s1:1",), (0, 2), "pattern_induction")
-    assert corpus.questions == (Question("q1", "c01", "Which?", "multi", *chosen, split="train"),)
-    assert (corpus.references, corpus.dangling) == (2, (Dangling("q1", "gone"),))
-    without_gold = read(write(tmp_path, CONTEXT, {**QUESTION, "format": "single", "answers": []}))
-    assert without_gold.questions[0].answers == ()
-
-
-def test_a_folder_is_one_corpus(tmp_path):
-    whole = read(write(tmp_path, CONTEXT, QUESTION))
-    (folder := tmp_path / "parts").mkdir()
-    write(folder, QUESTION, name="a_questions.jsonl")
-    write(folder, CONTEXT, name="b_contexts.jsonl")
-    assert read(folder).questions == whole.questions
-    assert read(folder, format="refmem") == read(folder)
 
 
 def test_round_trip_of_real_dialogues(remind_data, tmp_path):
@@ -71,7 +48,6 @@ def test_images_stay_beside_the_file(tmp_path):
     ("change", "message"),
     [
         ({"answers": ("E",)}, "answer 'E' is not the letter"),
-        ({"images": (9,)}, "image index 9 is out of range"),
         ({"text": "half \ud83d"}, "half a character"),
         (Turn("t", "Ana", " "), r"\[d, t\]: a turn needs a speaker, and words or images"),
     ],

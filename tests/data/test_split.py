@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters
 
@@ -37,25 +37,6 @@ def test_one_dialogue_is_divided_by_evidence(evidence: list[tuple[str, ...]], by
         assert {"train", "test"} <= set(splits.values())
 
 
-def test_several_dialogues_are_never_divided_inside() -> None:
-    data = corpus([(f"d{n % 10}", (f"t{n % 7}",), None) for n in range(100)])
-    splits = assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2))
-    sides = [{splits[q.id] for q in data.questions if q.dialogue_id == f"d{n}"} for n in range(10)]
-    assert all(len(side) == 1 for side in sides)
-    flat = [next(iter(side)) for side in sides]
-    assert (flat.count("train"), flat.count("dev"), flat.count("test")) == (3, 2, 5)
-    other = assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2, seed=1))
-    assert other != splits
-
-
-def test_a_given_split_is_kept_and_shares_are_shares() -> None:
-    data = corpus([("d", ("t0",), "test"), ("d", ("t1",), "train"), ("e", (), None)])
-    assert assign_splits(data.questions, SplitConfig()) == {"q0": "test", "q1": "train", "q2": "test"}
-    for wrong in ({"train": 0.8, "dev": 0.3}, {"train": -0.1}):
-        with pytest.raises(ConfigError):
-            SplitConfig(**wrong)
-
-
 ROWS = st.lists(st.tuples(st.sampled_from("de"), st.sampled_from(["train", "dev", "test"]), EVIDENCE), max_size=12)
 
 
@@ -81,11 +62,3 @@ def test_shared_evidence_is_counted_as_by_comparing_all_pairs(drawn: list[tuple[
     assert (found.train, found.test, found.dialogue_id, found.first) == (train, test, dialogue, f"turn {piece}")
     with pytest.raises(DataError, match=f"the first of {found.pieces} shared, which {found.questions} test"):
         check_overlap(rows)
-
-
-def test_overlap_names_both_questions() -> None:
-    with pytest.raises(DataError, match=r"\[b\].*image 3 of d .*question a"):
-        check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", ("t", 3))])
-    with pytest.raises(DataError, match=r"d\.json \[b\]: image 3 of d"):
-        check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", (3,))], lambda dialogue_id: f"{dialogue_id}.json")
-    check_overlap([("a", "d", "train", (3,)), ("b", "e", "test", (3,)), ("c", "d", "dev", (3,))])

@@ -75,26 +75,6 @@ def test_broken_files_are_refused_and_others_read(tmp_path_factory, content, ins
         assert results == [expected if isinstance(expected, list) else [expected]] * 2
 
 
-def test_places_far_into_a_file(tmp_path):
-    path = tmp_path / "x.jsonl"
-    line = json.dumps({"speaker": "Ané", "text": "hi"}, ensure_ascii=False).encode() + b"\n"
-    path.write_bytes(b"\xef\xbb\xbf" + line * 50 + b'{"speaker": "\xff"}\n')
-    with pytest.raises(DataError, match=r"line 51\]: not JSON: 'utf-8' codec can't decode"):
-        read(path)
-    path.write_bytes(b"[\n" + line.replace(b"\n", b",\n") * 50 + b"{oops}]")
-    with pytest.raises(DataError, match=r"line 52\]: not JSON: Expecting property name"):
-        read(path)
-
-
-def test_refmem_gives_each_context_with_its_questions(tmp_path):
-    contexts = [{**seeds.REFMEM[0], "id": f"c{number}"} for number in range(3)]
-    questions = [{**seeds.REFMEM[1], "id": f"q{n}", "context_id": f"c{c}"} for n, c in enumerate([1, 0, 2, 0])]
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(seeds.as_lines([*questions, *contexts]))
-    pieces = [([d.id for d in piece.dialogues], [q.id for q in piece.questions]) for piece in stream(path)]
-    assert pieces == [(["c0"], ["q1", "q3"]), (["c1"], ["q0"]), (["c2"], ["q2"])]
-
-
 def peak(path: Path) -> int:
     tracemalloc.start()
     for _ in stream(path):

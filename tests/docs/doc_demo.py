@@ -68,6 +68,8 @@ def _check_held_out(text: str, out: Path) -> None:
         if row[0].startswith("PRA"):
             assert float(row[2]) < float(row[1])
     assert [row[0][:3] for row in rows[:2]] == ["PRA", "SFT"]
+    # both are measured on the same questions with the same targets
+    assert rows[0][3] == rows[1][3]
 
 
 def _check_states(out: Path) -> None:

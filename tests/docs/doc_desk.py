@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +29,7 @@ from fault_proxy import Proxy
 from in_process import run_module
 
 from remind.commands import COMMANDS
+from remind.core.files import write_rows
 
 _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test {1}"
 #: Few turns to a dialogue. Retrieval keeps a dialogue so short whole where it is not told otherwise.
@@ -38,8 +39,6 @@ _BENCH = f"{_WORLD.format('bench.world', 1)} {_SHORT.format('bench.world')} --wo
 _BENCH += " --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
-    "benchmarks.bench_logged": "--sessions 3 --turns 4",
-    "benchmarks.bench_memory": "--vectors 2000 --small 200 --questions 2 --turns 4 --sessions 2 --limit 1",
     "benchmarks.count_files": "",
     "benchmarks.gpu": "",
     "annotate-refmem": "",
@@ -66,13 +65,12 @@ RECIPES: dict[str, str] = {
     "train-pra": "--trainer.max_steps 1 --data.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
-    "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
-    "--probes '[]'",
+    "experiments.chain": "--build.limit 8 --questions 2 --test_questions 2 --sft_steps 2 --pra_steps 2 --folds 2 "
+    "--only_folds '[0]' --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' --probes '[]' "
+    "--max_new_tokens 16 --resamples 200",
     "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 3]'",
     "experiments.evidence": "--limit 1",
-    "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
-    "experiments.memory": "--limit 2 --updates 1 --curve 1 --seeds '[0]' --resamples 20",
     "experiments.official.agreement": "",
     "experiments.official.export": "",
     "experiments.official.retrieval": "--bootstrap 20",
@@ -82,10 +80,8 @@ RECIPES: dict[str, str] = {
     "experiments.policies": "--seeds '[1]' --arms '[adrpo]' --dialogues 2 --resamples 100 --sft.steps 1 --rl.steps 1 "
     "--sft.world.dialogues 2 --sft.world.evaluate 1 --rl.world.dialogues 2 --rl.world.evaluate 1 --rl.batch_size 1",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
-    "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
-    "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
-    "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
-    "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
+    "experiments.proof": f"{_BENCH} --arms '{{sft: [clean]}}' --choose.conditions '[clean]' --choose.grids '{{}}' "
+    "--seeds '[1]' --resamples 100",
 }
 #: What training all weights in bfloat16 takes needs torchao.
 _WIDE = "--dtype float32 --trainer.optim adamw_torch_fused"
@@ -93,7 +89,7 @@ SMALLER = ("2b_lora", "4b_lora", "4b_qlora")
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
-    "proof_built": f"--marks '[built]' {_PART.format('bench.built')} --bench.built.sae.steps 2"
+    "proof_built": f"--arms '{{sft: [clean/marks-built]}}' {_PART.format('bench.built')} --bench.built.sae.steps 2"
     " --bench.built.sae.d_sae 64 --bench.built.talk 2",
     "build_server": "--llm.default.base_url {url}",
     "feature_names": "--llm.explain.base_url {url}",
@@ -223,8 +219,8 @@ class Desk:
 
     def _annotate(self, command: Command) -> None:
         """What annotators would hand in: everybody agrees with the drafts."""
-        from remind.refmem.annotations import Row, write_annotations
         from remind.refmem.items import read_items
+        from remind.refmem.merge import Row
 
         items = read_items(self.folder / str(command.option("--drafts")))
         for name in ("Ana", "Ben", "Cem"):
@@ -232,7 +228,8 @@ class Desk:
                 Row(item.id, name, item.answers, item.evidence, item.images, confidence=5, fingerprint=item.fingerprint)
                 for item in items
             ]
-            write_annotations(rows, self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl")
+            path = self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl"
+            write_rows(path, map(asdict, rows))
 
 
 DEMO = Command("Makefile", "remind demo")

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import tomllib
+import warnings
 from argparse import SUPPRESS
 from functools import cache
 from pathlib import Path
@@ -71,7 +72,9 @@ def parser_of(program: str) -> Any:
     def keep(config: type, *_: object, **__: object) -> None:
         parsers.append(cli.make_parser(config, ""))
 
-    with mock.patch.object(cli, "main", keep):
+    with mock.patch.object(cli, "main", keep), warnings.catch_warnings():
+        # another test may have imported the module
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     return parsers[0]
 

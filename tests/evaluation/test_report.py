@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,14 +95,15 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag != "meta":
+        if tag not in ("meta", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.text.append(data)
         if "\u202e" in data and not {"bdi", "title"} & set(self.open):
             self.outside.append(data)
 
@@ -111,8 +113,9 @@ def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
     reader = Reader()
     reader.feed(page)
     assert (reader.open, reader.outside) == ([], [])
-    assert not {"script", "img", "link", "iframe"} & set(reader.tags)
-    assert not any(name.startswith("on") or name in ("src", "href", "srcset") for name, _ in reader.attributes)
+    assert not {"img", "link", "iframe"} & set(reader.tags)
+    assert reader.tags.count("script") == 2
+    assert not any(name.startswith("on") or name in ("src", "srcset") for name, _ in reader.attributes)
     assert "url(" not in page
     assert "@import" not in page
     shown = "".join(reader.text)
@@ -122,11 +125,6 @@ def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
 
 
 def test_conditions_examples_and_costs_are_on_the_page(scores: list[Score]) -> None:
-    failed = reports.failed_answers({"x0": scores, "rag": scores})
-    assert [(item["condition"], item["failure"], item["message"]) for item in failed] == [
-        ("x0", "too_long", HOSTILE),
-        ("rag", "too_long", HOSTILE),
-    ]
     page = reports.html(beside(scores), {"x0": scores, "rag": scores})
     for words in (
         "-12.5<small>[-25.0, +0.0]</small>",
@@ -161,12 +159,29 @@ def test_the_table_by_dimension_is_shown_whole(browser: Any, scores: list[Score]
     assert all(needed <= room for needed, room in widths), widths
 
 
-def test_examples_show_evidence_found_and_missed_by_turns(scores: list[Score]) -> None:
-    shown = reports.wrong_answers(scores)
-    assert [item["id"] for item in shown] == [HOSTILE, "a"]
-    assert (shown[1]["found"], shown[1]["missed"]) == (["Ana: a line 1"], ["Ana: a line 5"])
-    assert shown[0]["options"][0]["chosen"] is True
-    assert shown[0]["options"][1] == {"letter": "B", "text": "b", "gold": True, "chosen": False}
+def test_every_answer_is_shown_with_what_came_of_it(scores: list[Score], browser: Any, tmp_path: Path) -> None:
+    shown = {row["id"]: row for row in reports.answers({"x0": scores, "rag": scores})}
+    assert list(shown) == ["a", HOSTILE, "c"]
+    assert [row["outcomes"] for row in shown.values()] == [["wrong-0", "wrong-1"]] * 2 + [["failed-0", "failed-1"]]
+    first = shown["a"]["given"][0]
+    assert (first["found"], first["missed"]) == (["Ana: a line 1"], ["Ana: a line 5"])
+    assert shown[HOSTILE]["options"][0]["chosen"] == ["x0", "rag"]
+    assert shown[HOSTILE]["options"][1] == {"letter": "B", "text": "b", "gold": True, "chosen": []}
+    assert [(one["condition"], one["failure"], one["message"]) for one in shown["c"]["given"]] == [
+        ("x0", "too_long", HOSTILE),
+        ("rag", "too_long", HOSTILE),
+    ]
+    (tmp_path / "report.html").write_text(reports.html(beside(scores), {"x0": scores, "rag": scores}), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    # those that are wrong under the reference first; all on demand
+    assert page.locator("article:visible").count() == 2
+    page.locator("select").select_option("")
+    assert page.locator("article:visible").count() == 3
+    page.fill("#find", "belief modeling")
+    assert page.locator("article:visible p").first.text_content().startswith(HOSTILE[:8])
+    assert page.locator("#found").inner_text() == "1 of 3"
+    page.close()
 
 
 def test_the_table_of_one_condition(scores: list[Score]) -> None:

@@ -1,18 +1,31 @@
-"""Official result files: bytes that stay, edits that keep the file's style, the script that scores again."""
+"""Official files of LongMemEval and LoCoMo: byte for byte, their figures by definition and by hand, judges."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from in_process import run_module
+from scripted_chat import Scripted
+from sklearn import metrics as reference_metrics
+from small_corpus import short_haystack
 
+from experiments.official.agreement import AgreementConfig, agreement, judge_agreement
+from experiments.official.export import ExportOfficialConfig, export_official
 from experiments.official.files import ResultFile
-from experiments.official.score import ScoreOfficialConfig, score_official, table
+from experiments.official.locomo import by_category, recall_of, score_samples
+from experiments.official.longmemeval import TYPES, Reference, check_rows, judge_rows, load_references, score_rows
+from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
+from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError, FormatError
+from remind.llm.asking import Verdict
+from remind.llm.request import Reply
 
 ROWS = [
     {"question_id": "a", "hypothesis": "größer 東京 \u2028 😀", "n": 1.0, "m": 1e22, "t": True},
@@ -26,40 +39,36 @@ def save(path: Path, raw: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("escape", [True, False])
-@pytest.mark.parametrize("marks", [(", ", ": "), (",", ":")])
-@pytest.mark.parametrize(("end", "last"), [("\n", True), ("\r\n", False)])
+def lines(path: Path, rows: Sequence[object]) -> str:
+    return str(save(path, "".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+# bytes
+
+
+@pytest.mark.parametrize(
+    ("escape", "marks", "end", "last"), [(True, (", ", ": "), "\n", True), (False, (",", ":"), "\r\n", False)]
+)
 def test_lines_stay_and_one_edit_changes_one_line(
     tmp_path: Path, escape: bool, marks: tuple[str, str], end: str, last: bool
 ) -> None:
-    lines = [json.dumps(row, ensure_ascii=escape, separators=marks) for row in ROWS]
-    raw = ("\ufeff" + lines[0] + end + end + end.join(lines[1:]) + (end if last else "")).encode()
-    path = save(tmp_path / "r.jsonl", raw)
-    file = ResultFile(path)
+    written = [json.dumps(row, ensure_ascii=escape, separators=marks) for row in ROWS]
+    raw = ("\ufeff" + written[0] + end + end + end.join(written[1:]) + (end if last else "")).encode()
+    file = ResultFile(save(tmp_path / "r.jsonl", raw))
     assert file.dump() == raw
     file.records[1]["label"] = {"model": "jüdge", "label": None}
     changed = json.dumps(file.records[1], ensure_ascii=escape, separators=marks)
-    assert file.dump() == raw.replace(lines[1].encode(), changed.encode())
-
-
-def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
+    assert file.dump() == raw.replace(written[1].encode(), changed.encode())
+    # oddities that a parser would lose
     raw = b'  {"a": 1, "a": 2,   "f": 1.50, "e": 1E5, "u": "\\u00e9\\/"}  \n\n{"x": NaN}'
-    file = ResultFile(save(tmp_path / "r.jsonl", raw))
-    assert file.dump() == raw
-    assert file.records[0]["a"] == 2
-    # true and 1 are different
-    file = ResultFile(save(tmp_path / "r.jsonl", b'{"label": 1}\n'))
-    file.records[0]["label"] = True
-    assert file.dump() == b'{"label": true}\n'
+    assert ResultFile(save(tmp_path / "r.jsonl", raw)).dump() == raw
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         (b'{"a": 1}\n{"a": \n', "line 2"),
-        (b'{"a": 1}\n[1]\n', r"line 2\]: should be an object"),
         (b"[1, {}]", r"record 1\]: should be an object"),
-        (b'[{"a": 1}', "not JSON"),
         (b'{"a": "\xff"}\n', r"line 1\]: not UTF-8 \(byte 7\)"),
         (b'{"a": ' + b"[" * 100_000 + b"}\n", "line 1"),
     ],
@@ -67,77 +76,15 @@ def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
 def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ResultFile(save(tmp_path / "r.jsonl", raw))
-    for path, problem in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a folder, a file was expected")):
-        with pytest.raises(DataError, match=problem):
-            ResultFile(path)
-
-
-@pytest.fixture
-def judged(tmp_path: Path) -> tuple[Path, Path]:
-    """Three judged rows and their questions."""
-    rows, questions = [], []
-    for name, said, label, gold, kind in (
-        ("q1", "7 May", True, "7 May", "temporal-reasoning"),
-        ("q2_abs", "Paris", False, "not told", "multi-session"),
-        ("q3", "dogs", False, "cats", "multi-session"),
-    ):
-        rows.append({"question_id": name, "hypothesis": said, "autoeval_label": {"model": "j", "label": label}})
-        questions.append({"question_id": name, "question": "which?", "answer": gold, "question_type": kind})
-    folder = tmp_path / "in"
-    folder.mkdir()
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    return save(folder / "rows.jsonl", lines), save(folder / "questions.json", json.dumps(questions).encode())
-
-
-def test_scores_again_and_writes_back(tmp_path: Path, judged: tuple[Path, Path]) -> None:
-    rows, questions = judged
-    report = score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions)))
-    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == rows.read_bytes()
-    assert report["written_back"] == "identical"
-    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == json.loads(json.dumps(report))
-    assert (report["overall"]["value"], report["abstention"]["value"]) == (pytest.approx(1 / 3), 0.0)
-    assert "multi-session" in table(report)
-    paths = {"results": rows, "references": questions}
-    assert report["inputs"] == {role: hashlib.sha256(path.read_bytes()).hexdigest() for role, path in paths.items()}
-
-
-def test_another_judge_sets_the_labels_anew(tmp_path: Path, judged: tuple[Path, Path]) -> None:
-    rows, questions = judged
-    report = score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), judge="offline"))
-    written = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
-    assert [row["autoeval_label"]["label"] for row in written] == [True, False, False]
-    assert all(row["autoeval_label"]["model"].startswith("offline") for row in written)
-    assert report["written_back"] == "changed"
-    assert list(written[0]) == ["question_id", "hypothesis", "autoeval_label"]
-
-
-def test_refusals(tmp_path: Path, judged: tuple[Path, Path]) -> None:
-    rows, questions = judged
-    out = tmp_path / "out"
-    config = ScoreOfficialConfig(str(rows), str(out), str(questions))
-    for change, error, message in (
-        ({"references": None}, ConfigError, "references"),
-        ({"out": str(rows.parent)}, ConfigError, "choose another"),
-        ({"model": "m"}, ConfigError, "for LoCoMo"),
-        ({"judge": "llm"}, ConfigError, "no endpoint"),
-        ({"results": str(questions), "references": None}, FormatError, "neither"),
-    ):
-        with pytest.raises(error, match=message):
-            score_official(replace(config, **change))  # type: ignore[arg-type]
-    assert not out.exists()
-    command = ("experiments.official.score", "--results", rows, "--out", out)
-    status, _, errors = run_module(*command)
-    assert (status, errors.count("\n")) == (2, 1)
-    assert errors.startswith("error: LongMemEval's rows")
-    status, printed, errors = run_module(*command, "--references", questions)
-    assert status == 0, errors
-    assert "written back: identical" in printed
 
 
 def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data: Path) -> None:
     (source,) = (remind_data / "longmemeval").glob("*.eval-results*")
     questions = remind_data / "longmemeval" / "longmemeval_s_queries.json"
-    report = score_official(ScoreOfficialConfig(str(source), str(tmp_path), str(questions)))
+    command = ("--results", source, "--references", questions, "--out", tmp_path)
+    status, printed, errors = run_module("experiments.official.score", *command)
+    assert status == 0, errors
+    assert "written back: identical" in printed
     raw = source.read_bytes()
     assert (tmp_path / source.name).read_bytes() == raw
     # not because nothing was serialised: the style found for a changed row gives every row's bytes
@@ -145,10 +92,240 @@ def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data:
     for row in file.records:
         row["new"] = 1
     assert file.dump() == b"".join(line[:-1] + b', "new": 1}\n' for line in raw.splitlines())
-    types = {row["id"]: row["meta"]["question_type"] for row in json.loads(questions.read_text())}
-    rows = [json.loads(line) for line in raw.splitlines()]
-    for name, estimate in report["by_type"].items():
-        labels = [row["autoeval_label"]["label"] for row in rows if types[row["question_id"]] == name]
-        assert (estimate["n"], estimate["value"]) == (len(labels), pytest.approx(sum(labels) / len(labels)))
-    assert report["overall"]["n"] == 500
-    assert report["abstention"]["n"] == 30
+    report = json.loads((tmp_path / "scores.json").read_text())
+    assert (report["overall"]["n"], report["abstention"]["n"]) == (500, 30)
+
+
+# LongMemEval
+
+
+def row(name: str, label: bool | None = None, said: str = "said") -> dict[str, Any]:
+    judged = {} if label is None else {"autoeval_label": {"model": "j", "label": label}}
+    return {"question_id": name, "hypothesis": said, **judged}
+
+
+def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None:
+    kinds = {"a": 0, "b": 0, "c": 4, "d": 4, "e": 0, "f_abs": 3}
+    questions = [
+        {"question_id": name, "question": "?", "answer": "x", "question_type": TYPES[kind]}
+        for name, kind in kinds.items()
+    ]
+    (tmp_path / "q.json").write_text(json.dumps(questions))
+    references = load_references(tmp_path / "q.json")
+    replies = {
+        "a": Reply('{"verdict": true}', {"verdict": True}),
+        "b": Reply("No."),
+        "c": Reply("Maybe, who knows", failure="invalid"),
+        "d": Reply("", failure="server", message="503"),
+        "f_abs": Reply("yes"),
+    }
+    model = Scripted(lambda request: replies[request.sample])
+    rows = [row(name) for name in replies] + [row("e", True, "  "), row("stranger", True)]
+    assert judge_rows(rows, references, model) == {"neither": 1, "server": 1}
+    assert [r["autoeval_label"]["label"] for r in rows] == [True, False, None, None, True, False, True]
+    # one was blank, and one is nobody's; each is judged in the role of its type
+    assert len({request.prompt_id for request in model.requests}) == 3
+    assert len(model.requests) == 5
+    found = score_rows(rows, references)
+    assert found["by_type"][TYPES[0]]["value"] == pytest.approx(1 / 3)
+    assert (found["overall"]["value"], found["answerable"]["n"], found["abstention"]["value"]) == (0.5, 3, 1.0)
+    counts = {"rows": 7, "judged": 4, "without_verdict": 2, "unknown_question": 1, "unanswered": 0}
+    assert found["counts"] == counts
+
+
+def test_what_is_no_official_file(tmp_path: Path) -> None:
+    for rows, message in (([{"question_id": "a"}], "line 1.*hypothesis"),):
+        with pytest.raises(DataError, match=message):
+            check_rows(ResultFile(lines(tmp_path / "r.jsonl", rows)))
+    listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
+    path = lines(tmp_path / "q.jsonl", [listed])
+    assert load_references(path) == {"q": Reference("q", "how many?", "3", "multi-session")}
+    for bad, message in (([listed, listed], "occurs twice"), ([{**listed, "gold_answers": []}], "line 1.*not a Long")):
+        with pytest.raises(DataError, match=message):
+            load_references(lines(tmp_path / "q.jsonl", bad))
+    several = samples(tmp_path / "s.json", [item(4, "x", "x", gpt_prediction="y")])
+    for model, message in ((None, "m, gpt: name one"), ("other", "no predictions of 'other'")):
+        with pytest.raises(ConfigError, match=message):
+            score_samples(several, model)
+    with pytest.raises(DataError, match=r"conv-26-q000\]: category should be 1 to 5"):
+        score_samples(samples(tmp_path / "s.json", [item(6, "x", "y")]))
+    config = ScoreOfficialConfig(
+        lines(tmp_path / "r.jsonl", [row("q")]), str(tmp_path / "out"), lines(tmp_path / "q.jsonl", [listed])
+    )
+    for change, error, message in (
+        ({"references": None}, ConfigError, "references"),
+        ({"results": config.references, "references": None}, FormatError, "neither"),
+    ):
+        with pytest.raises(error, match=message):
+            score_official(replace(config, **change))  # type: ignore[arg-type]
+
+
+def dcg(relevances: Sequence[int], k: int) -> float:
+    values = np.asarray(relevances, dtype=float)[:k]
+    return float(values[0] + np.sum(values[1:] / np.log2(np.arange(2, values.size + 1)))) if values.size else 0.0
+
+
+def by_definition(order: list[int], gold: set[str], corpus: list[str], k: int) -> tuple[float, float, float]:
+    """The benchmark's three figures over corpus positions and document names."""
+    top = {corpus[i] for i in order[:k]}
+    relevances = [int(name in gold) for name in corpus]
+    found = dcg([relevances[i] for i in order[:k]], k) / dcg(sorted(relevances, reverse=True), k)
+    return float(any(g in top for g in gold)), float(all(g in top for g in gold)), found
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 50])
+def test_retrieval_at_both_levels_against_the_benchmarks_definition(k: int) -> None:
+    generator = random.Random(k)
+    for _ in range(60):
+        sessions = {f"s{n}": generator.randint(1, 6) for n in range(generator.randint(1, 12))}
+        turns = [(name, f"{name}:{n}") for name, count in sessions.items() for n in range(count)]
+        gold = {turn for name, turn in turns if name in ("s0", "s3") and generator.random() < 0.5}
+        if not gold:
+            continue
+        # as the benchmark names them: in a gold session what holds no evidence becomes a document of its own
+        special = {name for name, turn in turns if turn in gold}
+        names = [
+            f"{'answer' if turn in gold else 'noans'}-{name}_{n}" if name in special else f"{name}_{n}"
+            for n, (name, turn) in enumerate(turns)
+        ]
+        gold_names = {name for name, (_, turn) in zip(names, turns, strict=True) if turn in gold}
+        haystack = Haystack("q", tuple(t for _, t in turns), {t: s for s, t in turns}, frozenset(gold))
+        order = generator.sample(range(len(turns)), len(turns))
+        found = score_ranking(haystack, [turns[i][1] for i in order], [k])
+        # turn names cut to their session; k grows until k sessions are seen
+        documents, size = [name.rsplit("_", 1)[0] for name in names], k
+        while size <= len(documents) and len({documents[i] for i in order[:size]}) < k:
+            size += 1
+        wanted = {name.rsplit("_", 1)[0] for name in gold_names}
+        for level, expected in (
+            ("turn", by_definition(order, gold_names, names, k)),
+            ("session", by_definition(order, wanted, documents, size)),
+        ):
+            figures = tuple(found[level][f"{name}@{k}"] for name in ("recall_any", "recall_all", "ndcg_any"))
+            assert figures == pytest.approx(expected, abs=1e-12), (level, order)
+
+
+def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> None:
+    path, _ = short_haystack(remind_data, tmp_path, others=3)
+    config = ScoreRetrievalConfig(str(path), cache=str(tmp_path), out=str(tmp_path / "out.json"), bootstrap=5)
+    result = score_retrieval(config)
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(result))
+    for method in config.methods:
+        assert result["methods"][method]["counts"]["questions"] == 1
+        values = [result["methods"][method]["turn"][f"recall_any@{k}"]["value"] for k in KS]
+        assert values == sorted(values)
+        assert values[-1] == 1.0
+    with pytest.raises(ConfigError, match="'odd'"):
+        ScoreRetrievalConfig("x", ["odd"])
+
+
+# LoCoMo
+
+
+def item(category: int, said: str | None, answer: Any = None, **more: Any) -> dict[str, Any]:
+    """A question with a prediction of the model m."""
+    gold = {} if answer is None else {"answer": answer}
+    given = {} if said is None else {"m_prediction": said}
+    return {"question": f"question {category}?", **gold, "evidence": ["D1:3"], "category": category, **given, **more}
+
+
+def samples(path: Path, *found: list[dict[str, Any]]) -> ResultFile:
+    value = [{"sample_id": f"conv-{n}", "qa": items} for n, items in enumerate(found, start=26)]
+    return ResultFile(save(path, json.dumps(value, indent=2).encode()))
+
+
+def test_figures_of_locomo_by_hand_and_as_its_scorer_writes_them(tmp_path: Path) -> None:
+    file = samples(
+        tmp_path / "r.json",
+        [
+            item(1, "camping, running", "painting, camps", m_prediction_context=["D1:3"]),  # 1 of 2 parts
+            item(2, "7 May, 2023", "7 May 2023", m_prediction_context=["D1:4"]),
+            item(3, "she hikes", "hiking; for fun"),  # 2 * 1/2 * 1 / (1/2 + 1)
+            item(4, "2022", 2022, evidence=[], m_prediction_context=["D1:4"]),
+            item(4, "nothing alike", "lamp"),
+            item(5, "No information available.", adversarial_answer="a lamp"),
+            item(4, None, "lamp"),
+            item(4, "lamp"),
+        ],
+    )
+    answered, counts = score_samples(file)
+    values = [1 / 2, 1.0, 2 / 3, 1.0, 0.0, 1.0, None]
+    assert [one.f1 for one in answered] == [None if v is None else pytest.approx(v) for v in values]
+    assert [one.recall for one in answered[:4]] == [1.0, 0.0, None, None]
+    expected = {"model": "m", "questions": 8, "answered": 7, "unanswered": 1, "without_gold_answer": 1, "changed": 0}
+    assert counts == expected
+    written = [[question.get(name, "none") for question in file.records[0]["qa"]] for name in ("m_f1", "m_recall")]
+    # whole numbers where the scorer has them: nothing in common outside category 1, and all of category 5
+    assert json.dumps(written[0]) == '[0.5, 1.0, 0.667, 1.0, 0, 1, "none", "none"]'
+    assert written[1] == [1.0, 0.0, "none", 1, *["none"] * 4]
+    found = by_category(answered, resamples=50)
+    assert [found[name]["n"] for name in ("1", "4", "5", "1-4", "all")] == [1, 3, 1, 6, 7]
+    assert found["1-4"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1) / 5)
+    assert found["all"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1 + 1) / 6)
+    assert recall_of(["D1:3", "D2:4", "D2:5"], ["S2", "S7"]) == pytest.approx(2 / 3)
+    # figures that are right leave the bytes alone, wrong ones are counted
+    file.write(tmp_path / "scored.json")
+    again = ResultFile(tmp_path / "scored.json")
+    again.records[0]["qa"][1]["m_f1"] = 0.25
+    assert score_samples(again)[1]["changed"] == 1
+    assert again.dump() == file.dump()
+
+
+def test_our_answers_in_both_formats(tmp_path: Path) -> None:
+    data, run, out = tmp_path / "locomo.json", tmp_path / "run", tmp_path / "out.json"
+    samples(data, [item(4, None, "lamp"), item(5, None), item(2, None, "May")], [item(4, None, "x")])
+    said = (("conv-26-q000", "a lamp", None), ("conv-26-q001", "lamp", None), ("conv-26-q002", "", "error"))
+    rows = [{"question_id": q, "answer": answer, "failure": failure, "accuracy": None} for q, answer, failure in said]
+    run.mkdir()
+    (run / "report.json").write_text(json.dumps({"identity": {"split": "test"}, "overall": {"parse_rate": None}}))
+    lines(run / "predictions.jsonl", rows)
+    assert export_official(ExportOfficialConfig(str(run), str(out), "locomo", str(data), "m")) == 2
+    (sample,) = json.loads(out.read_text())
+    figures = [(question.get("m_prediction"), question.get("m_f1")) for question in sample["qa"]]
+    assert (sample["sample_id"], figures) == ("conv-26", [("a lamp", 1.0), ("lamp", 0), (None, None)])
+    assert out.read_text() == json.dumps(json.loads(out.read_text()), indent=2)
+    # it goes in again as it came out
+    report = score_official(ScoreOfficialConfig(str(out), str(tmp_path / "again")))
+    assert (report["written_back"], report["counts"]["unanswered"]) == ("identical", 1)
+    assert export_official(ExportOfficialConfig(str(run), str(tmp_path / "o.jsonl"), "longmemeval")) == 2
+    expected = [{"question_id": one["question_id"], "hypothesis": one["answer"]} for one in rows[:2]]
+    assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
+    lines(run / "predictions.jsonl", [{**rows[0], "question_id": "conv-99-q000"}])
+    with pytest.raises(DataError, match=r"conv-99-q000\]: 1 answers are to questions"):
+        export_official(ExportOfficialConfig(str(run), str(out), "locomo", str(data)))
+
+
+# judges
+
+
+class Rule:
+    """Accepts what equals a reference; no verdict on the word boom."""
+
+    name = "rule"
+
+    def verdicts(self, cases: Sequence[Any], samples: Sequence[str] | None = None) -> list[Verdict]:
+        return [Verdict(None if said == "boom" else said in references) for _, references, said in cases]
+
+
+def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    for _ in range(20):
+        labels = [generator.random() < 0.6 for _ in range(generator.randint(2, 60))]
+        verdicts = [label if generator.random() < 0.8 else not label for label in labels]
+        figures = agreement(verdicts, labels)
+        assert figures["accuracy"]["value"] == pytest.approx(reference_metrics.accuracy_score(labels, verdicts))
+        for name in ("precision", "recall", "f1", "cohen_kappa"):
+            if (value := figures[name.removeprefix("cohen_")]) is not None:
+                assert value == pytest.approx(getattr(reference_metrics, f"{name}_score")(labels, verdicts)), name
+    rows = [("1", "x", "a", True), ("2", "x", "A", True), ("3", "y", "a", True), ("4", "y", "boom", False)]
+    keys = ("question_id", "dimension", "prediction", "label")
+    labelled = [{**dict(zip(keys, one, strict=True)), "question": "?", "references": ["a"]} for one in rows]
+    path = lines(tmp_path / "l.jsonl", labelled)
+    result = judge_agreement(AgreementConfig(path, out=str(tmp_path / "a.json")), Rule())  # type: ignore[arg-type]
+    assert {name: (one["agree"], one["failed"]) for name, one in result["groups"].items()} == {"x": (1, 0), "y": (1, 1)}
+    for labels, message in (
+        ([{"question_id": "1", "label": "yes"}], "line 1.*true or false"),
+        ([{"question_id": "1", "label": True}], "needs question, references and prediction"),
+    ):
+        with pytest.raises(DataError, match=message):
+            judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", labels)), Rule())  # type: ignore[arg-type]

@@ -1,44 +1,45 @@
-"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others."""
+"""Tables and figures of the paper: cells by hand counts, answers of others, every small form, a full form."""
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_proxy import Proxy, completion
-from running import use_words
 from scripted_answers import Lines
 
-from experiments.cost.config import InferenceCostConfig
-from experiments.cost.flops import Shape, load_config
 from experiments.paper.ablation import STAGES, without
-from experiments.paper.cells import product, side_by_side
-from experiments.paper.costs import by_stage, operations_of
-from experiments.paper.grounding import marked_share
-from experiments.paper.judging import read_sheet, sample
-from experiments.paper.memory import table as memory_table
-from experiments.paper.memory import taken
-from experiments.paper.settings import Setting, pooled
-from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths, split_records
+from experiments.paper.cells import product
+from experiments.paper.config import PaperConfig
+from experiments.paper.items import ITEMS, paper
+from experiments.paper.judging import read_sheet
+from experiments.paper.settings import Setting, pooled, settings
+from experiments.paper.systems import OURS, FileAnswers, foreign_rows, named_paths
+from experiments.paper.trained import ALTERED, UNTRAINED
 from experiments.paper.trajectory import phases
+from remind.core.cli import main
 from remind.core.errors import ConfigError, DataError
-from remind.data.readers.refmem import write_refmem
-from remind.evaluation.conditions import Asked, Prompter
+from remind.core.files import read_json
+from remind.data.sample import sample_path
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.scores import MEASURES, summarise
-from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.memory.config import RunMemoryConfig
-from remind.memory.run import run_memory
-from remind.memory.score import read_units
+from remind.evaluation.scores import summarise
+from remind.llm.endpoints import EndpointConfig
+from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.states.dataset import read_states
-from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.testbed.built import BuiltConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, make_world
+from sae.config import SAETrainConfig
 
 WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
+# so short a dialogue would be kept whole
+PART = PerceptionConfig(retrieve=RetrieveConfig(method="hybrid", whole_tokens=0))
+BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1, perception=PART)
 
 
 @pytest.fixture(scope="module")
@@ -46,308 +47,214 @@ def world() -> World:
     return make_world(WORLD)
 
 
-# answers of another system
-
-
-@pytest.fixture
-def asked(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Setting:
-    """The world's questions, and no model that would answer them."""
-    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
-    states = write_states(world, tmp_path / "states", LadderConfig())
-    return Setting(0, EvaluateConfig(str(states), "none", "", bootstrap=20))
-
-
 def write_answers(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path: Path) -> None:
+def test_answers_of_another_system_against_a_hand_count(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every third question is right, every fourth of the rest cannot be read, the others are wrong."""
-    rows, right, quoted = [], {}, {}
-    for number, record in enumerate(read_states(asked.evaluate.states)):
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
+    states = write_states(world, tmp_path / "states", LadderConfig())
+    asked = Setting(0, EvaluateConfig(str(states), "none", "", bootstrap=20))
+    known = read_states(states)
+    rows, right = [], {}
+    for number, record in enumerate(known):
         gold = ",".join(record.answers) if record.format == "multi" else record.answers[0]
         wrong = {"multi": "", "single": next(x for x in "ABCD" if x not in record.answers), "direct": "never so"}
-        row = {"question_id": record.question_id, "answer": gold if number % 3 == 0 else wrong[record.format]}
+        answer = gold if number % 3 == 0 else wrong[record.format]
         if number % 3 and number % 4 == 0:
-            row["answer"] = "" if record.format == "direct" else "no idea"
-        if number % 2 == 0:
-            evidence = record.images[:1] if record.visual else record.evidence_lines[:1]
-            row["explanation"] = str(list(evidence)) if record.visual else "\n".join(map(str, evidence))
+            answer = "" if record.format == "direct" else "no idea"
+        evidence = record.images[:1] if record.visual else record.evidence_lines[:1]
+        quoted = str(list(evidence)) if record.visual else "\n".join(map(str, evidence))
+        rows.append({"question_id": record.question_id, "answer": answer, "explanation": quoted * (number % 2 == 0)})
         right[record.question_id] = number % 3 == 0
-        quoted[record.question_id] = number % 2 == 0
-        rows.append(row)
-    path = write_answers(tmp_path / "other.jsonl", rows)
-    found = foreign_rows(asked, "other", path, tmp_path / "out")
+    found = foreign_rows(asked, "other", write_answers(tmp_path / "other.jsonl", rows), tmp_path / "out")
     table = product(pooled([(asked, found)]), 20)
-    records_by_id = {record.question_id: record for record in read_states(asked.evaluate.states)}
     for format in ("single", "multi", "direct", "all"):
-        for dimension, figures in table[format].items():
-            here = [
-                r for r in records_by_id.values() if format in ("all", r.format) and dimension in ("all", r.dimension)
-            ]
-            assert figures["n"] == len(here)
-            hits = sum(right[r.question_id] for r in here)
-            assert figures["accuracy"]["value"] == pytest.approx(hits / len(here))
-            # Eq. 10: samples that quote nothing are not in V; Eq. 11: they are, with 0
-            text = [r for r in here if not r.visual and quoted[r.question_id]]
-            visual = [r for r in here if r.visual]
-            measure = figures["memory_recall_visual"]
-            assert (measure["n"] if measure else 0) == len(visual)
-            if visual:
-                shares = [quoted[r.question_id] / len(r.images) for r in visual]
-                assert measure["value"] == pytest.approx(sum(shares) / len(shares))
-            measure = figures["memory_recall_text"]
-            assert (measure["n"] if measure else 0) == len(text)
-            if text:
-                shares = [1 / len(set(r.evidence_lines)) for r in text]
-                assert measure["value"] == pytest.approx(sum(shares) / len(shares))
-    formats = [table[format]["all"]["n"] for format in ("single", "multi", "direct")]
-    assert sum(formats) == table["all"]["all"]["n"] == len(rows)
-    assert table["all"]["all"]["parse_rate"]["value"] < 1
-    assert f"| other | {len(rows)} |" in side_by_side({"other": table})
+        here = [record for record in known if format in ("all", record.format)]
+        hits = sum(right[record.question_id] for record in here)
+        assert table[format]["all"]["accuracy"]["value"] == pytest.approx(hits / len(here))
+    # Eq. 10: samples that quote nothing are not in V; Eq. 11: they are, with 0
+    whole, quotes = table["all"]["all"], {row["question_id"] for row in rows if row["explanation"]}
+    text = [1 / len(set(r.evidence_lines)) for r in known if not r.visual and r.question_id in quotes]
+    images = [(r.question_id in quotes) / len(r.images) for r in known if r.visual]
+    for measure, shares in (("memory_recall_text", text), ("memory_recall_visual", images)):
+        assert (whole[measure]["n"], whole[measure]["value"]) == (len(shares), pytest.approx(sum(shares) / len(shares)))
+    assert whole["parse_rate"]["value"] < 1
     # a system that explains nothing takes no part in MemR
     bare = write_answers(tmp_path / "bare.jsonl", [{k: r[k] for k in ("question_id", "answer")} for r in rows])
     silent = pooled([(asked, foreign_rows(asked, "bare", bare, tmp_path / "out-bare"))])
     assert summarise(silent.values(), 20)["memory_recall"] is None
-    assert summarise(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
+    assert summarise(silent.values(), 20)["accuracy"] == whole["accuracy"]
 
 
-def test_a_system_may_have_answered_other_splits_and_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_words(monkeypatch.setattr)
-    world = make_world(replace(WORLD, train=1))
-    states = write_states(world, tmp_path / "states", LadderConfig())
-    asked, known = split_records(Setting(0, EvaluateConfig(str(states), "none", "")))
-    ids = {record.question_id: record.split for record in read_states(states)}
-    test = {name for name, split in ids.items() if split == "test"}
-    assert {record.question_id for record in asked} == test < set(ids)
-    assert sorted(known) == sorted(ids)
-    # a run of memory systems asks what the file, or the states of a file that does not say so, have in the split
-    bare = tuple(replace(question, split=None) for question in world.corpus.questions)
-    for name, corpus in (("own", world.corpus), ("bare", replace(world.corpus, questions=bare))):
-        file = tmp_path / f"{name}.jsonl"
-        write_refmem(corpus, file)
-        cfg = RunMemoryConfig(str(file), str(tmp_path / name), ["bm25"], k=[1], budgets=[], split="test")
-        if name == "bare":
-            with pytest.raises(ConfigError, match=f"split: question {bare[0].id!r} has none; set states"):
-                run_memory(cfg)
-            cfg = replace(cfg, states=str(states))
-        units = list(read_units(run_memory(cfg)))
-        assert {row["question"] for unit in units if unit["system"] == "bm25" for row in unit["rows"]} == test
-    with pytest.raises(ConfigError, match="set split to the one to ask"):
-        replace(cfg, split=None)
-
-
-def test_answers_that_cannot_be_used(tmp_path: Path) -> None:
-    def refused(rows: list[dict[str, Any]]) -> str:
-        path = write_answers(tmp_path / "answers.jsonl", rows)
-        with pytest.raises(DataError) as error:
-            FileAnswers("other", path, ["q1", "q2", "q3"], ["q2", "q3"])
-        return str(error.value)
-
-    told = refused([{"question_id": name, "answer": "A"} for name in ("q9", "q1", "q8")])
-    assert "2 ids that are no question here (first: 'q9')" in told
-    assert "2 questions without an answer (first: 'q2')" in told
-    assert "answers.jsonl [line 2]: question 'q2' is answered twice" in refused(
-        [{"question_id": "q2", "answer": "A"}] * 2
-    )
-    assert "[line 1]: needs question_id and answer as text" in refused([{"question_id": "q2", "answer": ["A"]}])
-    for systems, message in (
-        (["x"], "is neither NAME=PATH"),
-        (["x0=runs"], "a name of its own"),
-        ([f"a={tmp_path}", "b=/no/where", "c=/no/there"], "there is no /no/where, /no/there"),
+def test_answers_and_labels_that_cannot_be_used(tmp_path: Path) -> None:
+    for rows, message in (
+        (
+            [{"question_id": name, "answer": "A"} for name in ("q9", "q1")],
+            "1 ids that are no question here.*2 questions without",
+        ),
+        ([{"question_id": "q2", "answer": ["A"]}], r"line 1\]: needs question_id and answer as text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            FileAnswers("other", write_answers(tmp_path / "a.jsonl", rows), ["q1", "q2", "q3"], ["q2", "q3"])
+    for system, message in (
+        ("x", "is neither NAME=PATH"),
+        ("x0=runs", "a name of its own"),
+        ("b=/no/where", "there is no"),
     ):
         with pytest.raises(ConfigError, match=message):
-            named_paths(systems)
-
-
-def test_a_run_of_memory_systems_against_a_hand_count(
-    asked: Setting, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that always chooses A, or A and B, and knows one phrase."""
-    use_words(monkeypatch.setattr)
-    records = read_states(asked.evaluate.states)
-    phrase = next(record.answers[0] for record in records if record.format == "direct")
-
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        told = body["messages"][0]["content"]
-        chosen = "A" if "Exactly one of the options" in told else "A, B" if "One or more" in told else phrase
-        return 200, {}, completion(chosen)
-
-    write_refmem(world.corpus, tmp_path / "world.jsonl")
-    settings: dict[str, Any] = {"systems": ["bm25", "session"], "k": [1], "budgets": []}
-    with Proxy(answer=answer) as proxy:
-        llm = LLMConfig(EndpointConfig("m", proxy.url, price_prompt=1e6), cache=str(tmp_path / "replies.sqlite"))
-        run = run_memory(RunMemoryConfig(str(tmp_path / "world.jsonl"), str(tmp_path / "run"), llm=llm, **settings))
-    given = named_paths([str(run)])
-    assert [*given] == ["bm25", "full_context", "gold", "no_context", "session"]
-    assert memory_runs([str(run), f"x={run}"]) == [run]
-    found = pooled([(asked, foreign_rows(asked, "bm25", given["bm25"], tmp_path / "out"))])
-    assert len(found) == len(records)
-    for format, letters in (("single", {"A"}), ("multi", {"A", "B"})):
-        here = [record for record in records if record.format == format]
-        hits = sum({*record.answers} == letters for record in here)
-        assert product(found, 20)[format]["all"]["accuracy"]["value"] == pytest.approx(hits / len(here))
-    direct = [record for record in records if record.format == "direct"]
-    known = sum(phrase in record.answers for record in direct)
-    assert product(found, 20)["direct"]["all"]["accuracy"]["value"] >= known / len(direct) > 0
-    # by hand: a call for each question, of 10 and 3 tokens, for 10 and 0 USD
-    rows = {row["system"]: row for row in taken([run])}
-    assert [*rows] == ["no_context", "full_context", "gold", "bm25", "session"]
-    spent = {"calls": 1, "prompt_tokens": 10, "completion_tokens": 3, "tokens": 13, "usd": pytest.approx(10)}
-    assert rows["bm25"]["question"] == spent
-    assert rows["bm25"]["ingest"]["calls"] == 0
-    (line,) = [line for line in "\n".join(memory_table([*rows.values()])).splitlines() if line.startswith("| bm25 |")]
-    assert line.startswith(f"| bm25 | refmem | {len(records)} | 0 | 0 | 0.0000 | 1.00 | 13.0 | 10.000000 |")
-    # a system of that name, and a run without answers
-    with pytest.raises(ConfigError, match="has bm25, which is named already"):
-        named_paths([f"bm25={run / 'answers' / 'bm25.jsonl'}", str(run)])
-    bare = run_memory(RunMemoryConfig(str(tmp_path / "world.jsonl"), str(tmp_path / "bare"), **settings))
-    with pytest.raises(DataError, match="the run has no answers"):
-        named_paths([str(bare)])
-
-
-# states without parts of them
+            named_paths([system])
+    sheet = tmp_path / "labels.csv"
+    sheet.write_text("question_id,label\nq1,yes\nq2, 0\n")
+    assert read_sheet(sheet, ["q1", "q2"]) == {"q1": True, "q2": False}
+    with pytest.raises(DataError, match="1 answers without a label"):
+        read_sheet(sheet, ["q1", "q2", "q3"])
 
 
 def test_every_combination_of_strategy_markers_and_summary(world: World) -> None:
-    whole = records(world, LadderConfig())
-    variants = {
-        (strategy, markers): without(whole, world.corpus, strategy, markers)
-        for strategy in (True, False)
-        for markers in (True, False)
-    }
-    assert variants[True, True] == whole
-    plain = Prompter().prompts("evidence", Asked(whole))
-    found = set()
-    for name, (strategy, markers, summarised) in STAGES.items():
+    whole, found = records(world, LadderConfig()), set()
+    for strategy, markers, summarised in STAGES.values():
         level = "x2" if summarised else "x1" if markers else "x0"
-        texts = [record.level(level).text for record in variants[strategy, markers]]
+        texts = [record.level(level).text for record in without(whole, world.corpus, strategy, markers)]
         for record, text in zip(whole, texts, strict=True):
             guides = [record.x0.text[start:end] for start, end in record.x0.reasoning]
             assert all((guide in text) == strategy for guide in guides)
             assert ("[ATTENTION]" in text.split("\n\nConversation\n")[1]) == (markers and bool(record.x1.markers))
             assert ("\nReflection\n" in text) == summarised
-        if name == "evidence":
-            assert texts == [prompt.text for prompt in plain]
         found.add(tuple(texts))
     assert len(found) == len(STAGES) == 8
 
 
-def test_gold_turns_inside_blocks_by_brute_force(world: World) -> None:
-    dialogue = world.dialogues[0]
-    question = world.questions[0].question
-    state = FactualState(dialogue, question, (Segment(2, 4), Segment(9, 11)), Strategy(()))
-    gold = frozenset({3, 9, 20})
-    # shown turns 0 to 5 are positions 2, 3, 4, 9, 10, 11
-    assert marked_share(state, [(1, 2)], gold) == pytest.approx(1 / 3)
-    assert marked_share(state, [(0, 1), (3, 3)], gold) == pytest.approx(2 / 3)
-    assert marked_share(state, [(n, n) for n in range(6)], gold) == pytest.approx(2 / 3)
-    assert marked_share(state, [], gold) == 0
-
-
-# figures of rows
-
-
-def test_what_cannot_be_read_is_wrong_and_counted() -> None:
-    row: dict[str, Any] = dict.fromkeys(MEASURES)
-    row |= {"format": "single", "dimension": None, "dialogue_id": "d"}
-    given = {
-        "right": {**row, "accuracy": 1.0, "parse_rate": 1.0},
-        "unparsable": {**row, "accuracy": 0.0, "parse_rate": 0.0},
-        "no verdict": {**row, "accuracy": None, "parse_rate": 1.0},
-        "no reply": {**row, "accuracy": None, "parse_rate": None},
-        "left out": {**row, "accuracy": 0.0, "parse_rate": 0.0, "left_out": "no gold evidence"},
-    }
-    first = Setting(1, EvaluateConfig("s", "m", "o"), own_dialogues=True)
-    rows = pooled([(first, given), (replace(first, seed=2), given)])
-    assert set(rows) == {f"{seed}/{name}" for seed in (1, 2) for name in given if name != "left out"}
-    assert {one["dialogue_id"] for one in rows.values()} == {"1/d", "2/d"}
-    figures = summarise(rows.values(), 20)
-    assert figures["n"] == 8
-    assert (figures["parse_rate"]["value"], figures["parse_rate"]["n"]) == (pytest.approx(2 / 3), 6)
-    assert (figures["accuracy"]["value"], figures["accuracy"]["n"]) == (0.5, 4)
-
-
-def test_stages_hold_all_operations_once() -> None:
-    parts = {
-        "index": 1,
-        "retrieval": 20,
-        "strategy": 300,
-        "grounding": 4000,
-        "summary": 50000,
-        "read": 6,
-        "answer": 0.5,
-    }
-    (row,) = by_stage([{"way": "x2/1", "title": "x2", "history": 9, "parts": parts}])
-    assert [row[name] for name in row if name.startswith("(")] == [21, 54300, 6.5]
-
-
-def test_operations_of_a_memory_system_by_hand() -> None:
-    """Ten turns ingested by five calls of 200 and 20 tokens; a question takes two of 100 and 10."""
-    ingest = {"calls": 5, "prompt_tokens": 1000, "completion_tokens": 100}
-    question = {"calls": 2, "prompt_tokens": 200, "completion_tokens": 20}
-    row = {"system": "mem0", "dataset": "locomo", "turns": 10, "ingest": ingest, "question": question}
-    cost = InferenceCostConfig("", "nano", "nano", lengths=(400, 4000), questions=(1, 50))
-    shape = Shape.of(load_config("nano"))
-    found = operations_of(row, cost, shape)
-    assert (found["turn"], found["question"]) == (shape.reply(200, 20) / 2, 2 * shape.reply(100, 10))
-    # torch counts all of the square
-    assert found["counted"] == 2 * shape.prefill(100, dense=True)
-    # 100 turns of 40 tokens for 50 questions
-    assert found["curve"][1]["operations"] == 2 * found["turn"] + found["question"]
-    assert found["curve"][1]["calls"] == {"all": 2 * 5 / 10 + 2}
-    retrieval = operations_of(
-        {**row, "ingest": dict.fromkeys(ingest, 0), "question": dict.fromkeys(question, 0)}, cost, shape
-    )
-    assert (retrieval["turn"], retrieval["question"], retrieval["counted"]) == (0, 0, None)
-
-
 def test_phases_of_training_by_hand() -> None:
-    rows: list[dict[str, Any]] = [
-        {"step": step, "kind": "train", "share_hard": step / 10, "jsd01": float(step)} for step in range(1, 11)
-    ]
+    rows: list[dict[str, Any]] = [{"step": step, "kind": "train", "jsd01": float(step)} for step in range(1, 11)]
     # a step measured again after a resumed run counts once, a measurement of the held-out loss not at all
-    early, middle, late = phases([*rows, rows[3], {"step": 3, "kind": "eval", "jsd01": 99.0}])
-    assert (early["steps"], middle["steps"], late["steps"]) == (3, 4, 3)
-    assert (early["jsd01"], middle["jsd01"], late["jsd01"]) == (2.0, 5.5, 9.0)
-    assert late["share_hard"] == pytest.approx(0.9)
+    found = phases([*rows, rows[3], {"step": 3, "kind": "eval", "jsd01": 99.0}])
+    assert [(one["steps"], one["jsd01"]) for one in found] == [(3, 2.0), (4, 5.5), (3, 9.0)]
 
 
-# labels
+# whole items
 
 
-def test_a_sample_is_drawn_by_dimension_and_seed(world: World) -> None:
-    every = records(world, LadderConfig())
-    chosen = sample(every, 1, 0)
-    assert {r.format for r in chosen} == {"direct"}
-    dimensions = [r.dimension for r in chosen]
-    assert sorted(set(map(str, dimensions))) == sorted({str(r.dimension) for r in every if r.format == "direct"})
-    assert len(dimensions) == len(set(dimensions))
-    assert sample(every[::-1], 1, 0) == chosen[::-1]
-    assert len({tuple(r.question_id for r in sample(every, 1, seed)) for seed in range(8)}) > 1
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("paper")
+    common = PaperConfig("run", small=True, world=WORLD, built=BUILT, cache=str(folder / "cache"), resamples=20)
+
+    def made(item: str, **values: Any) -> Path:
+        paper(replace(common, item=item, out=str(folder / item), **values))
+        return folder / item
+
+    return made
 
 
-def test_a_label_sheet_is_read_as_it_says(tmp_path: Path) -> None:
-    path = tmp_path / "labels.csv"
+@pytest.mark.slow
+@pytest.mark.parametrize("item", [name for name in ITEMS if name != "fig4_trained"])
+def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
+    values: dict[str, Any] = {
+        "fig5": {"alphas": (6.0,), "betas": (0.0, 4.0)},
+        "table2": {"benchmark": [str(sample_path() / "dev.jsonl")]},
+    }.get(item, {})
+    out = make(item, **values)
+    result, text = read_json(out / "result.json"), (out / "table.md").read_text()
+    assert (result["item"], result["form"], result["seeds"]) == (item, "small", [0])
+    assert text.startswith(f"# {ITEMS[item].title}\n")
+    assert ("Kind of question: its gold dimension." in text) == ("evaluate" in ITEMS[item].needs)
+    assert (out / {"fig6": "grounding.html", "table2": "table.md"}.get(item, f"{item}.png")).stat().st_size > 500
+    if item == "fig4":
+        rows, gain = result["rows"], result["differences"]["all (x2)"]["added to evidence"]
+        base, whole = (rows[name]["all"]["all"]["accuracy"]["value"] for name in ("evidence", "all (x2)"))
+        assert gain["value"] == pytest.approx(whole - base)
+    elif item == "table1":
+        # baselines are those of a run of memory systems, which explain nothing
+        memory = {"no_context", "full_context", "gold", "dense", "bm25", "hybrid", "remind"}
+        assert set(result["systems"]) == {*OURS, *memory}
+        assert {result["systems"][name]["all"]["all"]["n"] for name in memory} == {20}
+        assert "| dense | NaiveRAG | 33.6 | 45.9 |" in text
+    elif item == "fig11":
+        # what the build counted of the same states
+        (manifest,) = (out.parent / "cache" / "paper").glob("*/states/manifest.json")
+        counted = read_json(manifest)["evidence_recall"]["all"]
+        most, shipped = (result["points"][name]["value"] for name in ("x0", "as shipped"))
+        assert (most, shipped) == (pytest.approx(counted["x0"]), pytest.approx(counted["marked"]))
+        # more tokens mark no less
+        for curve in ([one["value"] for one in estimates] for estimates in result["curves"].values()):
+            assert curve == sorted(curve)
+    elif item == "fig12_table8":
+        by_name = {row["condition"]: row["operations"] for row in result["conditions"]}
+        assert by_name["x0"] < by_name["x1"] < by_name["x2"]
 
-    def lines(*cells: str) -> Path:
-        path.write_text("\n".join(["question_id,label", *cells]) + "\n")
-        return path
 
-    assert read_sheet(lines("q1,yes", "'-q2, 0", "q3,TRUE"), ["q1", "-q2", "q3"]) == {
-        "q1": True,
-        "-q2": False,
-        "q3": True,
-    }
-    for cells, message in (
-        (["q1,maybe", "q2,1"], r"\[line 2\]: 'maybe' is no label"),
-        (["q1,", "q2,"], r"2 answers without a label \(first: 'q1'\)"),
-        (["q1,1", "q2,1", "q7,0"], r"1 labels of questions that are not in the sample \(first: 'q7'\)"),
-        (["q1,1", "q1,0"], r"\[line 3\]: question 'q1' is labelled twice"),
-    ):
-        with pytest.raises(DataError, match=message):
-            read_sheet(lines(*cells), ["q1", "q2"])
-    path.write_text("id,label\n")
-    with pytest.raises(DataError, match="has no column question_id"):
-        read_sheet(path, [])
+@pytest.mark.slow
+def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path], tmp_path: Path) -> None:
+    """The full form on the world's states: a sheet to fill in first, then agreement; its answers are a system."""
+    (small,) = settings(PaperConfig(small=True, world=WORLD, built=BUILT, cache=str(make("table3").parent / "cache")))
+    names = ("states", "model", "corpus", "max_new_tokens", "bootstrap")
+    asked = {name: getattr(small.evaluate, name) for name in names}
+    (tmp_path / "evaluate.yaml").write_text(json.dumps({**asked, "llm": {"cache": None}}))
+    cfg = PaperConfig("run", "table3", str(tmp_path / "out"), evaluate=str(tmp_path / "evaluate.yaml"), resamples=20)
+    paper(cfg)
+    assert read_json(tmp_path / "out" / "result.json")["labels"] is None
+    sheet, answers = tmp_path / "out" / "labels.csv", tmp_path / "out" / "answers"
+    with sheet.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with sheet.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**row, "label": str(int(number == 0))} for number, row in enumerate(rows))
+    with Proxy(answer=lambda body: (200, {}, completion('{"verdict": true}'))) as server:
+        # a further judge, and the answers of the finished run
+        again = replace(cfg, out=str(tmp_path / "again"), systems=[f"own={answers}"], labels=str(sheet))
+        paper(replace(again, judges=[EndpointConfig("one", server.url)]))
+    (_, ours), (_, lenient) = read_json(tmp_path / "again" / "result.json")["judges"].items()
+    # what is empty is wrong without asking
+    assert lenient["all"]["agree"] == sum(bool(row["prediction"]) == (n == 0) for n, row in enumerate(rows))
+    stored = map(json.loads, (answers / "predictions.jsonl").read_text().splitlines())
+    verdicts = {row["question_id"]: row["accuracy"] == 1 for row in stored}
+    expected = sum(verdicts[row["question_id"]] == (number == 0) for number, row in enumerate(rows))
+    assert (ours["all"]["agree"], ours["all"]["n"]) == (expected, len(rows))
+
+
+@pytest.mark.slow
+def test_rows_that_are_trained(tmp_path: Path) -> None:
+    cfg = PaperConfig(
+        "run", "fig4_trained", str(tmp_path / "small"), small=True, world=replace(WORLD, train=1), built=BUILT, steps=1,
+        resamples=20, cache=str(tmp_path / "cache"), rows=[UNTRAINED, "evidence + summary", ALTERED],
+    )  # fmt: skip
+    paper(cfg)
+    result, folder = read_json(tmp_path / "small" / "result.json"), tmp_path / "small" / "seed-0"
+    assert {row["all"]["all"]["n"] for row in result["rows"].values()} == {20}
+    states = {path.name: {r.question_id: r for r in read_states(path)} for path in folder.glob("states*")}
+    for name, record in states["states"].items():
+        bare, altered = states["states-no-strategy-no-markers"][name], states["states-altered-order"][name]
+        assert bare.x0.text == bare.x1.text
+        # the summary comes first, the markers on top of it
+        assert "\nReflection\n" in altered.x1.text
+        assert len(altered.x2.markers) == len(record.x1.markers)
+    with pytest.raises(ConfigError, match="was trained with other settings"):
+        paper(replace(cfg, steps=2))
+    with pytest.raises(ConfigError, match="no row 'x3'; there are untrained, x0"):
+        paper(replace(cfg, rows=["x3"]))
+
+
+def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> None:
+        main(PaperConfig, paper, "", list(words), positional=("action", "item"))
+
+    def refused(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            command("run", *words)
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    command("list")
+    shown = capsys.readouterr().out
+    assert all(f"{name}: {item.title}" in shown for name, item in ITEMS.items())
+    assert "no item 'fig7'; there are fig4, fig4_trained, table1" in refused("fig7", "--out", str(tmp_path))
+    (tmp_path / "e.yaml").write_text("{states: no/states, model: nano, out: x, corpus: [no.json, also.json]}")
+    files = ["--evaluate", str(tmp_path / "e.yaml"), "--cost", "no.yaml", "--systems", '["a=no.jsonl", "runs/no"]']
+    told = refused("fig12_table8", "--out", str(tmp_path / "a"), *files)
+    assert "there is no no.jsonl, runs/no, no.yaml, no/states, no.json, also.json; or --small" in told

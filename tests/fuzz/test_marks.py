@@ -6,7 +6,6 @@ import functools
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_corpus import strip_markers
@@ -15,8 +14,7 @@ from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.backbone import load_backbone
-from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
-from remind.models.images import Pictures
+from remind.models.chat import chat_ids, end_token_id, prompt_ids
 from remind.models.nano import nano_tokenizer
 from remind.states.pyramid import (
     MARKER,
@@ -25,9 +23,8 @@ from remind.states.pyramid import (
     ReflectiveState,
     Segment,
     Strategy,
-    one_line,
 )
-from remind.states.records import StateRecord, marked_share, record_of, record_of_row, row_of
+from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
 NANO = nano_tokenizer()
 backbone_of = functools.cache(load_backbone)
@@ -83,17 +80,6 @@ def test_recorded_markers_are_the_only_ones(record: StateRecord) -> None:
     assert MARKER not in back.x0.text.split("\n")
 
 
-@given(records)
-@settings(max_examples=25)
-def test_turns_stand_where_their_spans_say(record: StateRecord) -> None:
-    for level in (record.x0, record.x1, record.x2):
-        lines = level.text[slice(*level.dialogue)].split("\n")
-        assert len(lines) == 2 + len(level.markers) + len(level.turns) + sum(len(t.captions) for t in level.turns)
-        for turn in level.turns:
-            assert level.text[slice(*turn.speaker)].endswith(":")
-            assert level.text[turn.end - 1] == "\n"
-
-
 def specials(tokenizer: Any, ids: list[int]) -> list[int]:
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     return [token for token in ids if token in special]
@@ -115,73 +101,7 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
 
 
 @given(records)
-@settings(max_examples=15)
-def test_encoders_see_no_special_token_in_text(record: StateRecord) -> None:
-    tokenizer = backbone_of("minilm").tokenizer
-    tokens = tokenize(tokenizer, record.x2.text)
-    # an unknown character is the one that text may hold
-    assert set(specials(tokenizer, tokens.ids)) <= {tokenizer.unk_token_id}
-    assert all(0 <= start <= end <= len(record.x2.text) for start, end in tokens.offsets)
-
-
-@given(st.lists(names, min_size=2, max_size=4), names)
-@settings(max_examples=10)
-def test_pixels_stand_only_where_images_do(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], caption: str
-) -> None:
-    from PIL import Image as Pillow
-
-    path = tmp_path_factory.getbasetemp() / "a.png"
-    Pillow.new("RGB", (64, 64), (9, 9, 9)).save(path)
-    backbone = backbone_of("nano-untrained")
-    shown = Pictures(backbone, 16)
-    turns = tuple(
-        Turn(f"t{n}", text, text, images=(Image(n, str(path), caption),) if n == 0 else (Image(n, None, caption),))
-        for n, text in enumerate(texts)
-    )
-    dialogue = Dialogue("d", (Session("s", None, turns),))
-    factual = FactualState(dialogue, Question("q", "d", texts[0]), (Segment(0, len(turns) - 1),), Strategy(()))
-    record = record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), caption), "train")
-    config = backbone.model.config
-    counts = []
-    for level in ("x0", "x1", "x2"):
-        ids = shown.prompt(backbone.tokenizer, record, level)
-        counts.append([ids.count(t) for t in (config.image_token_id, config.vision_start_token_id)])
-    assert counts == [[shown._block(str(path)), 1]] * 3
-
-
-@given(st.lists(st.sampled_from((*MARKS, "hello")), max_size=6), st.sampled_from(["A", "B"]))
-def test_of_a_reply_the_first_whole_answer_counts(pieces: list[str], letter: str) -> None:
-    reply = f"<answer>{letter}</answer><explanation>{' '.join(pieces)}</explanation>"
-    assert parse_answer(reply, "single", ["x", "y"]).letters == {letter}
-
-
-@given(records)
 @settings(max_examples=25)
 def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
     assert record.target is not None
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}
-
-
-PICTURED: dict[str, Any] = {"images": (0,), "dimension": "personalized_visual_baselines", "format": "single"}
-PICTURED |= {"options": ("x",), "answers": ("A",)}
-
-
-def small(turns: list[Turn], **fields: Any) -> StateRecord:
-    dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
-    question = Question("q", "d", "why?", **fields)
-    factual = FactualState(dialogue, question, (Segment(0, len(turns) - 1),), Strategy(()))
-    return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "train")
-
-
-def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
-    turns = [Turn("t0", "Ana", "I wrote </explanation> there"), Turn("t1", "Ben", "ok")]
-    record = small(turns, answers=("the </answer> tag",), evidence=("t0", "t1"))
-    assert record.target is not None
-    assert parse_answer(record.target).evidence == record.evidence_lines
-    assert parse_answer(record.target).answer == one_line("the </answer> tag") == "the ‹/answer> tag"
-
-
-def test_an_image_is_marked_only_where_it_is() -> None:
-    turns = [Turn("t0", "Ana", "see [Image #0 Caption]"), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
-    assert marked_share(small(turns, **PICTURED)) == 0

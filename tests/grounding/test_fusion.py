@@ -27,7 +27,7 @@ from remind.grounding.fusion import (
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy
-from sae import SparseCodes, TopKSAE
+from sae import SparseCodes
 from tests.grounding.conftest import saes_for
 
 
@@ -51,11 +51,6 @@ def state_of(*segments: tuple[int, int]) -> FactualState:
     strategy = Strategy(("Look for things that were lost.",), speakers=("Ben",), entities=("bicycle",))
     parts = tuple(Segment(*ends) for ends in (segments or ((0, 4), (5, 7))))
     return FactualState(dialogue(), Question("q", "d", "When was Ben's bicycle stolen?"), parts, strategy)
-
-
-@pytest.fixture(scope="module")
-def saes(minilm: Backbone) -> dict[int, TopKSAE]:
-    return saes_for(minilm, (4, 5), 64, 5)
 
 
 def z(values: list[float]) -> list[float]:
@@ -96,13 +91,12 @@ def random_config(seed: int, sigma: float) -> FusionConfig:
     return FusionConfig(**dict(zip(WEIGHTS, draws, strict=True)), sigma=sigma)
 
 
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 2.5])
-def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
+def test_fuse_is_the_weighted_sum_of_its_definition() -> None:
     """Each question has its own turns at hand; the others count nowhere."""
     draws = torch.Generator().manual_seed(3)
     signals = {name: torch.randn(9, 3, generator=draws) for name in (*SCORES, *FACTS)}
     columns = [[0, 0, 0, 1, 1, 2, 3, 3, 3], [0, 0, -1, -1, 1, 1, 1, -1, 2], [-1, -1, -1, 4, -1, -1, -1, -1, -1]]
-    runs, config = torch.tensor(columns).T, random_config(1, sigma)
+    runs, config = torch.tensor(columns).T, random_config(1, 1.5)
     fused = fuse(signals, runs, config)
     for q, column in enumerate(columns):
         inside = [k for k, run in enumerate(column) if run >= 0]
@@ -127,30 +121,17 @@ def test_signals_of_turns(sentences: SentenceEncoder) -> None:
     torch.testing.assert_close(found["dense"][[3, 6], 0], vectors @ asked)
 
 
-@pytest.mark.parametrize(
-    ("text", "dates"),
-    [
-        ("What happened on 31.12.2023?", [NamedDate(12, 2023, 31)]),
-        ("Who called on 2023-05-08?", [NamedDate(5, 2023, 8)]),
-        ("the 3rd of June, 2023", [NamedDate(6, 2023, 3)]),
-        ("on July 14, 2022", [NamedDate(7, 2022, 14)]),
-        ("on 3 June or on August 9th", [NamedDate(6, None, 3), NamedDate(8, None, 9)]),
-        ("during October", [NamedDate(10)]),
-        ("may they march 40 miles?", []),
-    ],
-)
-def test_dates_that_questions_name(text: str, dates: list[NamedDate]) -> None:
-    assert list(named_dates(text)) == dates
-
-
 def test_how_close_days_are() -> None:
+    assert list(named_dates("on 3 June, 2023-05-08 or 31.12.2023, may they march?")) == [
+        NamedDate(5, 2023, 8),
+        NamedDate(12, 2023, 31),
+        NamedDate(6, None, 3),
+    ]
     days = [date(2023, 12, 31), date(2024, 1, 2), date(2024, 1, 3), None]
     assert closeness(days, [NamedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
     # without a year the nearest one counts, also over New Year
     assert closeness(days, [NamedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
-    assert closeness(days, [NamedDate(1, 2023)]).tolist() == [0, 0, 0, 0]
     assert closeness(days, [NamedDate(1)]).tolist() == [0, 1, 1, 0]
-    assert closeness(days, []).tolist() == [0, 0, 0, 0]
     assert turn_dates(dialogue())[4:] == (date(2024, 3, 1), *[date(2024, 3, 5)] * 2, date(2024, 3, 9))
 
 
@@ -195,14 +176,9 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
             assert float(by_question[k, q]) == pytest.approx(total if k in held else 0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("context", ["joint", "windowed"])
-@pytest.mark.parametrize("match", ["summed", "each"])
-def test_the_grounder_fuses_what_it_grounds(
-    minilm: Backbone, saes: dict[int, TopKSAE], sentences: SentenceEncoder, context: str, match: str
-) -> None:
-    config = GroundingConfig(
-        context_codes=context, match=match, anchor_codes="question", layers="last", smooth_turns=0.0, window=0
-    )
+def test_the_grounder_fuses_what_it_grounds(minilm: Backbone, sentences: SentenceEncoder) -> None:
+    saes = saes_for(minilm, (4, 5), 64, 5)
+    config = GroundingConfig(anchor_codes="question", layers="last", window=0)
     state = state_of((0, 2), (4, 6))
     alone = {
         kind: Grounder(minilm, saes, None, replace(config, match=kind)).ground(state).salience
@@ -226,7 +202,5 @@ def test_the_grounder_fuses_what_it_grounds(
     expected = fused_by_hand(signals, list(state.runs), weights)
     with pytest.raises(ConfigError, match="sentence encoder"):
         Grounder(minilm, saes, None, replace(config, fuse=weights))
-    codes_alone = FusionConfig(**{**dict.fromkeys(WEIGHTS, 0.0), "summed": 1.0, "each_context": 1.0, "length": -0.5})
-    assert len(Grounder(minilm, saes, None, replace(config, fuse=codes_alone)).ground(state).salience) == 6
     for k, value in enumerate(trace.state.salience):
         assert value == (-math.inf if k in silent else pytest.approx(expected[k], abs=2e-3))

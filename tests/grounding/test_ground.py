@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
-from remind.data.dialogue import Dialogue, Session, Turn
+from remind.data.dialogue import Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
-from remind.grounding.codes import Part, SparseEncoder, WindowedCodes
+from remind.grounding.codes import Part
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
-from tests.grounding.conftest import saes_for, state_of, turns_of
+from tests.grounding.conftest import saes_for, state_of
 
 D_SAE, K = 96, 6
 
@@ -154,33 +154,6 @@ def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
         assert salience == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_windows_hold_whole_turns_of_one_session(minilm: Backbone) -> None:
-    seen: list[list[int]] = []
-
-    class Spy(SparseEncoder):
-        def encode(self, sequences):
-            seen.extend(sequences)
-            return super().encode(sequences)
-
-    long = "word " * 50
-    sessions = (
-        Session("a", None, turns_of("a", ("Ana", "one two three", []), ("Ben", long, []), ("Ana", "four", []))),
-        Session("b", None, turns_of("b", ("Ben", "five six", []))),
-    )
-    target = Dialogue("d", sessions)
-    spy = Spy(minilm, saes_for(minilm, (2,)), 10.0, 4)
-    codes = WindowedCodes(spy, 20, 1).dialogue_codes(target)
-    lengths = [len(minilm.tokenize(f"{turn.speaker}: {turn.text}").ids) for turn in target.turns]
-    assert lengths == [5, 52, 3, 4]
-    # the long turn is split; its last piece shares a window with the next turn; the session ends the window
-    assert [len(window) for window in seen] == [5, 20, 20, 12 + 3, 4]
-    assert [t for window in seen for t in window] == [
-        t for turn in target.turns for t in minilm.tokenize(f"{turn.speaker}: {turn.text}").ids
-    ]
-    assert torch.bincount(codes.turn).tolist() == lengths
-    assert codes.layers[2].values.shape == (64, K)
-
-
 def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: Backbone) -> None:
     given = {2: torch.linspace(0, 1, D_SAE)}
     strategy = Strategy(("Look for things that were lost.",))
@@ -216,20 +189,18 @@ def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Bac
     assert render(nothing) == render(state)
 
 
-@pytest.mark.parametrize(
-    ("saes", "idf", "settings", "message"),
-    [
+def test_what_does_not_fit_is_a_model_error(minilm: Backbone) -> None:
+    with pytest.raises(ConfigError, match="aggregate"):
+        GroundingConfig(agg="top0")
+    fits = TopKSAE(384, 96, 4)
+    for saes, idf, settings, message in (
         ({}, None, {}, "at least one SAE"),
         ({7: TopKSAE(384, 64, 4)}, None, {}, "layers 0 to 6"),
         ({3: TopKSAE(128, 64, 4)}, None, {}, "384 wide"),
-        ({3: TopKSAE(384, 96, 4)}, {3: torch.ones(5)}, {}, "96 features"),
-        ({3: TopKSAE(384, 96, 4)}, {2: torch.ones(96)}, {"idf": "corpus"}, "without idf"),
-        ({3: TopKSAE(384, 96, 4)}, None, {"context_codes": "joint"}, "windowed"),
-    ],
-)
-def test_what_does_not_fit_is_a_model_error(minilm: Backbone, saes, idf, settings: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match="aggregate"):
-        GroundingConfig(agg="top0")
-    with pytest.raises(ModelError, match=message) as caught:
-        Grounder(minilm, saes, idf, GroundingConfig(**settings)).ground(state_of(Strategy(("a cue " * 600,))))
-    assert "\n" not in str(caught.value)
+        ({3: fits}, {3: torch.ones(5)}, {}, "96 features"),
+        ({3: fits}, {2: torch.ones(96)}, {"idf": "corpus"}, "without idf"),
+        ({3: fits}, None, {"context_codes": "joint"}, "windowed"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            grounder = Grounder(minilm, saes, idf, GroundingConfig(**settings))  # type: ignore[arg-type]
+            grounder.ground(state_of(Strategy(("a cue " * 600,))))

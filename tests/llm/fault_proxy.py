@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FAULTS = ("rate", "broken", "slow", "cut", "malformed")
-Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes]]
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes | Iterable[bytes]]]
 
 
 def completion(text: str, prompt_tokens: int = 10, completion_tokens: int = 3, reason: str = "stop") -> bytes:
@@ -103,47 +102,6 @@ class Proxy:
             self.paid.update([json.dumps(body["messages"])] if whole else [])
 
 
-class Raw:
-    """`with Raw(speak) as server:` gives every connection on a loopback port to `speak`, in a thread of its own.
-
-    Args:
-        speak: called with the socket after each whole request; what it yields is sent.
-        window: bytes of a request that the system takes before `speak` reads on; None: it is read whole before.
-
-    Attributes:
-        heads: the headers of every request.
-    """
-
-    def __init__(self, speak: Callable[[socket.socket], Iterable[bytes]], window: int | None = None) -> None:
-        self.speak, self.window = speak, window
-        self.heads: list[bytes] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        if window is not None:
-            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
-
-    def __enter__(self) -> Raw:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=self._serve, args=self.listener.accept()[:1], daemon=True).start()
-
-    def _serve(self, peer: socket.socket) -> None:
-        with peer, peer.makefile("rb") as file, suppress(OSError):
-            while head := b"".join(iter(file.readline, b"\r\n")).lower():
-                self.heads.append(head)
-                if self.window is None:
-                    file.read(int(head.partition(b"content-length: ")[2].split()[0]))
-                for piece in self.speak(peer):
-                    peer.sendall(piece)
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -185,19 +143,23 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(self.proxy.delay)
         status, heads, content = self.proxy.answer(body)
         if fault == "cut":
+            assert isinstance(content, bytes)
             self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
             self.close_connection = True
             return False
         self._send(status, heads, content)
         return status == 200
 
-    def _send(self, status: int, heads: dict[str, str], content: bytes) -> None:
+    def _send(self, status: int, heads: dict[str, str], content: bytes | Iterable[bytes]) -> None:
+        pieces = [content] if isinstance(content, bytes) else content
+        length = str(len(content)) if isinstance(content, bytes) else "1000"
         self.send_response(status)
-        for head in {"Content-Type": "application/json", "Content-Length": str(len(content)), **heads}.items():
+        for head in {"Content-Type": "application/json", "Content-Length": length, **heads}.items():
             self.send_header(*head)
         self.end_headers()
-        self.wfile.write(content)
-        self.wfile.flush()
+        for piece in pieces:
+            self.wfile.write(piece)
+            self.wfile.flush()
 
     def log_message(self, *_: Any) -> None:
         pass

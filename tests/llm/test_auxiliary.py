@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_chat import Scripted, as_reply
+from scripted_chat import Scripted
 
-from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Reply, Request
-from remind.perception import Perception, PerceptionConfig
-from remind.perception.config import RetrieveConfig
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
@@ -54,13 +51,14 @@ def state(question: Question = SINGLE) -> AttentionalState:
 def test_cues_of_all_segments_go_out_together() -> None:
     def answer(request: Request) -> str:
         text = request.messages[1].text
-        return "<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text)
+        return "<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes. " * 200 * ("shoes" in text)
 
     model = Scripted(answer)
     llm = ChatLLM({"cues": model})
     cues = llm.cues(TALK, SEGMENTS, "pattern_induction")
     assert [len(batch) for batch in model.batches] == [3]
-    assert cues[:2] == ["Smoking ended.", "Shoes."]
+    # one that never ends is cut
+    assert cues[:2] == ["Smoking ended.", " ".join(["Shoes."] * 120)]
     # the last was empty: the stand-in wrote it, and that is told
     assert cues[2] == OfflineLLM().cues(TALK, SEGMENTS[2:], "pattern_induction")[0]
     (failure,) = llm.failures
@@ -88,16 +86,6 @@ def test_the_stand_in_writes_what_failed_and_what_has_no_model(stage: str) -> No
     llm = ChatLLM({})
     assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
     assert (llm.failures, llm.report()["stages"]) == ([], {})
-    assert [one.value for one in llm.verdicts([("Q?", ["a"], "a"), ("Q?", ["a"], "zzz")])] == [True, False]
-
-
-def test_a_cue_that_never_ends_is_cut() -> None:
-    llm, _ = chat("cues", " ".join(f"w{n}" for n in range(500)))
-    assert llm.cues(TALK, SEGMENTS[:1], None) == [" ".join(f"w{n}" for n in range(120))]
-    llm, _ = chat("cues", "<think>without an end")
-    assert llm.cues(TALK, SEGMENTS[:1], None) == OfflineLLM().cues(TALK, SEGMENTS[:1], None)
-    with pytest.raises(DataError, match="unknown dimension"):
-        llm.cues(TALK, SEGMENTS, "mood")
 
 
 def test_kinds_are_asked_of_the_model_that_writes_strategies() -> None:
@@ -130,7 +118,7 @@ def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:
 
 
 def test_a_summary_is_laid_out_by_option() -> None:
-    llm, model = chat("summary", SUMMARY)
+    llm, _ = chat("summary", SUMMARY)
     expected = [
         "Understanding: It asks what ended.",
         "Evidence by option:",
@@ -139,7 +127,6 @@ def test_a_summary_is_laid_out_by_option() -> None:
         "Conclusion: She stopped smoking.",
     ]
     assert llm.summaries([state(), state()]) == ["\n".join(expected)] * 2
-    assert [len(batch) for batch in model.batches] == [2]
     one = {**SUMMARY, "evidence": [{"option": "Z", "finding": "x"}, {"option": "b", "finding": "Plays."}]}
     llm, _ = chat("summary", one)
     expected[2:4] = ["A. smoking - nothing was said to it", "B. music - Plays."]
@@ -154,8 +141,6 @@ def test_a_summary_is_laid_out_by_option() -> None:
     [
         ("strategy", {**STRATEGY, "reasoning": [" "]}, "reasoning"),
         ("strategy", Reply("no JSON", failure="invalid", message="no JSON value"), "no JSON value"),
-        ("summary", {**SUMMARY, "understanding": ""}, "understanding"),
-        ("summary", {**SUMMARY, "conclusion": "<answer></answer>"}, "conclusion"),
         ("summary", {**SUMMARY, "evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
     ],
 )
@@ -173,8 +158,6 @@ def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
     [
         ("<think>it says yes, verdict: true</think> No.", False),
         ("**Yes.**", True),
-        ("Incorrect!", False),
-        ("", None),
         ("maybe", None),
         ("no information is a fair answer, so I would accept it", None),
         ("<think>yes", None),
@@ -184,53 +167,3 @@ def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> 
     llm, _ = chat("judge", Reply(text, failure="invalid", message="not JSON"))
     assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict
     assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])
-
-
-def test_a_judge_without_a_verdict_is_no_rejection() -> None:
-    llm, _ = chat("judge", Reply("", failure="server", message="no reply"))
-    (verdict,) = llm.verdicts([("Q?", ["a"], "a")])
-    assert (verdict.value, verdict.failure) == (None, "server")
-    llm, _ = chat("judge", {"verdict": False})
-    assert llm.verdicts([("Q?", ["a"], "a")])[0].value is False
-
-
-def test_the_name_tells_models_apart() -> None:
-    models = [{}, {"cues": "a@x"}, {"cues": "b@x"}, {"summary": "a@x"}, {"judge": "a@x"}]
-    names = [ChatLLM({k: Scripted(as_reply, v) for k, v in one.items()}).name for one in models]  # type: ignore[misc]
-    assert len(set(names)) == 5
-    assert names[1] == ChatLLM({"cues": Scripted(lambda request: Reply(""), "a@x")}).name
-    assert "cues=a@x" in names[1]
-
-
-def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(tmp_path: Any) -> None:
-    from remind.models.encoder import SentenceEncoder
-
-    encoder = SentenceEncoder()
-    down = True
-
-    def answer(request: Request) -> Any:
-        if request.stage == "strategy":
-            return STRATEGY
-        return Reply("", failure="server", message="down") if down else "A cue of the model."
-
-    def fresh() -> tuple[Perception, Scripted, ChatLLM]:
-        model = Scripted(answer)
-        llm = ChatLLM({"cues": model, "strategy": model}, OfflineLLM(encoder))
-        return Perception(PerceptionConfig(retrieve=RetrieveConfig(whole_tokens=0)), encoder, llm, tmp_path), model, llm
-
-    perception, model, llm = fresh()
-    made = perception.perceive(TALK, [SINGLE, DIRECT])
-    segments = len(perception.index(TALK).segments)
-    assert [one.strategy.speakers for one in made] == [("Ana",), ("Ana",)]
-    assert [len(batch) for batch in model.batches] == [segments, 2]
-    assert len(llm.failures) == segments
-    assert not list(tmp_path.rglob("cues-*"))
-    # once the server is back the cues are asked for again, and only then kept
-    down = False
-    perception, model, llm = fresh()
-    perception.perceive(TALK, [SINGLE])
-    assert perception.index(TALK).cues(None).texts == ("A cue of the model.",) * segments
-    assert not llm.failures
-    perception, model, _ = fresh()
-    perception.perceive(TALK, [SINGLE])
-    assert [batch[0].stage for batch in model.batches] == ["strategy"]

@@ -1,4 +1,4 @@
-"""Costs, JSON in replies, dry runs, a local model, and endpoints from the command line."""
+"""Costs, dry runs, a local model, and endpoints from the command line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 from chat_samples import ask
 
 from remind.core.cli import parse
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import Chats
-from remind.llm.dry import DryChat, DryRun
+from remind.llm.dry import DryChat
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply
+from remind.llm.structured import object_schema
+
+KEY = "sk-secret-0123456789abcdef"
 
 
 @dataclass
@@ -50,7 +53,6 @@ def test_the_ledger_adds_by_stage_and_endpoint() -> None:
     now = {"calls": 6, "prompt_tokens": 1_000_000, "completion_tokens": 100_000, "cost_usd": 3.0, "unknown_usage": 0}
     assert summary["total"]["now"] == now
     assert (summary["stages"]["cues"]["cost_usd"], summary["stages"]["judge"]["calls"]) == (3.0, 5)
-    assert list(summary["endpoints"]) == ["m@http://h/v1"]
     assert [line.split()[0] for line in table(summary).splitlines()] == ["stage", "cues", "judge", "total"]
     # of what two systems ask for each has the costs
     assert [(row["system"], row["calls"]) for row in ledger.groups("system")] == [("", 4), ("one", 3), ("two", 1)]
@@ -64,32 +66,25 @@ def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path) -> None:
     assert isinstance(chat, DryChat)
     assert run is not None
     ReplyCache(tmp_path / "c.sqlite").put(chat.key_of(ask("known")), Reply("paid", None, 3, 1), "e", "judge")
-    properties = {
-        "steps": {"type": "array", "minItems": 2, "items": {"type": "string"}},
-        "option": {"type": "string", "enum": ["B", "C"]},
-        "n": {"type": "integer", "minimum": 3},
-        "fine": {"type": "boolean"},
-    }
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    schema = object_schema(
+        steps={"type": "array", "minItems": 2, "items": {"type": "string"}},
+        option={"type": "string", "enum": ["B", "C"]},
+        n={"type": "integer", "minimum": 3},
+        fine={"type": "boolean"},
+    )
     same = ask("12345678", max_tokens=5)
-    requests = [same, ask("known"), same, ask("x", "cues", schema=schema)]
-    seen: list[int] = []
-    replies = chat.complete(requests, lambda index, reply: seen.append(index))
-    assert sorted(seen) == [0, 1, 2, 3]
+    replies = chat.complete([same, ask("known"), same, ask("x", "cues", schema=schema)])
     assert (replies[1].text, replies[1].cached) == ("paid", True)
     assert replies[3].value == {"steps": ["-", "-"], "option": "B", "n": 3, "fine": False}
-    assert all(reply.failure is None for reply in replies)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["messages"][0]["content"] for line in lines] == ["12345678", "x"]
-    assert lines[0]["prompt_tokens"] == 2 + 4
+    assert lines[0]["prompt_tokens"] == 12
     judged = chats.ledger.summary()["stages"]["judge"]
-    assert (judged["requests"], judged["cached"], judged["now"]["calls"], judged["now"]["cost_usd"]) == (3, 2, 1, 16)
+    assert (judged["requests"], judged["cached"], judged["now"]["calls"], judged["now"]["cost_usd"]) == (3, 2, 1, 22)
     assert "nothing was asked" in run.report()
-    with pytest.raises(DataError, match=r"prompts\.jsonl"):
-        DryRun(path / "below", Ledger())
 
 
-def test_endpoints_from_the_command_line(tmp_path: Path) -> None:
+def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "llm:\n  default: {model: big, base_url: 'http://h:1/v1', price_prompt: 2}\n  cues: {model: small}\n"
@@ -98,34 +93,21 @@ def test_endpoints_from_the_command_line(tmp_path: Path) -> None:
     cfg = parse(Config, "", [*words, "--llm.judge.extra_body", "{seed: 1}", "--llm.cache", "null"]).llm
     assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1", price_prompt=2)
     assert cfg.endpoint("cues") == EndpointConfig("small", "http://i:2/v1")
-    assert cfg.endpoint("judge") == EndpointConfig("wise", extra_body={"seed": 1})
-    assert cfg.cache is None
-    assert parse(Config, "", ["--out", "o"]).llm.endpoint("judge") is None
-
-
-def test_mistakes_on_the_command_line_are_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, reason in (
+    assert (cfg.endpoint("judge"), cfg.cache) == (EndpointConfig("wise", extra_body={"seed": 1}), None)
+    for wrong, reason in (
         (["--llm.judge.retries", "-1"], "llm.judge.retries: Input should be greater than or equal to 0"),
         (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
         (["--llm.judge.colour", "red"], "colour"),
     ):
         with pytest.raises(SystemExit):
-            parse(Config, "", ["--out", "o", *words])
+            parse(Config, "", ["--out", "o", *wrong])
         message = capsys.readouterr().err
         assert reason in message
         assert message.count("\n") == 1
         assert "pass@" not in message
-    with pytest.raises(ConfigError, match="no model is named"):
-        LLMConfig(judge=EndpointConfig(base_url="http://h/v1"))
-
-
-def test_stages_share_what_they_can(tmp_path: Path) -> None:
-    one, two = EndpointConfig("a", "http://h/v1"), EndpointConfig("b", "http://h/v1")
-    chats = Chats(LLMConfig(default=one, judge=two, cache=str(tmp_path / "c.sqlite")))
-    cues, summary, judge = (chats.stage(name) for name in ("cues", "summary", "judge"))
-    assert cues is summary
-    assert judge is not None
-    assert judge.name == "b@http://h/v1"
+    # stages of one endpoint share a model
+    chats = Chats(cfg)
+    assert chats.stage("summary") is chats.stage("strategy") is not chats.stage("cues")
     assert Chats(LLMConfig()).stage("cues") is None
 
 
@@ -139,20 +121,39 @@ def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: P
     assert isinstance(chat, LocalChat)
     texts = ["Where is Ann?", "What does Ben like to eat in the evening?", "Who?"]
     expected = generate(chat.backbone, texts, 5, batch_size=2)
-    first = chat.complete([ask(text, max_tokens=5) for text in texts[:2]])
-    seen: list[int] = []
-    replies = chat.complete([ask(text, max_tokens=5) for text in texts], lambda index, reply: seen.append(index))
+    chat.complete([ask(text, max_tokens=5) for text in texts[:2]])
+    replies = chat.complete([ask(text, max_tokens=5) for text in texts])
     assert [reply.text for reply in replies] == [output.text for output in expected if output]
     assert [reply.cached for reply in replies] == [True, True, False]
-    assert [reply.text for reply in first] == [reply.text for reply in replies[:2]]
-    assert sorted(seen) == [0, 1, 2]
     assert chats.ledger.summary()["total"]["calls"] == 3
-    hot, long = chat.complete([ask("x", temperature=1.0), ask("word " * 40_000, max_tokens=5)])
-    assert (hot.failure, long.failure) == ("refused", "too_long")
-    (tools,) = chat.complete([replace(ask("x"), body={"messages": [], "tools": []})])
-    assert (tools.failure, tools.message) == ("refused", "a local model takes no tools; name a chat server")
-    strict = chat.complete([ask("x", max_tokens=4, schema={"type": "object"})])[0]
-    assert (strict.failure, strict.calls) == ("invalid", 1)
+    long, strict = chat.complete([ask("word " * 40_000, max_tokens=5), ask("x", max_tokens=4, schema=object_schema())])
+    assert (long.failure, strict.failure, strict.calls) == ("too_long", "invalid", 1)
+    for other in ({"temperature": 1.0}, {"body": {"messages": [], "tools": []}}):
+        with pytest.raises(ModelError, match="greedily and takes no tools"):
+            chat.complete([replace(ask("x"), **other)])  # type: ignore[arg-type]
     talk = (Message("system", "S"), Message("user", "U"), Message("assistant", "A"), Message("user", "V"))
     assert as_prompt(talk[:2]) == "S\n\nU"
     assert as_prompt(talk) == "S\n\nRequest:\nU\n\nYour reply:\nA\n\nRequest:\nV"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("base_url", f"user:{KEY}@h/v1"),
+        ("base_url", f"ftp://{KEY}/v1"),
+        ("base_url", "http://h:99999/v1"),
+        ("base_url", f"https://h/v1?k={KEY}"),
+        ("base_url", f"https://h/v1#{KEY}"),
+        ("key_env", KEY),
+    ],
+)
+def test_what_may_be_a_key_is_refused_and_not_told(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name) as refused:
+        LLMConfig(EndpointConfig("m", **{name: value}))  # type: ignore[arg-type]
+    assert KEY not in str(refused.value)
+
+
+def test_https_needs_a_key_and_every_endpoint_a_model() -> None:
+    assert [EndpointConfig("m", f"{scheme}://h/v1").needs_key for scheme in ("HTTPS", "HTTP")] == [True, False]
+    with pytest.raises(ConfigError, match="no model is named"):
+        LLMConfig(judge=EndpointConfig(base_url="http://h/v1"))

@@ -13,6 +13,5 @@ def encoder() -> SentenceEncoder:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits between tries, and for a request that is under way."""
+    """Short waits between tries."""
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
-    monkeypatch.setattr("remind.llm.client._LONGEST_WAIT", 0.02)

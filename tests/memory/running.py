@@ -10,7 +10,6 @@ import openai._base_client
 from words import WordEncoder
 
 from remind.commands import main
-from remind.llm import client
 from remind.memory.provider import CachedEncoder
 
 
@@ -25,5 +24,4 @@ def use_words(put: Callable[[Any, str, Any], None] = setattr) -> None:
 if __name__ == "__main__":
     use_words()
     openai._base_client.MAX_RETRY_DELAY = 0.02
-    client._LONGEST_WAIT = 0.02
     main(["run-memory", *sys.argv[1:]])

@@ -11,20 +11,14 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     T5Config,
 )
 
-from remind.core.errors import ImagePathError, ModelError
+from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.images import chat_inputs
-from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
+from remind.models.nano import nano_model, save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
 
@@ -60,15 +54,6 @@ def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
 # what is loaded
 
 
-def test_nano_is_always_the_same(nano):
-    assert (nano.kind, nano.causal, nano.n_layers, nano.hidden_size) == ("vlm", True, 4, 128)
-    assert nano.max_length == 32768
-    assert (nano.dtype, nano.device.type) == (torch.float32, "cpu")
-    assert not nano.model.training
-    again = load_backbone("nano-untrained").model.state_dict()
-    assert all(torch.equal(value, again[name]) for name, value in nano.model.state_dict().items())
-
-
 def test_qwen3_vl_folder(nano, nano_folder, tmp_path):
     loaded = load_backbone(nano_folder)
     assert type(loaded.model).__name__ == "Qwen3VLForConditionalGeneration"
@@ -79,34 +64,6 @@ def test_qwen3_vl_folder(nano, nano_folder, tmp_path):
     assert all(torch.equal(one[key], two[key]) for key in one)
     with torch.no_grad():
         assert torch.equal(nano.model(**one).logits, loaded.model(**two).logits)
-    for name, dtype, expected in (("nano-untrained", "bfloat16", "bfloat16"), (nano_folder, "auto", "float32")):
-        assert load_backbone(name, dtype=dtype).dtype == getattr(torch, expected)
-
-
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB_SIZE}
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "kind", "max_length"),
-    [
-        (LlamaForCausalLM, LlamaConfig(**TINY, intermediate_size=64, max_position_embeddings=77), "causal", 77),
-        (GPT2LMHeadModel, GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB_SIZE), "causal", 1024),
-        (BertForMaskedLM, BertConfig(**TINY, intermediate_size=64, max_position_embeddings=40), "encoder", 40),
-    ],
-)
-def test_other_architectures(tmp_path, model, config, kind, max_length):
-    model = model(config)
-    model.save_pretrained(tmp_path)
-    nano_tokenizer().save_pretrained(tmp_path)
-    backbone = load_backbone(tmp_path)
-    assert (backbone.kind, backbone.n_layers, backbone.hidden_size) == (kind, 2, 32)
-    assert backbone.max_length == max_length
-    ids = torch.tensor([[5, 6, 7, 8]])
-    states = backbone.hidden_states(ids, None, [0, 1, 2])
-    with torch.no_grad():
-        expected = model.eval()(ids, output_hidden_states=True).hidden_states
-    for layer in (0, 1):
-        torch.testing.assert_close(states[layer], expected[layer])
 
 
 # hidden states
@@ -127,7 +84,7 @@ def test_hidden_states_are_those_of_the_library(name, request):
 
 
 # encoders number positions from the left and are padded on the right
-@pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("nano", "right"), ("minilm", "right")])
+@pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("minilm", "right")])
 def test_padding_changes_nothing(name, side, request):
     backbone = request.getfixturevalue(name)
     long, short = ids_of(backbone)[0], ids_of(backbone)[0, :5]
@@ -179,26 +136,6 @@ def test_positions_of_images(nano, tmp_path):
     assert torch.equal(nano.position_ids(inputs), positions)
 
 
-def test_messages_as_inputs(nano, minilm, tmp_path):
-    inputs = chat_inputs(nano, question(tmp_path, (130, 70)))
-    # 130 x 70 becomes 128 x 64 pixels: 4 x 2 image tokens of 32 x 32 pixels
-    assert inputs["image_grid_thw"].tolist() == [[1, 4, 8]]
-    assert inputs["pixel_values"].shape == (32, 3 * 2 * 16 * 16)
-    visual = inputs["input_ids"] == nano.model.config.image_token_id
-    assert int(visual.sum()) == 8
-    assert torch.equal(inputs["mm_token_type_ids"], visual.int())
-    image = f"<|vision_start|>{'<|image_pad|>' * 8}<|vision_end|>"
-    expected = f"<|im_start|>user\n{image}What is it? <|image_pad|><|im_end|>\n<|im_start|>assistant\n"
-    assert nano.tokenizer.decode(inputs["input_ids"][0]) == expected
-    text = chat_inputs(nano, TEXT)
-    assert text["input_ids"][0].tolist() == prompt_ids(nano.tokenizer, TEXT)
-    assert set(text) == {"input_ids", "attention_mask"}
-    with pytest.raises(ModelError, match="images need"):
-        chat_inputs(minilm, question(tmp_path, (64, 64)))
-    with pytest.raises(ImagePathError, match="no such image"):
-        chat_inputs(nano, [{"type": "image", "image": str(tmp_path / "gone.png")}])
-
-
 def test_inside_a_lora_wrapper(nano, tmp_path):
     import peft
 
@@ -236,26 +173,12 @@ def with_another_size(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def encoder_decoder(folder: Path) -> None:
-    T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(folder)
-
-
-def only_an_adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
-
-
-UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
-
-
 @pytest.mark.parametrize(
     ("damage", "pattern"),
     [
         (lambda f: (f / "config.json").write_text("{"), "configuration"),
-        (lambda f: (f / "config.json").write_text(UNKNOWN), "configuration|architecture"),
-        (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (only_an_adapter, "LoRA adapter"),
-        (encoder_decoder, "T5ForConditionalGeneration is neither"),
-        (lambda f: (f / "model.safetensors").unlink(), "weights cannot be loaded"),
+        (lambda f: T5Config(architectures=["T5"]).save_pretrained(f), "T5 is neither"),
+        (lambda f: (f / "config.json").rename(f / "adapter_config.json"), "names no base model"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
         (with_another_size, "other sizes than config"),
@@ -272,20 +195,10 @@ def test_damaged_folders(nano_folder, tmp_path, damage, pattern):
     refused(folder, pattern)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "pattern"),
-    [
-        ("/nowhere/gone", {}, "gone: no such folder"),
-        ("no-such-name", {}, "no such folder"),
-        ("nobody/no-such-model", {}, "nobody/no-such-model: no usable model configuration"),
-        *[("nano", {"dtype": dtype}, "dtype") for dtype in ("float33", "int8", "nn")],
-        ("nano", {"device": "nonsense"}, "device 'nonsense'"),
-    ],
-)
-def test_bad_names_dtypes_and_devices(name, options, pattern):
-    refused(name, pattern, **options)
-
-
-def test_a_layer_that_there_is_not(nano):
+def test_bad_names_dtypes_devices_and_layers(nano):
+    refused("/nowhere/gone", "gone: no such folder")
+    refused("nobody/no-such-model", "nobody/no-such-model: no usable model configuration")
+    refused("nano", "dtype", dtype="int8")
+    refused("nano", "device 'nonsense'", device="nonsense")
     with pytest.raises(ModelError, match=r"^nano-untrained: [^\n]*0[^\n]*4[^\n]*$"):
         nano.hidden_states(ids_of(nano), None, [5])

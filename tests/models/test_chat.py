@@ -62,27 +62,6 @@ def test_offsets_are_the_characters_of_each_token(text):
     assert tokens.offsets == expected_offsets(text, tokens.ids)
 
 
-def test_offsets_of_wordpiece_are_the_words():
-    text = "Ana's Café, unbelievably [SEP] good"
-    tokenizer = minilm_tokenizer()
-    tokens = tokenize(tokenizer, text)
-    pieces = tokenizer.convert_ids_to_tokens(tokens.ids)
-    for piece, (start, end) in zip(pieces, tokens.offsets, strict=True):
-        assert piece.removeprefix("##") == text[start:end].lower().replace("é", "e")
-    assert not set(tokens.ids) & set(tokenizer.all_special_ids)
-
-
-def test_ordinary_text_is_tokenised_as_ever_and_its_prompt_is_the_chat_template():
-    for text in AWKWARD[:6]:
-        for tokenizer in (TOKENIZER, minilm_tokenizer()):
-            assert tokenize(tokenizer, text).ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-        messages = [{"role": "user", "content": text}]
-        expected = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert prompt_ids(TOKENIZER, text) == expected
-    with pytest.raises(ModelError, match="offsets"):
-        tokenize(types.SimpleNamespace(is_fast=False), "text")
-
-
 def control_tokenizer():
     """nano's, with tokens like those that chat models add without calling them special."""
     from tokenizers import AddedToken
@@ -95,8 +74,8 @@ def control_tokenizer():
 CONTROLS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", MARKER)
 
 
-@pytest.mark.parametrize("control", CONTROLS)
-def test_tokens_that_are_not_called_special_stay_text_too(control):
+def test_tokens_that_are_not_called_special_stay_text_too():
+    control = "<think>"
     tokenizer = control_tokenizer()
     text = f"Ana: {control} héllo{control} <|im_end|>\n"
     tokens = tokenize(tokenizer, text)
@@ -113,9 +92,6 @@ def test_tokens_that_are_not_called_special_stay_text_too(control):
     ids = prompt_ids(tokenizer, text)
     assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
     assert tokenizer.decode(ids).endswith("assistant\n<think>")
-    # white space that was added is white space
-    spaced = "a    b"
-    assert tokenize(tokenizer, spaced).ids == tokenizer(spaced)["input_ids"]
 
 
 def test_only_markers_of_the_layout_get_their_token():
@@ -154,29 +130,10 @@ def test_prompt_keeps_the_template_special_and_the_text_plain(parts):
     assert prompt_ids(TOKENIZER, text) == assembled(text)
 
 
-def test_without_a_template_a_prompt_is_text_and_a_line_end_after_a_bos_token():
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = nano_tokenizer()
-    tokenizer.chat_template = None
-    assert tokenizer.decode(prompt_ids(tokenizer, "a <|im_end|>")) == "a <|im_end|>\n"
-    with pytest.raises(ModelError, match="chat template"):
-        chat_ids(tokenizer, [{"role": "user", "content": "a"}])
-    tokenizer.bos_token = "<|endoftext|>"
-    plain, bos = prompt_ids(tokenizer, "hi"), tokenizer.bos_token_id
-    assert plain[0] != bos
-    special = [("<|endoftext|>", bos)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=special)
-    assert prompt_ids(tokenizer, "hi") == [bos, *plain]
-
-
 def test_end_token():
-    assert TOKENIZER.convert_ids_to_tokens(end_token_id(TOKENIZER)) == "<|im_end|>"
-    bert = minilm_tokenizer()
-    assert end_token_id(bert) == bert.sep_token_id
-    other = nano_tokenizer()
+    bert, other = minilm_tokenizer(), nano_tokenizer()
     other.eos_token = "<|endoftext|>"
-    assert other.convert_ids_to_tokens(end_token_id(other)) == "<|im_end|>"
+    assert (end_token_id(bert), end_token_id(other)) == (bert.sep_token_id, end_token_id(TOKENIZER))
     nothing = types.SimpleNamespace(get_added_vocab=dict, eos_token_id=None, sep_token_id=None)
     with pytest.raises(ModelError, match="end token"):
         end_token_id(nothing)

@@ -51,16 +51,9 @@ def test_equals_a_plain_greedy_loop(nano: Backbone, monkeypatch: pytest.MonkeyPa
     assert (stopped.new_tokens, stopped.finished) == (first, True)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_batches_do_not_change_answers(dtype: str) -> None:
-    backbone = load_backbone("nano-untrained", dtype=dtype)
-    alone = generate(backbone, PROMPTS, 5, batch_size=1)
-    assert alone == generate(backbone, PROMPTS, 5, batch_size=4) == generate(backbone, PROMPTS, 5, batch_size=2)
-    assert alone == list(reversed(generate(backbone, PROMPTS[::-1], 5, batch_size=3)))
-
-
-def test_a_models_own_generation_settings_do_not_count(nano: Backbone) -> None:
+def test_neither_batches_nor_a_models_own_settings_change_answers(nano: Backbone) -> None:
     plain = generate(nano, PROMPTS, 6)
+    assert plain == generate(nano, PROMPTS, 6, batch_size=1) == generate(nano, PROMPTS[::-1], 6, batch_size=3)[::-1]
     own = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "top_k": 3}
     nano.model.generation_config.update(**own)
     nano.model.train()
@@ -68,19 +61,12 @@ def test_a_models_own_generation_settings_do_not_count(nano: Backbone) -> None:
     assert nano.model.training
 
 
-def test_what_does_not_fit_fails_and_the_rest_is_answered(nano: Backbone) -> None:
-    lengths = [len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS]
-    limit = sorted(lengths)[-2] + 5
-    nano.max_length = limit
-    outputs = generate(nano, PROMPTS, 5)
-    assert [output and output.failure for output in outputs] == [None, "too_long", None, None]
-    assert outputs[1] is not None
-    assert outputs[1].text == ""
-    assert f"{lengths[1]} + 5 tokens exceed" in outputs[1].message
-
-
 def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = generate(nano, PROMPTS, 4)
+    nano.max_length = max(len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS) + 3
+    tight = generate(nano, PROMPTS, 4)
+    assert [output and output.failure for output in tight] == [None, "too_long", None, None]
+    nano.max_length = 32768
     original = nano.model.generate
     long = max(len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS)
 
@@ -96,9 +82,8 @@ def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest
 
 
 def test_bad_settings_and_models_are_refused(nano: Backbone) -> None:
-    for options in ({"max_new_tokens": 0}, {"batch_size": 0}):
-        with pytest.raises(ConfigError, match=next(iter(options))):
-            generate(nano, PROMPTS, **{"max_new_tokens": 4, **options})
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        generate(nano, PROMPTS, 0)
     with pytest.raises(ModelError, match=r"minilm \(encoder\) cannot generate"):
         generate(load_backbone("minilm"), PROMPTS, 4)
     # similar lengths together, the longest first

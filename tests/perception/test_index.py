@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.perceive import BM25, content_key
-from remind.reflect import summarise
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, render
+from remind.states.pyramid import FactualState, Strategy
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -89,10 +85,6 @@ def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(
         assert index_hash(park, encoder, folder) == built
 
 
-def test_bm25_without_words_scores_nothing() -> None:
-    assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]
-
-
 def ask(dialogue: Dialogue, text: str = "What is the dog called?", **fields: Any) -> Question:
     return Question("q", **{"dialogue_id": dialogue.id, "text": text, **fields})
 
@@ -118,48 +110,6 @@ def test_what_is_cached_is_not_encoded_again(park: Dialogue, counting: Any, tmp_
     counting.seen.clear()
     perception.perceive(park, [ask(park, "Who moves to Lisbon?")])
     assert counting.seen == ["Who moves to Lisbon?"]
-
-
-def test_a_damaged_file_is_rebuilt_and_said_so(
-    park: Dialogue, bag: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = perceive(park, bag, tmp_path)
-    (path,) = tmp_path.rglob("*.safetensors")
-    content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b""):
-        path.unlink()
-        path.write_bytes(damaged)
-        with caplog.at_level(logging.WARNING):
-            assert perceive(park, bag, tmp_path) == expected
-        assert f"{path} is damaged" in caplog.text
-        assert path.read_bytes() == content
-        caplog.clear()
-        perceive(park, bag, tmp_path)
-        assert "damaged" not in caplog.text
-
-
-def test_the_key_covers_all_an_index_depends_on(park: Dialogue) -> None:
-    def key(dialogue: Dialogue = park, encoder: str = "minilm", llm: str = "offline", **config: int) -> str:
-        return content_key(dialogue, encoder, SegmentConfig(**config), llm)
-
-    first = park.sessions[0]
-    edited = replace(first.turns[7].images[0], caption="a red bowl")
-    others = [key(encoder="other"), key(max_tokens=77), key(llm="server"), key(Dialogue("renamed", park.sessions))]
-    for changes in ({"text": "A straight bowl."}, {"speaker": "Bea"}, {"images": (edited,)}):
-        session = replace(first, turns=(*first.turns[:7], replace(first.turns[7], **changes), *first.turns[8:]))
-        others.append(key(Dialogue("park", (session, *park.sessions[1:]))))
-    assert key() == key(Dialogue("park", park.sessions))
-    assert len({key(), *others}) == len(others) + 1
-
-
-def test_an_llm_that_writes_too_few_cues_is_refused(park: Dialogue, bag: Any, tmp_path: Path) -> None:
-    class Lazy(OfflineLLM):
-        def cues(self, *args: object, **kwargs: object) -> list[str]:
-            return ["one"]
-
-    with pytest.raises(DataError, match="wrote 1 cues for"):
-        Perception(CONFIG, bag, Lazy(), tmp_path).perceive(park, [ask(park)])
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -192,47 +142,3 @@ def test_gold_changes_nothing(method: Any, park: Dialogue, bag: Any) -> None:
     assert (plain.segments, plain.strategy) == (with_gold.segments, with_gold.strategy)
     assert with_gold.question is gold
     assert seen[0] == seen[1]
-
-
-def test_an_inferred_kind_takes_the_place_of_the_gold_dimension(park: Dialogue, bag: Any) -> None:
-    """Cues, strategy and summary follow what the LLM takes the question for; the prompt's form stays the gold one's."""
-    asked: list[tuple[str, Question | str | None]] = []
-
-    class Recording(OfflineLLM):
-        def kinds(self, questions: Sequence[Question]) -> list[str | None]:
-            asked.extend(("kind", question) for question in questions)
-            return ["implicit_boundary_modeling" for _ in questions]
-
-        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-            asked.append(("cues", dimension))
-            return super().cues(dialogue, segments, dimension)
-
-        def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-            asked.extend(("strategy", question) for question in questions)
-            return super().strategies(dialogue, questions)
-
-        def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
-            asked.extend(("summary", state.factual.question) for state in states)
-            return super().summaries(states)
-
-    questions = [
-        ask(park, dimension=dimension, answers=("Pixel",), category=5)
-        for dimension in ("belief_modeling", "personalized_visual_baselines", None)
-    ]
-    llm = Recording()
-    config = replace(CONFIG, retrieve=RetrieveConfig(whole_tokens=0))
-    perception = Perception(replace(config, kind="infer"), bag, llm)
-    states = perception.perceive(park, questions)
-    summaries = [state.summary for state in summarise(llm, [AttentionalState(state, ()) for state in states])]
-    told = blind(replace(questions[0], dimension="implicit_boundary_modeling"))
-    unknown = replace(told, dimension=None)
-    assert asked == [
-        *[("kind", unknown)] * 3,
-        ("cues", "implicit_boundary_modeling"),
-        *[("strategy", told)] * 3,
-        *[("summary", told)] * 3,
-    ]
-    assert len({(state.segments, state.strategy) for state in states}) == len(set(summaries)) == 1
-    assert [state.question for state in states] == questions
-    assert states[0].strategy == Perception(config, bag, llm).perceive(park, [told])[0].strategy
-    assert ["[0, 1]" in render(state).text for state in states] == [False, True, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from remind.perception.perceive import (
     by_falling,
     relevance,
     retrieve,
-    take_segments,
 )
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.text.words import stems
@@ -190,11 +188,9 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("locomo/locomo_dev.json", "hybrid"), ("realtalk/Chat_5_Nicolas_Nebraas.json", "cue")]
-)
-def test_real_dialogues_to_the_prompt(name: str, method: str, remind_data: Path, tmp_path: Path) -> None:
-    corpus = read(remind_data / name)
+@pytest.mark.parametrize("method", ["hybrid", "cue"])
+def test_real_dialogues_to_the_prompt(method: str, remind_data: Path, tmp_path: Path) -> None:
+    corpus = read(remind_data / "realtalk" / "Chat_5_Nicolas_Nebraas.json")
     dialogue = corpus.dialogues[0]
     questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:8]
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
@@ -244,41 +240,3 @@ def test_finds_the_turns_a_question_is_about(
     assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config).segments
     single = index_of(make_dialogue(["Ana: hello"]), bag)
     assert retrieve(single, "hello?", torch.ones(32), None, config) == ((Segment(0, 0),), False)
-
-
-@pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_a_short_dialogue_is_kept_whole_where_it_fits_the_cap(method: str, encoder: object, park: Dialogue) -> None:
-    index = index_of(park, encoder, max_tokens=40)
-    everything = list(range(len(park.turns)))
-    tokens, vector = rendered_cost(index, everything), index.vectors[0]
-
-    def kept(**limits: int) -> list[int]:
-        config = RetrieveConfig(method=method, **limits)  # type: ignore[arg-type]
-        return within(retrieve(index, "Who is Pixel?", vector, None, config).segments)
-
-    assert kept() == kept(whole_tokens=tokens) == kept(max_context_tokens=tokens) == everything
-    for limits in ({"whole_tokens": tokens - 1}, {"whole_tokens": 0}, {"max_context_tokens": tokens - 1}):
-        assert 0 < len(kept(**limits)) < len(everything)
-
-
-def test_a_turn_longer_than_the_cap_is_kept_and_logged(
-    bag: object, make_dialogue: Callable[..., Dialogue], caplog: pytest.LogCaptureFixture
-) -> None:
-    index = index_of(make_dialogue(["Ana: hi", f"Ben: {'words ' * 50}", "Ana: bye"]), bag, max_tokens=20)
-    scores = np.array([float(part.start <= 1 <= part.end) for part in index.segments])
-    with caplog.at_level(logging.WARNING):
-        kept = take_segments(index, by_falling(scores), torch.ones(32), RetrieveConfig(max_context_tokens=10))
-    assert kept == ((Segment(1, 1),), True)
-    assert "turn 1:2 takes" in caplog.text
-
-
-def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:
-    dialogue = make_dialogue([f"Ana: {word} {word} {word}" for word in ("red", "green", "blue", "grey", "pink")])
-    index = index_of(dialogue, bag, max_tokens=1000)
-    assert index.segments == (Segment(0, 4),)
-    vector = index.encoder.encode(["grey grey grey"])[0]
-    heading = index.costs.headings[0]
-    (kept,), capped = take_segments(index, [0], vector, RetrieveConfig(max_context_tokens=heading + 8))
-    assert capped
-    assert kept.start <= 3 <= kept.end
-    assert kept.end - kept.start == 1

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.states.pyramid import Segment
 
 
 def dialogue_of(lengths: list[int]) -> Dialogue:
@@ -52,13 +51,3 @@ def test_boundary_stands_where_the_topic_changes() -> None:
     topics = np.repeat(np.eye(3), 3, axis=0) + 0.05 * rng.normal(size=(9, 3))
     parts = segment(dialogue_of([9]), torch.tensor(topics), SegmentConfig(max_tokens=1000), [1] * 9)
     assert [(part.start, part.end) for part in parts] == [(0, 2), (3, 5), (6, 8)]
-
-
-def test_the_cap_cuts_one_topic_and_a_longer_turn_stands_alone() -> None:
-    same = torch.ones(8, 4)
-    assert len(segment(dialogue_of([8]), same, SegmentConfig(max_tokens=1000), [10] * 8)) == 1
-    parts = segment(dialogue_of([8]), same, SegmentConfig(max_tokens=40), [10] * 8)
-    assert {part.end - part.start + 1 for part in parts} <= {2, 3, 4}
-    parts = segment(dialogue_of([5]), torch.ones(5, 4), SegmentConfig(max_tokens=50), [10, 10, 900, 10, 10])
-    assert Segment(2, 2) in parts
-    assert segment(dialogue_of([1]), torch.ones(1, 4), SegmentConfig(), [1]) == [Segment(0, 0)]

@@ -6,6 +6,7 @@ import contextlib
 import io
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -18,7 +19,14 @@ def run_script(script: str | Path, *words: object) -> tuple[int, str, str]:
 
 def run_module(module: str, *words: object) -> tuple[int, str, str]:
     """The same for `python -m module`."""
-    return _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), module, words)
+
+    def start() -> None:
+        with warnings.catch_warnings():
+            # another test may have imported the module, which a process of its own would not have
+            warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    return _run(start, module, words)
 
 
 def _run(start: Callable[[], object], name: object, words: tuple[object, ...]) -> tuple[int, str, str]:

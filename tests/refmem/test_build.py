@@ -1,9 +1,8 @@
-"""One command from dialogues to a benchmark: killed and resumed, changed, without images, and with annotations."""
+"""One command from dialogues to a benchmark: killed and resumed, changed, with annotations, and of the other styles."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,24 +13,25 @@ import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
 from fault_proxy import Proxy, completion
 from forked import Forked
+from refmem_samples import talk
 from scripted_chat import value_for
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
-from remind.core.run_folder import RunFolder
-from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
+from remind.data.dialogue import DIMENSIONS, Corpus
 from remind.data.readers import read, write_refmem
 from remind.data.split import SplitConfig, assign_splits, check_overlap
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.refmem.build import Build, build_refmem, open_corpus
-from remind.refmem.config import STAGES, FilterConfig, ItemsConfig, RefMemConfig
+from remind.refmem.build import build_refmem
+from remind.refmem.config import STAGES, FilterConfig, ItemsConfig, P13nConfig, RefMemConfig
 from remind.refmem.items import read_items, write_items
+from remind.refmem.styles import KINDS
 
 KILLED = """
 import os, signal, sys
 from remind.refmem import build
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.refmem.config import RefMemConfig
+from remind.refmem.config import FilterConfig, ItemsConfig, RefMemConfig
 
 def dying(path, items):
     path.write_text("half a line")
@@ -39,7 +39,8 @@ def dying(path, items):
 
 build.write_items = dying
 llm = LLMConfig(EndpointConfig("m", sys.argv[3]), cache=None)
-build.build_refmem(RefMemConfig(sys.argv[1], sys.argv[2], llm=llm))
+small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
+build.build_refmem(RefMemConfig(sys.argv[1], sys.argv[2], llm=llm, **small))
 """
 
 
@@ -48,14 +49,13 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def dialogues(tmp_path: Path, corpus: Corpus) -> str:
-    path = tmp_path / "dialogues.jsonl"
-    write_refmem(corpus, path)
-    return str(path)
+def dialogues(tmp_path: Path) -> str:
+    write_refmem(Corpus((talk(sessions=8),)), tmp_path / "dialogues.jsonl")
+    return str(tmp_path / "dialogues.jsonl")
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def server() -> Iterator[Proxy]:
     """A server that writes valid items and guesses none of them."""
 
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -63,47 +63,47 @@ def url() -> Iterator[str]:
         return 200, {}, completion(json.dumps(value_for(system, user)))
 
     with Proxy(answer=answer) as proxy:
-        yield proxy.url
+        yield proxy
 
 
 @pytest.fixture
-def config(url: str) -> Callable[..., RefMemConfig]:
-    """Settings of a build that asks the server."""
-    llm = LLMConfig(EndpointConfig("m", url), cache=None)
+def done(capsys: pytest.CaptureFixture[str]) -> Callable[[RefMemConfig], list[str]]:
+    """The stages that a build has run."""
 
-    def make(path: object, out: Path, **settings: Any) -> RefMemConfig:
-        small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
-        return RefMemConfig(str(path), str(out), llm=llm, **{**small, **settings})
+    def run(cfg: RefMemConfig) -> list[str]:
+        capsys.readouterr()
+        build_refmem(cfg)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        return [words[0] for words in lines if words[1:2] == ["done"]]
 
-    return make
+    return run
+
+
+def config(dialogues: str, out: Path, server: Proxy, **settings: Any) -> RefMemConfig:
+    small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
+    llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
+    return RefMemConfig(dialogues, str(out), llm=llm, **{**small, **settings})
 
 
 def test_killed_and_resumed_it_gives_the_same_bytes(
-    dialogues: str, tmp_path: Path, corpus: Corpus, config: Callable[..., RefMemConfig], url: str
+    dialogues: str, tmp_path: Path, server: Proxy, done: Callable[[RefMemConfig], list[str]]
 ) -> None:
-    whole = tmp_path / "whole"
-    result = build_refmem(config(dialogues, whole))
-    broken = tmp_path / "broken"
-    script = tmp_path / "killed.py"
+    whole, broken, script = tmp_path / "whole", tmp_path / "broken", tmp_path / "killed.py"
+    result = build_refmem(config(dialogues, whole, server))
     script.write_text(KILLED)
-    assert Forked(script, dialogues, broken, url).wait(300) == -signal.SIGKILL
+    assert Forked(script, dialogues, broken, server.url).wait(300) == -signal.SIGKILL
     # nothing half-written under a stage's name
     assert [name for name in STAGES if (broken / name).exists()] == ["clusters"]
     assert any(path.name.endswith(".tmp") for path in broken.iterdir())
-    build = Build(config(dialogues, broken), corpus)
-    with RunFolder(broken).held():
-        build.run()
-    assert [name for name, stage in build.done.items() if stage.reused] == ["clusters"]
+    assert done(config(dialogues, broken, server)) == [*STAGES[1:]]
     assert files(broken) == files(whole)
 
     # what came out is the toolkit's own format, split as it says
     benchmark = read(result)
-    assert benchmark.dialogues == corpus.dialogues
+    assert benchmark.dialogues == read(dialogues).dialogues
     assert not benchmark.dangling
     assert {question.dimension for question in benchmark.questions} == set(DIMENSIONS)
-    assert assign_splits(benchmark.questions, SplitConfig()) == {
-        question.id: question.split for question in benchmark.questions
-    }
+    assert assign_splits(benchmark.questions, SplitConfig()) == {one.id: one.split for one in benchmark.questions}
     rows = ((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in benchmark.questions)
     check_overlap(rows, lambda _: result)
     counts = read_json(whole / "benchmark" / "statistics.json")
@@ -112,73 +112,49 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
 
 
 def test_a_changed_setting_redoes_what_hangs_on_it(
-    dialogues: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Callable[..., RefMemConfig]
+    dialogues: str, tmp_path: Path, server: Proxy, done: Callable[[RefMemConfig], list[str]]
 ) -> None:
-    cfg = config(dialogues, tmp_path / "out")
-
-    def done(cfg: RefMemConfig) -> list[str]:
-        build = Build(cfg, open_corpus(cfg))
-        build.run()
-        return [name for name, stage in build.done.items() if not stage.reused]
-
+    cfg = config(dialogues, tmp_path / "out", server)
     assert done(cfg) == list(STAGES)
     assert done(cfg) == []
     assert done(replace(cfg, train=0.5)) == ["benchmark"]
     assert done(replace(cfg, filters=replace(cfg.filters, blind_draws=0))) == ["filtered", "benchmark"]
-    few = replace(cfg, questions=replace(cfg.questions, formats=["single", "direct"]))
-    assert done(few) == ["items", "filtered", "benchmark"]
-    talk = Path(dialogues)
-    talk.write_text(talk.read_text().replace("the pottery", "the ceramics"))
-    assert done(few) == list(STAGES)
+    Path(dialogues).write_text(Path(dialogues).read_text().replace("the pottery", "the ceramics"))
+    assert done(cfg) == list(STAGES)
 
     # annotators' items take the place of the filtered ones; of another build they are refused
-    kept = read_items(tmp_path / "out" / "filtered" / "items.jsonl")
-    final = tmp_path / "final.jsonl"
+    kept, final = read_items(tmp_path / "out" / "filtered" / "items.jsonl"), tmp_path / "final.jsonl"
     write_items(final, kept[::2])
-    result = build_refmem(replace(few, adjudicated=str(final)))
+    result = build_refmem(replace(cfg, adjudicated=str(final)))
     assert {question.id for question in read(result).questions} == {item.id for item in kept[::2]}
-    assert f"benchmark: {result}" in capsys.readouterr().out
     before = files(tmp_path / "out" / "benchmark")
     for strange in (replace(kept[0], cluster_id="talk/text-999"), replace(kept[0], evidence=("D77:1",), images=())):
         write_items(final, [strange])
         with pytest.raises(DataError, match=kept[0].id):
-            build_refmem(replace(few, adjudicated=str(final)))
-    with pytest.raises(DataError, match="no such file"):
-        build_refmem(replace(few, adjudicated=str(tmp_path / "nowhere.jsonl")))
+            build_refmem(replace(cfg, adjudicated=str(final)))
     assert files(tmp_path / "out" / "benchmark") == before
 
 
-def test_small_inputs_and_what_cannot_be_built(
-    tmp_path: Path,
-    make_dialogue: Callable[..., Dialogue],
-    capsys: pytest.CaptureFixture[str],
-    config: Callable[..., RefMemConfig],
-) -> None:
-    path = tmp_path / "one.jsonl"
-    write_refmem(Corpus((make_dialogue(images=False),)), path)
-    benchmark = read(build_refmem(config(path, tmp_path / "out")))
-    assert {question.dimension for question in benchmark.questions} <= set(TEXT_DIMENSIONS)
-    assert {question.split for question in benchmark.questions} == {"train", "test"}
-    assert "no items for:" in capsys.readouterr().out
-    with (
-        RunFolder(tmp_path / "out").held(),
-        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* at work"),
-    ):
-        build_refmem(config(path, tmp_path / "out"))
-    write_refmem(Corpus((make_dialogue(sessions=1, images=False),)), path)
-    with pytest.raises(DataError, match="no item is left"):
-        build_refmem(config(path, tmp_path / "none"))
-    with pytest.raises(ConfigError, match="formats are single, multi, direct"):
-        ItemsConfig(formats=["essay"])
+def test_personal_questions_are_a_style(dialogues: str, tmp_path: Path, server: Proxy) -> None:
+    cfg = config(dialogues, tmp_path / "out", server, style="p13n")
+    corpus = read(build_refmem(cfg))
+    assert corpus.dialogues == read(dialogues).dialogues
+    assert [question.category for question in corpus.questions] == [*KINDS] * 2
+    cut = read(build_refmem(replace(cfg, p13n=P13nConfig(episode_turns=8))))
+    assert [len(dialogue.turns) for dialogue in cut.dialogues] == [8] * 4
 
 
 def test_without_a_chat_model_it_says_what_to_set(dialogues: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=r"set llm\.questions or llm\.default \(model, and base_url"):
-        build_refmem(RefMemConfig(dialogues, str(out)))
+    cfg = RefMemConfig(dialogues, str(out))
     writer = LLMConfig(questions=EndpointConfig("m", "local"), cache=None)
-    with pytest.raises(ConfigError, match=r"set llm\.answer or llm\.default .* or filters\.blind_draws 0"):
-        build_refmem(RefMemConfig(dialogues, str(out), llm=writer))
+    for change, message in (
+        ({}, r"needs llm\.questions or llm\.default \(model, and base_url"),
+        ({"llm": writer}, r"needs llm\.answer or llm\.default .* or filters\.blind_draws 0"),
+        ({"llm": writer, "style": "session"}, r"style session needs llm\.answer or llm\.default"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_refmem(replace(cfg, **change))
     # nothing was begun; the first stage needs no chat model
     assert not out.exists()
-    assert build_refmem(RefMemConfig(dialogues, str(out), until="clusters")) == out / "clusters"
+    assert build_refmem(replace(cfg, until="clusters")) == out / "clusters"

@@ -1,44 +1,149 @@
-"""The merge against small cases decided by hand: majorities, ties, resolutions, removal, what is refused."""
+"""Files of items and annotations, κ by hand, and the merge against small cases decided by hand."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from annotation_samples import item, row
+from refmem_samples import HOSTILE, item, row
 
 from remind.core.errors import ConfigError, DataError
-from remind.refmem.annotations import Row, write_annotations
+from remind.core.files import write_rows
 from remind.refmem.items import Item, read_items, write_items
-from remind.refmem.merge import MergeConfig, merge, merge_and_show
-from remind.refmem.votes import Outcome, decide
+from remind.refmem.merge import MergeConfig, Outcome, Row, agreement, choices, decide, merge, phrase, read_annotations
 
 pytest.importorskip("statsmodels", reason="needs statsmodels: pip install 'remind-toolkit[refmem]'")
+SINGLE, MULTI, DIRECT = item("one"), item("two", "multi", question=HOSTILE[3], images=(0, 2)), item("three", "direct")
+ITEMS = [SINGLE, MULTI, DIRECT]
+NAMES = ("x", "y", "z")
+
+
+def test_items_and_rows_are_read_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "i.jsonl"
+    for items in (ITEMS, []):
+        write_items(path, items)
+        assert read_items(path) == items
+    # what is not an item's own is left out, and what need not be there may be missing
+    path.write_text(json.dumps({k: v for k, v in asdict(SINGLE).items() if v} | {"more": [1]}))
+    assert read_items(path) == ITEMS[:1]
+    rows = [
+        row(SINGLE, "Ana", "B", seconds=3.5, note=HOSTILE[2]),
+        row(MULTI, "Ana", (), remove=True, confidence=None, evidence=(), images=()),
+        row(DIRECT, "Ben", ("a quiet life", HOSTILE[0]), confidence=1, evidence=(), images=(0, 3)),
+    ]
+    write_rows(path, map(asdict, rows))
+    assert read_annotations(path, ITEMS) == rows
+
+
+def test_a_record_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (read_items, {"id": "one"}, "its id occurs twice"),
+        (read_items, {"id": "\ud800"}, "Invalid JSON"),
+        (read_items, {"branch": "sound"}, "branch: Input should be 'text' or 'image'"),
+        (read_items, {"images": [True]}, "images.0: Input should be a valid integer"),
+        (read_items, {"answers": ["E"]}, "an answer that is no option"),
+        (read_items, {"format": "single"}, "several answers"),
+        (read_annotations, {"fingerprint": "0" * 16}, "another build"),
+        (read_annotations, {"answers": ["A", "B"]}, "one answer, not 2"),
+        (read_annotations, {"answers": []}, "answers or confidence are missing"),
+        (read_annotations, {"confidence": 10**40}, "confidence: Input should be less than or equal to 5"),
+        (read_annotations, {"seconds": math.nan}, "seconds"),
+        (read_annotations, {"annotator": " "}, "annotator: Value error, is blank"),
+        (read_annotations, {"item_id": "two", "fingerprint": None}, "Ana has annotated the item twice"),
+    ]
+    for read, change, message in wrong:
+        rows = [asdict(row(MULTI, "Ana", "B")), {**asdict(row(SINGLE, "Ana", "B")), **change}]
+        if read is read_items:
+            rows = [asdict(SINGLE), {**asdict(MULTI), **change}]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        with pytest.raises(DataError, match=message) as caught:
+            read(path, *[ITEMS][: read is read_annotations])
+        assert str(caught.value).startswith(f"{path} [line 2")
+
+
+def test_letters_are_categories_and_options_decisions() -> None:
+    """Two annotators: B and B, B and C; and of several answers A and C, and A."""
+    items = [item("a"), item("b"), item("m", "multi")]
+    votes = {"a": ("B", "B"), "b": ("B", "C"), "m": ("AC", "A")}
+    ballots = {
+        one.id: {name: row(one, name, vote) for name, vote in zip("xy", votes[one.id], strict=True)} for one in items
+    }
+    figures = agreement(items, ballots, ["x", "y"])
+    # letters: P̄ = 1/2, p = 3/4 and 1/4, P̄e = 5/8. options of m: P̄ = 3/4, p(yes) = 3/8, P̄e = 34/64
+    assert figures["formats"]["single"]["kappa"] == pytest.approx((1 / 2 - 5 / 8) / (3 / 8))
+    assert figures["formats"]["multi"]["kappa"] == pytest.approx((3 / 4 - 34 / 64) / (30 / 64))
+    assert [figures["formats"][kind]["subjects"] for kind in ("single", "multi")] == [2, 4]
+    # the options of all three: P̄ = 9/12, 7 of 24 yes
+    assert figures["all"]["kappa"] == pytest.approx((3 / 4 - 338 / 576) / (238 / 576))
+    # what someone only flagged is in no κ of answers
+    ballots["b"]["y"] = row(items[1], "y", (), remove=True, confidence=None)
+    figures = agreement(items[:2], ballots, ["x", "y"])
+    assert (figures["all"]["items"], figures["all"]["left_out"], figures["remove"]["items"]) == (1, 1, 2)
+    # keep-keep and keep-remove: P̄ = 1/2, p = 3/4 and 1/4, P̄e = 5/8
+    assert figures["remove"]["kappa"] == pytest.approx((1 / 2 - 5 / 8) / (3 / 8))
+    # direct answers are votes on candidates, and one for an answer of one's own
+    assert choices(DIRECT, ("A Quiet  Life!", "sailing")) == (True, False, False, True)
+    assert (phrase("Ｃafé, au lait."), phrase("!?")) == ("café au lait", "!?")
+
+
+def test_answers_by_majority() -> None:
+    cases: list[tuple[str, Any, tuple[str, ...] | None]] = [
+        ("single", "BBC", ("B",)),
+        ("single", "BC", None),
+        ("multi", ("AC", "CA", "A"), ("A", "C")),
+        # each option has a majority, but nobody chose the set ABC
+        ("multi", ("AB", "BC", "AC"), None),
+        ("direct", (["a quiet life"], ["A quiet life."], ["a loud life"]), ("a quiet life",)),
+        ("direct", (["her", "his"], ["Her"], ["her", "his"]), ("her", "his")),
+    ]
+    for kind, votes, answers in cases:
+        given = item("i", kind)
+        out = decide(given, [row(given, name, vote) for name, vote in zip(NAMES, votes, strict=False)])
+        assert (out.answers, "answers" in out.open) == (answers, answers is None)
+
+
+def test_evidence_and_removal_by_majority_and_ties() -> None:
+    given = item("i", evidence=("T20", "T95"))
+
+    def decided(*ticked: tuple[str, ...], images: tuple[int, ...] = ()) -> Outcome:
+        return decide(
+            given, [row(given, n, "B", evidence=t, images=images) for n, t in zip(NAMES, ticked, strict=True)]
+        )
+
+    # two checked: both must name a turn
+    assert decided(("T20", "T7"), ("T20", "T95"), ()).evidence == ("T20",)
+    # order: as proposed, then added ones
+    out = decided(("T20", "T7"), ("T20", "T95"), ("T7",), images=(2,))
+    assert (out.evidence, out.images) == (("T20", "T7"), (2,))
+    apart = decided(("T0",), ("T1",), ("T2",))
+    assert (apart.open, apart.differ) == (["evidence"], ["evidence"])
+    keep, flag = row(given, "x", "B"), row(given, "z", (), remove=True, confidence=None, evidence=())
+    assert [decide(given, rows).remove for rows in ([keep, keep, flag], [keep, flag, flag])] == [False, True]
+    tie = decide(given, [keep, flag])
+    assert (tie.remove, tie.open, tie.differ) == (None, ["remove"], ["remove"])
+    assert decide(given, []).open == ["unannotated"]
 
 
 class Desk:
     """A folder with items and each annotator's file."""
 
-    def __init__(self, folder: Path, items: list[Item]) -> None:
-        self.folder, self.items = folder, items
+    def __init__(self, folder: Path, items: list[Item], **votes: list[Row]) -> None:
+        self.folder = folder
         write_items(folder / "items.jsonl", items)
+        for name, given in votes.items():
+            write_rows(folder / "rows" / f"{name}.jsonl", map(asdict, given))
 
-    def votes(self, **rows: list[Row]) -> Desk:
-        for name, given in rows.items():
-            write_annotations(given, self.folder / "rows" / f"{name}.jsonl")
-        return self
-
-    def merge(self, **options: Any) -> dict[str, Any]:
-        paths = {"drafts": str(self.folder / "items.jsonl"), "annotations": str(self.folder / "rows")}
-        return merge(MergeConfig(**paths, out=str(self.folder / "out"), **options))
-
-    def resolve(self, *rows: dict[str, Any]) -> str:
-        path = self.folder / "resolutions.jsonl"
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-        return str(path)
+    def merge(self, *resolutions: dict[str, Any], **options: Any) -> dict[str, Any]:
+        paths = {"drafts": f"{self.folder}/items.jsonl", "annotations": f"{self.folder}/rows"}
+        if resolutions:
+            options["resolutions"] = f"{self.folder}/resolutions.jsonl"
+            write_rows(options["resolutions"], resolutions)
+        return merge(MergeConfig(**paths, out=f"{self.folder}/out", **options))
 
     def read(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "out" / name).read_text().splitlines()]
@@ -46,63 +151,6 @@ class Desk:
     @property
     def final(self) -> dict[str, Item]:
         return {one.id: one for one in read_items(self.folder / "out" / "final.jsonl")}
-
-
-NAMES = ("x", "y", "z")
-
-
-def cast(given: Item, *votes: Any, **changes: Any) -> list[Row]:
-    return [row(given, name, vote, **changes) for name, vote in zip(NAMES, votes, strict=False)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "votes", "answers"),
-    [
-        ("single", "BBC", ("B",)),
-        ("single", "BCD", None),
-        ("single", "BC", None),
-        ("single", "B", ("B",)),
-        ("multi", ("AC", "CA", "A"), ("A", "C")),
-        # each option has a majority, but nobody chose the set ABC
-        ("multi", ("AB", "BC", "AC"), None),
-        ("direct", (["a quiet life"], ["A quiet life."], ["a loud life"]), ("a quiet life",)),
-        ("direct", (["her", "his"], ["Her"], ["her", "his"]), ("her", "his")),
-        ("direct", (["a"], ["b"], ["c"]), None),
-    ],
-)
-def test_majority_answers_by_hand(kind: str, votes: Any, answers: tuple[str, ...] | None) -> None:
-    given = item("i", kind)
-    out = decide(given, cast(given, *votes))
-    assert out.answers == answers
-    assert out.open == ([] if answers else ["answers"])
-    assert ("answers" in out.differ) == (len(votes) > 1)
-
-
-def test_evidence_is_the_majority_of_those_who_checked() -> None:
-    given = item("i", evidence=("T20", "T95"))
-
-    def decided(*ticked: tuple[str, ...], images: tuple[int, ...] = ()) -> Outcome:
-        rows = cast(given, "B", "B", "B")
-        return decide(given, [replace(one, evidence=t, images=images) for one, t in zip(rows, ticked, strict=True)])
-
-    # two checked: both must name a turn
-    assert decided(("T20", "T7"), ("T20", "T95"), ()).evidence == ("T20",)
-    # order: as proposed, then added ones
-    out = decided(("T20", "T7"), ("T20", "T95"), ("T7",), images=(2,))
-    assert (out.evidence, out.images) == (("T20", "T7"), (2,))
-    assert decided((), (), ()).open == ["evidence"]
-    apart = decided(("T0",), ("T1",), ("T2",))
-    assert (apart.open, apart.differ) == (["evidence"], ["evidence"])
-
-
-def test_removal_by_majority_and_ties() -> None:
-    given = item("i")
-    flagged = row(given, "z", (), remove=True, confidence=None, evidence=())
-    assert decide(given, [*cast(given, "B", "B"), flagged]).remove is False
-    assert decide(given, [*cast(given, "B"), flagged, replace(flagged, annotator="y")]).remove is True
-    tie = decide(given, [*cast(given, "B"), flagged])
-    assert (tie.remove, tie.open, tie.differ) == (None, ["remove"], ["remove"])
-    assert decide(given, cast(given, "B", "B"), quorum=3).open == ["unannotated"]
 
 
 def test_final_items_carry_the_majority_and_removals_are_counted(tmp_path: Path) -> None:
@@ -113,15 +161,13 @@ def test_final_items_carry_the_majority_and_removals_are_counted(tmp_path: Path)
     }
     for name in "xy":
         votes[name][2] = row(c, name, (), remove=True, confidence=None, evidence=())
-    desk = Desk(tmp_path, [a, b, c, d]).votes(**votes)
+    desk = Desk(tmp_path, [a, b, c, d], **votes)
     result = desk.merge()
     # all but the answers is as it was
     assert list(desk.final.values()) == [replace(a, answers=("C",)), b, replace(d, answers=("own",))]
     assert (result["kept"], result["removed"], result["open"]) == (3, 1, 0)
-    removal = result["removal"]
-    assert removal["all"] == {"items": 4, "removed": 1, "share": 0.25}
-    assert removal["dimensions"]["belief_modeling"] == {"items": 1, "removed": 1, "share": 1.0}
-    assert removal["formats"]["single"] == {"items": 2, "removed": 1, "share": 0.5}
+    assert result["removal"]["all"] == {"items": 4, "removed": 1, "share": 0.25}
+    assert result["removal"]["dimensions"]["belief_modeling"] == {"items": 1, "removed": 1, "share": 1.0}
     # decided by a majority, and listed all the same
     assert {one["item_id"]: one["state"] for one in desk.read("conflicts.jsonl")} == {"a": "kept", "c": "removed"}
     assert [one["changed"] for one in desk.read("decisions.jsonl")] == [True, False, False, True]
@@ -131,47 +177,31 @@ def test_final_items_carry_the_majority_and_removals_are_counted(tmp_path: Path)
 
 @pytest.fixture
 def torn(tmp_path: Path) -> Desk:
-    """Three items; the annotators agree on a alone."""
+    """Three items; the annotators agree on a alone, and differ on evidence of none."""
     items = [item("a"), item("b"), item("c")]
     votes = {
         name: [row(items[0], name, "B"), row(items[1], name, vote), row(items[2], name, vote)]
         for name, vote in zip(NAMES, "BCD", strict=True)
     }
-    return Desk(tmp_path, items).votes(**votes)
+    return Desk(tmp_path, items, **votes)
 
 
-def test_undecided_items_are_listed_and_the_others_merged(torn: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    result = torn.merge()
-    assert (result["open"], result["undecided"]) == (2, {"b": ["answers"], "c": ["answers"]})
+def test_undecided_items_are_listed_and_resolved(torn: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torn.merge()
+    assert (before["open"], before["undecided"]) == (2, {"b": ["answers"], "c": ["answers"]})
     assert list(torn.final) == ["a"]
     conflicts = torn.read("conflicts.jsonl")
-    states = [(one["item_id"], one["state"], one["decided"]) for one in conflicts]
-    assert states == [("b", "open", None), ("c", "open", None)]
-    assert [(vote["annotator"], vote["answers"]) for vote in conflicts[0]["votes"]] == list(
-        zip(NAMES, (["B"], ["C"], ["D"]), strict=True)
-    )
-    # the command ends well, and says how many are undecided, which, and where they are listed
-    folder = torn.folder
-    merge_and_show(MergeConfig(f"{folder}/items.jsonl", f"{folder}/rows", f"{folder}/out"))
+    assert [(one["item_id"], one["state"], one["decided"]) for one in conflicts] == [
+        ("b", "open", None), ("c", "open", None)
+    ]  # fmt: skip
+    assert [vote["answers"] for vote in conflicts[0]["votes"]] == [["B"], ["C"], ["D"]]
     shown = capsys.readouterr().out
-    for line in ("2 undecided items are left out", f"{folder}/out/conflicts.jsonl", "- b: answers\n- c: answers"):
+    for line in ("2 undecided items are left out", f"{torn.folder}/out/conflicts.jsonl", "- b: answers\n- c: answers"):
         assert line in shown
-    # whoever insists gets no final file, not even an older one
-    with pytest.raises(DataError, match=r"2 items are undecided") as caught:
-        torn.merge(require_complete=True)
-    assert "conflicts.jsonl [b]" in str(caught.value)
-    assert not (folder / "out" / "final.jsonl").exists()
-
-
-def test_resolutions_decide_what_was_open(torn: Desk) -> None:
-    before = torn.merge()
-    # a resolution of one only; a row of conflicts.jsonl, filled in, is a resolution
-    half = torn.resolve({**torn.read("conflicts.jsonl")[0], "answers": ["D"], "evidence": ["T3"]})
-    with pytest.raises(DataError, match="1 items are undecided"):
-        torn.merge(resolutions=half, require_complete=True)
-    assert list(torn.merge(resolutions=half)["undecided"]) == ["c"]
-    whole = torn.resolve({"item_id": "b", "answers": ["D"], "evidence": ["T3"]}, {"item_id": "c", "remove": True})
-    result = torn.merge(resolutions=whole, require_complete=True)
+    # a row of conflicts.jsonl, filled in, is a resolution
+    filled = {**conflicts[0], "answers": ["D"], "evidence": ["T3"]}
+    assert list(torn.merge(filled)["undecided"]) == ["c"]
+    result = torn.merge(filled, {"item_id": "c", "remove": True})
     assert (result["kept"], result["removed"], result["resolved"]) == (2, 1, 2)
     assert (torn.final["b"].answers, torn.final["b"].evidence) == (("D",), ("T3",))
     # agreement stays what it was before discussion
@@ -183,58 +213,29 @@ def test_resolutions_decide_what_was_open(torn: Desk) -> None:
 
 def test_a_majority_can_be_put_up_for_discussion(tmp_path: Path) -> None:
     given = item("a")
-    desk = Desk(tmp_path, [given]).votes(
-        **{name: [row(given, name, vote)] for name, vote in zip(NAMES, "BBC", strict=True)}
-    )
+    desk = Desk(tmp_path, [given], **{n: [row(given, n, vote)] for n, vote in zip(NAMES, "BBC", strict=True)})
     assert desk.merge()["open"] == 0
     assert desk.merge(discuss="all")["undecided"] == {"a": ["answers"]}
     for resolution, answers in (({}, ("B",)), ({"answers": ["C"]}, ("C",))):
-        desk.merge(discuss="all", resolutions=desk.resolve({"item_id": "a", **resolution}))
+        desk.merge({"item_id": "a", **resolution}, discuss="all")
         assert desk.final["a"].answers == answers
 
 
-def test_resolutions_that_decide_nothing_leave_it_open(tmp_path: Path) -> None:
-    given = item("a")
-    flag = row(given, "y", (), remove=True, confidence=None, evidence=())
-    desk = Desk(tmp_path, [given]).votes(x=[row(given, "x", "B")], y=[flag])
-    for record, count in (({}, 1), ({"answers": []}, 1), ({"remove": False}, 0), ({"answers": ["C"]}, 0)):
-        assert desk.merge(resolutions=desk.resolve({"item_id": "a", **record}))["open"] == count, record
-    for record, message in (
-        ({"item_id": "b"}, "another build"),
-        ({"fingerprint": "0"}, "another build"),
-        ({"answers": ["Z"]}, "names no option"),
-        ({"images": ["0"]}, "image indices"),
-        ({"remove": 1}, "true or false"),
-    ):
+def test_resolutions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, [item("a")], x=[row(item("a"), "x", "B")])
+    for record, message in (({"item_id": "b"}, "another build"), ({"answers": ["Z"]}, "names no option")):
         with pytest.raises(DataError, match=message):
-            desk.merge(resolutions=desk.resolve({"item_id": "a", **record}))
+            desk.merge({"item_id": "a", **record})
     with pytest.raises(DataError, match="resolved twice"):
-        desk.merge(resolutions=desk.resolve({"item_id": "a"}, {"item_id": "a"}))
+        desk.merge({"item_id": "a"}, {"item_id": "a"})
 
 
 def test_skipped_items_and_one_annotator(tmp_path: Path) -> None:
     items = [item("a"), item("b"), item("c")]
-    desk = Desk(tmp_path, items).votes(x=[row(items[0], "x", "B"), row(items[1], "x", "C")])
-    result = desk.merge()
-    assert (result["kept"], result["open"], result["rows"]) == (2, 1, {"x": 2})
+    result = Desk(tmp_path, items, x=[row(items[0], "x", "B"), row(items[1], "x", "C")]).merge()
+    assert (result["kept"], result["rows"], result["undecided"]) == (2, {"x": 2}, {"c": ["unannotated"]})
     assert result["agreement"]["all"]["kappa"] is None
     assert "One annotator" in (tmp_path / "out" / "report.md").read_text()
-    assert [(one["item_id"], one["open"]) for one in desk.read("conflicts.jsonl")] == [("c", ["unannotated"])]
-    # two annotators who share no item agree on nothing
-    result = desk.votes(y=[row(items[2], "y", "D")]).merge()
-    assert result["kept"] == 3
-    assert result["agreement"]["all"] == {"kappa": None, "items": 0, "subjects": 0, "left_out": 3}
-
-
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, [item("a")]).votes(x=[row(item("a"), "x", "B")], x_again=[row(item("a"), "x", "B")])
-    with pytest.raises(DataError, match="x has another file"):
-        desk.merge()
-    (tmp_path / "rows" / "x_again.jsonl").write_text("")
-    desk.merge()
-    write_items(tmp_path / "items.jsonl", [item("a", question="Rewritten?")])
-    with pytest.raises(DataError, match="another build"):
-        desk.merge()
     (tmp_path / "rows" / "x.jsonl").write_text("")
     with pytest.raises(DataError, match="no annotation"):
-        desk.merge()
+        Desk(tmp_path, items).merge()

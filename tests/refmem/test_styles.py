@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import chat_samples  # noqa: F401  skips without the extra llm
-import pytest
-from fault_proxy import Proxy, completion
 from scripted import FENCED, ScriptedChat, parts, session
 from scripted_chat import told_for
 from words import WordEncoder
 
-from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-from remind.data.readers import read, write_refmem
-from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.llm.request import Request
-from remind.refmem.build import build_refmem
-from remind.refmem.config import P13nConfig, RefMemConfig, SessionConfig
-from remind.refmem.personal import KINDS, Writer, episode
-from remind.refmem.sessions import session_questions, types
+from remind.refmem.config import P13nConfig, SessionConfig
+from remind.refmem.styles import KINDS, episode, personal_questions, session_questions, types
 
 TALK = Dialogue(
     "d",
@@ -35,29 +26,26 @@ TALK = Dialogue(
 )
 
 
-def script(request: Request) -> dict[str, Any]:
-    """A model that is right but for an entry or a reply here and there."""
-    system, user = (message.text for message in request.messages[:2])
-    value = told_for(system, user)
+def script(request: Request) -> str:
+    """A model that is right but for an entry here and there."""
+    value = told_for(*(message.text for message in request.messages[:2]))
     assert value is not None
     ((step, rows),) = value.items()
     if step in ("signals", "points"):
-        rows.append({"speaker": "Eve", "text": "x", "turns": [1]})
-        rows += [{**rows[0], "turns": [9]}, {**rows[0], "text": " "}]
+        rows += [{**rows[0], "turns": [9]}, {**rows[0], "text": " "}, {**rows[0], "speaker": "Eve"}]
         rows.append({**rows[0], "text": "Ann owns a red kayak", "turns": [1.0]})
     if step == "groups":
         rows += [{**rows[0], "signals": [1, 1]}, {**rows[0], "signals": [99]}]
     if step == "questions":
         rows += [{**rows[0], "signals": [0]}, {**rows[0], "question": "Where do I paddle the red kayak that I own?"}]
-    return value
+    return json.dumps(value)
 
 
 def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
-    chat = ScriptedChat(lambda request: json.dumps(script(request)))
-    writer = Writer(chat, P13nConfig())
-    questions = writer.questions([TALK])
+    chat = ScriptedChat(script)
+    questions, rejected, counts = personal_questions([TALK], chat, P13nConfig())
     # two sessions; then a request for each speaker with two signals, and one for each group
-    assert writer.counts == {
+    assert counts == {
         "signals_asked": 2, "signals": 6, "points_asked": 2, "points": 6, "groups_asked": 2, "groups": 2,
         "questions_asked": 2, "questions": 5,
     }  # fmt: skip
@@ -65,23 +53,19 @@ def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     assert [question.category for question in questions] == [*KINDS] * 2 + [KINDS[0]]
     assert {question.evidence for question in questions} == {("s1:1", "s1:3"), ("s1:2", "s2:2")}
     assert {question.time for question in questions} == {"2024-03-09"}
-    whys = {(row["step"], row["why"]) for row in writer.rejected}
-    assert whys >= {
+    assert {(row["step"], row["why"]) for row in rejected} >= {
         ("signals", "'Eve' does not speak in the conversation"),
         ("signals", "there is no turn 9; 3 are shown"),
         ("points", "text has 0 characters; 1 to 2000 are allowed"),
         ("groups", "a group needs two signals"),
-        ("groups", "there is no signal 99; 4 are shown"),
         ("questions", "there is no signal 0; 4 are shown"),
         ("questions", "the question gives away a signal that it should be answered from"),
     }
     # what is said stands in fences alone
     assert all("kayak" not in FENCED.sub("", request.messages[1].text) for request in chat.asked)
-
-    stubborn = Writer(ScriptedChat(lambda request: "I would rather not."), P13nConfig())
-    assert stubborn.questions([TALK]) == []
-    assert {row["entry"] for row in stubborn.rejected} == {None}
-    assert stubborn.counts["signals"] == 0
+    stubborn = ScriptedChat(lambda request: "I would rather not.")
+    questions, rejected, counts = personal_questions([TALK], stubborn, P13nConfig())
+    assert (questions, counts["signals"], {row["entry"] for row in rejected}) == ([], 0, {None})
 
 
 def test_an_episode_is_cut_round_the_evidence() -> None:
@@ -97,47 +81,17 @@ def test_an_episode_is_cut_round_the_evidence() -> None:
     assert [one.id for one in episode(whole, replace(question, evidence=("t0",)), 3)[0].sessions] == ["a"]
 
 
-def test_the_command_writes_what_read_opens(tmp_path: Path, make_dialogue: Callable[..., Dialogue]) -> None:
-    path = tmp_path / "in.jsonl"
-    write_refmem(Corpus((make_dialogue(sessions=4),)), path)
-
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        system, user = (message["content"] for message in body["messages"])
-        return 200, {}, completion(json.dumps(told_for(system, user)))
-
-    with Proxy(answer=answer) as server:
-        llm = LLMConfig(questions=EndpointConfig("m", server.url), cache=str(tmp_path / "cache.sqlite"))
-        cfg = RefMemConfig(str(path), str(tmp_path / "out"), style="p13n", llm=llm)
-        result = build_refmem(cfg)
-        hits = server.hits
-        assert hits == 4 + 4 + 2 + 2
-        corpus = read(result)
-        assert corpus.dialogues == read(path).dialogues
-        assert [question.category for question in corpus.questions] == [*KINDS] * 2
-        # a build that begins anew finds all replies
-        again = build_refmem(replace(cfg, out=str(tmp_path / "again"), p13n=P13nConfig(episode_turns=8)))
-        assert server.hits == hits
-    cut = read(again)
-    assert [len(dialogue.turns) for dialogue in cut.dialogues] == [8] * 4
-    assert all(len(question.evidence) == 2 for question in cut.questions)
-    with pytest.raises(ConfigError, match=r"style session needs llm\.answer or llm\.default"):
-        build_refmem(replace(cfg, style="session"))
-    with Proxy(answer=lambda body: (200, {}, completion("no"))) as server:
-        llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
-        with pytest.raises(DataError, match=r"no question is left; \d+ rejected, the first: there is no JSON"):
-            build_refmem(replace(cfg, out=str(tmp_path / "none"), llm=llm))
+OWNED = {"type": "single", "question": "What do I own?", "answer": "kayak", "turns": [1], "entries": []}
+SKY = {"type": "temporal", "question": "Which colour is the sky?", "answer": "blue", "turns": [2], "entries": []}
 
 
 class Played:
     """Chat models for every stage, of which a session's writer is right at the second try."""
 
-    def __init__(self) -> None:
-        self.chats = {
-            "memory": ScriptedChat(self.memory),
-            "questions": ScriptedChat(self.writer),
-            "answer": ScriptedChat(self.answer),
-            "judge": ScriptedChat(self.judge),
-        }
+    def __init__(self, rows: list[dict[str, Any]] | None = None) -> None:
+        write = self.questions if rows is None else lambda request: json.dumps({"questions": rows})
+        self.chats = {"memory": ScriptedChat(self.memory), "questions": ScriptedChat(write)}
+        self.chats |= {"answer": ScriptedChat(self.answer), "judge": ScriptedChat(self.judge)}
 
     def stage(self, stage: str) -> ScriptedChat:
         return self.chats[stage]
@@ -146,39 +100,32 @@ class Played:
         role = request.prompt_id.removeprefix("membuilder_").partition("-")[0]
         return json.dumps({"ops": [{"op": "ADD", "memory": "Ann hikes", "sources": [1]}] if role == "semantic" else []})
 
-    def writer(self, request: Request) -> str:
-        rows = [
-            {"type": "single", "question": "What do I own?", "answer": "kayak", "turns": [1], "entries": []},
-            {"type": "temporal", "question": "Which colour is the sky?", "answer": "blue", "turns": [2], "entries": []},
-        ]
-        if "s2" in request.sample:
-            rows[0] |= {"type": "multi", "entries": [1]}
+    def questions(self, request: Request) -> str:
+        rows = [OWNED | ({"type": "multi", "entries": [1]} if "s2" in request.sample else {}), SKY]
         if len(request.messages) > 2:
             assert "1. Which colour is the sky? - it is answered right without" in request.messages[-1].text
-            rows = [rows[0] | {"question": "Whose is it?", "answer": "Ann"} if "s1" in request.sample else rows[1]]
+            rows = [OWNED | {"question": "Whose is it?", "answer": "Ann"} if "s1" in request.sample else SKY]
         return json.dumps({"questions": rows})
 
     def answer(self, request: Request) -> str:
         if request.prompt_id.startswith("refmem_blind"):
             return json.dumps({"answers": ["blue" if "sky" in parts(request)["question"] else "a dog"]})
         assert "Ann" in parts(request)["memories"]
-        return {"own": "kayak", "sky": "blue", "Whose": "Ann"}[
-            re.findall("own|sky|Whose", parts(request)["question"])[0]
-        ]
+        about = re.findall("own|sky|Whose", parts(request)["question"])[0]
+        return {"own": "kayak", "sky": "blue", "Whose": "Ann"}[about]
 
     def judge(self, request: Request) -> str:
         shown = parts(request)
         return json.dumps({"verdict": shown["references"] == f"1. {shown['prediction']}"})
 
 
+def asked_of(talk: Dialogue, played: Any, count: int) -> Any:
+    return session_questions([talk], played, WordEncoder(200), SessionConfig(count=count))  # type: ignore[arg-type]
+
+
 def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it() -> None:
     played = Played()
-    questions, rejected, counts = session_questions(
-        [TALK],
-        played,
-        WordEncoder(200),
-        SessionConfig(count=2),  # type: ignore[arg-type]
-    )
+    questions, rejected, counts = asked_of(TALK, played, 2)
     assert [(one.text, one.category, one.evidence, one.time) for one in questions] == [
         ("What do I own?", "single", ("s1:1",), "2024-03-01"),
         ("Whose is it?", "single", ("s1:1",), "2024-03-01"),
@@ -191,31 +138,12 @@ def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it()
     first, second = played.chats["questions"].asked[:2]
     assert "entries" not in parts(first)
     assert parts(second)["entries"] == "1. Ann hikes"
-    assert "exactly 2 questions" in first.messages[0].text
-
-
-def test_replies_of_the_wrong_form_are_dropped_with_the_reason() -> None:
-    row = {"type": "single", "question": "Q?", "answer": "a", "turns": [1], "entries": []}
+    assert (types(2), types(5)) == ({"single": 1, "multi": 1, "temporal": 0}, {"single": 3, "multi": 1, "temporal": 1})
     for rows, why in (
-        ([row] * 2, "2 questions, not 1"),
-        ([row | {"type": "multi"}], "type multi without entries"),
-        ([row | {"turns": []}], "without turns"),
-        ([row | {"turns": [9]}], "there is no turn 9"),
-        ([row | {"turns": [True]}], "True"),
+        ([OWNED] * 2, "2 questions, not 1"),
+        ([OWNED | {"type": "multi"}], "type multi without entries"),
+        ([OWNED | {"turns": [9]}], "there is no turn 9"),
     ):
-        played = Played()
-        played.chats["questions"] = ScriptedChat(lambda request, rows=rows: json.dumps({"questions": rows}))
-        questions, rejected, _ = session_questions(
-            [replace(TALK, sessions=TALK.sessions[:1])],
-            played,
-            WordEncoder(200),
-            SessionConfig(count=1),  # type: ignore[arg-type]
-        )
+        questions, rejected, _ = asked_of(replace(TALK, sessions=TALK.sessions[:1]), Played(rows), 1)
         assert (questions, len(rejected)) == ([], 1)
         assert why in rejected[0]["why"]
-
-
-def test_types_have_their_shares() -> None:
-    assert types(5) == {"single": 3, "multi": 1, "temporal": 1}
-    assert types(10) == {"single": 5, "multi": 3, "temporal": 2}
-    assert types(1) == {"single": 1, "multi": 0, "temporal": 0}

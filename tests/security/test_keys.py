@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +21,6 @@ def echo(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     if "<answer>" in system + body["messages"][-1]["content"]:
         return 200, {"X-Echo": KEY}, completion(f"<answer>{KEY}</answer><explanation>{KEY}</explanation>")
     return reply(body)
-
-
-def refuse(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    return error(401, f"Incorrect API key provided: {KEY}")
-
-
-@pytest.fixture
-def private() -> Iterator[None]:
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +45,7 @@ def holding(folder: Path, text: str) -> list[Path]:
 
 
 def test_a_key_is_in_nothing_that_is_written_or_printed(
-    hostile: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: None
+    hostile: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States, replies in the cache, manifests, answers, verdicts and reports; also where the server fails."""
     monkeypatch.setenv("OPENAI_LOG", "debug")
@@ -76,43 +63,3 @@ def test_a_key_is_in_nothing_that_is_written_or_printed(
     assert "[key]" in (out / "predictions.jsonl").read_text()
     assert holding(tmp_path, KEY) == []
     assert not any(KEY in text for text in (*first[1:], *second[1:]))
-    # with a umask of 077 nothing is readable to others: not the folders, not the cache of replies
-    assert [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077] == []
-
-
-def test_a_refused_key_is_not_in_the_error(hostile: Path, tiny: Path, tmp_path: Path) -> None:
-    with Proxy(answer=refuse) as proxy:
-        status, output, errors = build(hostile, tiny, tmp_path, *endpoint("default", proxy.url))
-    assert status == 2
-    assert errors.splitlines()[-1].startswith("error: ")
-    assert KEY not in output + errors
-    assert holding(tmp_path, KEY) == []
-    assert not (tmp_path / "states" / "README.md").exists()
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"https://user:{KEY}@example.org/v1",
-        KEY,
-    ],
-)
-def test_an_address_that_holds_a_key_is_refused_without_showing_it(
-    url: str, hostile: Path, tiny: Path, tmp_path: Path
-) -> None:
-    status, output, errors = build(hostile, tiny, tmp_path, *endpoint("default", url))
-    assert status == 2
-    assert KEY not in output + errors
-
-
-def test_what_a_request_holds(hostile: Path, tiny: Path, tmp_path: Path) -> None:
-    """Text of the dialogues and questions, and nothing of the machine: no paths, no user, no environment."""
-    with Proxy(answer=reply) as proxy:
-        words = ("--llm.default.model", "m", "--llm.default.base_url", proxy.url)
-        assert build(hostile, tiny, tmp_path, *words)[0] == 0
-    assert proxy.bodies
-    for body, head in zip(proxy.bodies, proxy.heads, strict=True):
-        assert set(body) <= {"model", "messages", "max_tokens", "temperature", "response_format"}
-        assert "Bearer none" in head["authorization"]
-        for private in (str(tmp_path), str(hostile), os.environ.get("HOME", "/root/"), os.uname().nodename):
-            assert len(private) < 4 or private not in str(body)

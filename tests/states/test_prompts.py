@@ -1,32 +1,25 @@
 """Templates: what states are rendered with stays as it was; what chat models are asked holds data in fences."""
 
 import hashlib
-import json
 import re
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.data.dialogue import (
-    DIMENSIONS,
-    FORMATS,
     NO_INFORMATION,
-    VISUAL_DIMENSIONS,
     Dialogue,
     Image,
     Question,
     Session,
     Turn,
 )
-from remind.llm.asking import CUE_WORDS, cue_request, judge_request, strategy_request, summary_request
+from remind.llm.asking import cue_request, judge_request, strategy_request, summary_request
 from remind.llm.request import Request, code_for, fenced
 from remind.states import prompts
-from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render
-from remind.text.words import guide
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
     Turn("1:1", "Ana", "I quit smoking in March."),
@@ -76,59 +69,6 @@ def test_texts_are_those_the_shipped_model_learnt(name: str, format: str, visual
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, format, visual]
 
 
-def test_without_a_hint_to_abstain_nothing_else_changes() -> None:
-    question = Question("q", "talk", "What?", answers=("tea",))
-    with_hint = FactualState(TALK, question, (Segment(0, 1),), Strategy(("Look.",)))
-    texts = [render(replace(with_hint, abstention=invited)).text for invited in (True, False)]
-    assert texts[0].count(NO_INFORMATION) == 1
-    assert texts[0].replace(f" If the conversation does not tell, answer: {NO_INFORMATION}", "") == texts[1]
-    chosen = replace(with_hint, question=replace(question, format="single", options=("tea", "milk"), answers=("A",)))
-    assert render(chosen) == render(replace(chosen, abstention=False))
-
-
-def test_every_template_has_an_id_that_follows_its_bytes() -> None:
-    known = {path.stem: path.read_bytes() for path in Path(str(prompts.__file__)).parent.glob("*.j2")}
-    assert {*prompts.RENDERED, *prompts.ASKED, "ask_judge"} < set(known)
-    for name, raw in known.items():
-        digest = hashlib.sha256(raw).hexdigest()[:12]
-        assert prompts.fingerprint(name) == digest
-        assert prompts.prompt_id(name) == f"{name}-{digest}"
-
-
-def test_a_request_names_its_template_and_whose_it_is() -> None:
-    made = [*requests(ASKED), judge_request("Q?", ["a"], "b", "q7")]
-    assert [one.prompt_id for one in made] == [
-        prompts.prompt_id(name) for name in ("ask_cue", "ask_strategy", "ask_summary", "ask_judge")
-    ]
-    assert [one.stage for one in made] == ["cues", "strategy", "summary", "judge"]
-    assert [one.sample for one in made] == ["talk 1:1..1:3 factual", "q1", "q1", "q7"]
-    assert all([m.role for m in one.messages] == ["system", "user"] and one.temperature == 0 for one in made)
-    # cues are prose; the others are JSON of a schema that JSON can hold
-    assert [one.schema is None for one in made] == [True, False, False, False]
-    assert all(json.loads(json.dumps(one.schema)) == one.schema for one in made)
-
-
-def test_the_exact_messages_of_a_cue() -> None:
-    request = cue_request(TALK, Segment(0, 1), "personalized_visual_baselines")
-    system, user = (message.text for message in request.messages)
-    code = user.splitlines()[0].removeprefix("<<<excerpt ")
-    assert user.splitlines() == [
-        f"<<<excerpt {code}",
-        "[Session 1, 8 May 2023]",
-        "Ana: I quit smoking in March.",
-        "Ben: Here.",
-        "[Image #0 Caption] running shoes beside a misty river",
-        f"excerpt {code}>>>",
-    ]
-    ask = guide("personalized_visual_baselines")
-    assert f"looks for {ask.demand}." in system
-    assert all(f"- {step}\n" in system for step in ask.reasoning)
-    assert f"carry the code {code}." in system
-    assert f"at most {CUE_WORDS} words" in system
-    assert "[Image #N Caption]" in system
-    assert "[Image #N Caption]" not in cue_request(TALK, Segment(0, 1), None).messages[0].text
-
-
 def test_the_exact_messages_of_a_summary() -> None:
     question = replace(ASKED, time="1 June 2023", dimension="implicit_boundary_modeling")
     system, user = (message.text for message in summary_request(state(question)).messages)
@@ -149,18 +89,6 @@ def test_the_exact_messages_of_a_summary() -> None:
     assert "each of the options A, B, C" in system
     unmarked = summary_request(replace(state(question), blocks=()))
     assert "ATTENTION" not in text_of(unmarked)
-
-
-def test_each_dimension_and_format_is_asked_for_in_its_own_way() -> None:
-    systems: set[str] = set()
-    for dimension, format in product((None, *DIMENSIONS), FORMATS):
-        options = () if format == "direct" else ASKED.options
-        made = strategy_request(TALK, replace(ASKED, dimension=dimension, format=format, options=options))
-        system, user = (message.text for message in made.messages)
-        systems.add(system.replace(re.findall(r"<<<question (\w+)", user)[0], ""))
-        assert ("<<<options" in user) == bool(options)
-        assert ("images" in system.split("Reply with")[0]) == (dimension in VISUAL_DIMENSIONS)
-    assert len(systems) == 9 * 3
 
 
 def test_gold_is_in_no_request() -> None:

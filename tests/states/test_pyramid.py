@@ -1,13 +1,9 @@
 """Rendering: section order, byte identity of the dialogue section, spans, targets."""
 
-import re
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_corpus import strip_markers
 
-from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.states.pyramid import (
     MARKER,
@@ -125,14 +121,6 @@ def x0(question: Question, *segments: Segment) -> FactualState:
     return FactualState(_dialogue(), question, segments, Strategy(()))
 
 
-def test_runs_break_at_gaps_and_at_sessions() -> None:
-    question = Question("q", "d", "?")
-    state = x0(question, Segment(0, 1), Segment(2, 2), Segment(4, 5))
-    assert state.runs == x0(question, Segment(1, 5)).runs == (0, 0, 0, 1, 1)
-    with pytest.raises(DataError, match="out of order"):
-        x0(question, Segment(2, 3), Segment(0, 1))
-
-
 def test_target_quotes_only_what_x0_holds() -> None:
     question = Question("q", "d", "?", answers=("red bike", "bike"), evidence=("2:1", "1:1"))
     target = render_target(x0(question, Segment(4, 5)))
@@ -141,15 +129,3 @@ def test_target_quotes_only_what_x0_holds() -> None:
     visual = Question("q", "d", "?", "multi", ("x", "y", "z"), ("C", "A"), images=(2, 0), dimension=VISUAL)
     assert render_target(x0(visual, Segment(5, 5))) == "<answer>[A,C]</answer><explanation>[2]</explanation>"
     assert render_target(x0(Question("q", "d", "?"), Segment(0, 0))) is None
-
-
-@pytest.mark.parametrize("fmt", ["single", "multi", "direct"])
-@pytest.mark.parametrize("dimension", [None, VISUAL])
-def test_instructions_ask_for_the_output_of_the_format(fmt: str, dimension: str | None) -> None:
-    options = () if fmt == "direct" else ("x", "y")
-    question = Question("q", "d", "?", fmt, options, dimension=dimension)  # type: ignore[arg-type]
-    text = render(x0(question, Segment(0, 0))).text
-    wanted = {"single": "A", "multi": "[A,D]", "direct": "your phrase"}
-    assert [name for name, answer in wanted.items() if f"<answer>{answer}</answer>" in text] == [fmt]
-    assert ("<explanation>[0, 1]</explanation>" in text) is (dimension is not None)
-    assert not re.search(r"\{[{%]", text)

@@ -6,7 +6,6 @@ what is asked of whom, counts cue words, and answers in the question's format.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from remind.testbed import reader
 from remind.testbed.lexicon import lexicon as bank
-from remind.testbed.reader import Asked, Remark, Turn, asks, bare, most, turns_of
+from remind.testbed.reader import Asked, Remark, Turn, asks, bare, turns_of
 
 __all__ = ["asks", "bank", "bare"]
 LETTERS = "ABCD"
@@ -77,26 +76,12 @@ def values_of(dimension: str) -> list[str]:
     return list(bank()["dimensions"][dimension]["values"])
 
 
-def decide(problem: Problem, heard: list[Remark], rng: random.Random, sessions: int | None = None) -> str:
-    """The value that the remarks speak for.
-
-    Args:
-        sessions: of the dialogue, where remarks of either half are to be counted by majority; None: the first remark
-            tells how a course begins and the last one how it ends.
-    """
+def decide(problem: Problem, heard: list[Remark]) -> str:
+    """The value that the remarks speak for; of a course the first tells how it begins and the last how it ends."""
     if problem.dimension != "temporal_dynamics":
-        return most((remark.value for remark in heard), rng, values_of(problem.dimension))
-    stances = ("keen", "averse")
-    if sessions is None:
-        course = [heard[0].value, heard[-1].value]
-    else:
-        late = [remark.session > sessions // 2 for remark in heard]
-        course = [
-            most((r.value for r, is_late in zip(heard, late, strict=True) if is_late == half), rng, stances)
-            for half in (False, True)
-        ]
+        return heard[0].value
     entries = bank()["dimensions"]["temporal_dynamics"]["values"]
-    return next(value for value, entry in entries.items() if entry["phases"] == course)
+    return next(value for value, entry in entries.items() if entry["phases"] == [heard[0].value, heard[-1].value])
 
 
 def answer(problem: Problem, value: str) -> str | None:
@@ -118,9 +103,4 @@ def solve(problem: Problem) -> str | None:
     heard = [remark for remark in remarks(problem) if not remark.flagged]
     if problem.dimension != "temporal_dynamics" and len({remark.value for remark in heard}) != 1:
         raise ValueError(f"{heard} does not settle {problem.dimension} of {problem.speaker}")
-    return answer(problem, decide(problem, heard, random.Random(0)))
-
-
-def guess(problem: Problem, rng: random.Random, sessions: int) -> str | None:
-    """The answer of one who counts every remark."""
-    return answer(problem, decide(problem, remarks(problem), rng, sessions))
+    return answer(problem, decide(problem, heard))

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import date
-
-import pytest
-
 from remind.memory.operations import Operation, State, fold
 from remind.testbed import memory_world as w
-
-DAY = date(2023, 3, 10)
 
 
 def memory(*entries: tuple[str, str, str]) -> State:
@@ -27,51 +20,20 @@ def answer(state: State, form: str, key: str) -> str:
     return w.read(state, [w.Ask(form, key, "")])[0].answer
 
 
-def test_dialogues_depend_on_seed_and_number_alone() -> None:
-    assert w.make_life(3, 5) == w.make_life(3, 5)
-    assert w.make_life(3, 5) != w.make_life(3, 6) != w.make_life(4, 6)
-
-
 def test_sessions_are_as_described() -> None:
     lives = [w.make_life(0, number) for number in range(30)]
+    assert lives[5] == w.make_life(0, 5) != w.make_life(1, 5)
     told = [turn for life in lives for one in life.meetings for turn in one.turns]
-    assert all(6 <= len(one.turns) <= 10 for life in lives for one in life.meetings)
     assert 0.4 < sum(bool(turn.store) for turn in told) / len(told) < 0.55
-    # the kinds take turns by dialogue, so that none is the rule
-    for first, kind in enumerate(("episodic", "semantic", "procedural")):
-        counts = Counter(
-            t.store.replace("core", "semantic") for life in lives[first::3] for m in life.meetings for t in m.turns
-        )
-        assert max(("episodic", "semantic", "procedural"), key=lambda store: counts[store]) == kind
     known = set(w.vocabulary())
     assert all(set(turn.text.split()) <= known for turn in told)
-    for life in lives:
-        assert len(life.final) == 20
-        for one in life.meetings:
-            assert not set(one.rewarded) & set(one.held_out)
-            keys = [turn.key for turn in one.turns if turn.store]
-            assert len(set(keys)) == len(keys)
+    for one in (one for life in lives for one in life.meetings):
+        assert not set(one.rewarded) & set(one.held_out)
+        keys = [turn.key for turn in one.turns if turn.store]
+        assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize(
-    ("form", "key", "right"),
-    [
-        ("current", "pet", "cat"),
-        ("previous", "pet", "dog"),
-        ("current", "city", "oslo"),
-        ("current", "music", w.UNKNOWN),
-        ("when", "zoo", "2023-04-03"),
-        ("who", "zoo", "Ben"),
-        ("count", "zoo", "2"),
-        ("count", "lake", w.UNKNOWN),
-        ("second", "tea", "stir"),
-        ("third", "tea", "wait"),
-        # of others, and a joke, which the reader believes
-        ("current", "food", w.UNKNOWN),
-        ("current", "sport", "judo"),
-    ],
-)
-def test_answers_from_a_memory(form: str, key: str, right: str) -> None:
+def test_answers_from_a_memory() -> None:
     state = memory(
         ("core", "2023-03-10", "my city is rome"),
         ("core", "2023-04-10", "my city is now oslo"),
@@ -85,30 +47,18 @@ def test_answers_from_a_memory(form: str, key: str, right: str) -> None:
         ("semantic", "2023-04-10", "Ben says his food is rice"),
         ("semantic", "2023-04-10", "haha my sport is judo"),
     )
-    assert answer(state, form, key) == right
-
-
-def test_a_reader_is_given_little() -> None:
-    """Ten lines of six words fill the context: the oldest is not read. Nor is what comes late in a giant entry."""
-    lines = [("semantic", f"2023-03-{n:02}", "my pet is now dog") for n in range(2, 12)]
-    state = memory(("semantic", "2023-03-01", "my pet is cat"), *lines)
-    assert answer(state, "previous", "pet") == w.UNKNOWN
-    assert answer(memory(("semantic", "2023-03-01", "my pet is cat"), *lines[:3]), "previous", "pet") == "cat"
-    giant = " | ".join(f"2023-03-01: my {key} is x" for key in ("food", "sport", "music", "drink", "pet"))
-    state = memory(("semantic", "2023-03-01", giant.partition(": ")[2]))
-    assert answer(state, "current", "food") == "x"
-    assert answer(state, "current", "pet") == w.UNKNOWN
-
-
-def test_retrieved_entries_are_counted_by_store() -> None:
-    state = memory(
-        ("core", "2023-03-10", "my pet is cat"),
-        ("semantic", "2023-03-10", "my pet is cat"),
-        ("episodic", "2023-03-10", "haha my pet is pony"),
-        ("episodic", "2023-03-10", "nice weather again"),
-    )
-    (reading,) = w.read(state, [w.Ask("current", "pet", "")])
-    assert sorted(reading.retrieved) == ["episodic", "semantic"]
+    for form, key, right in (
+        ("current", "pet", "cat"),
+        ("previous", "pet", "dog"),
+        ("current", "music", w.UNKNOWN),
+        ("when", "zoo", "2023-04-03"),
+        ("count", "zoo", "2"),
+        ("third", "tea", "wait"),
+        # of others, and a joke, which the reader believes
+        ("current", "food", w.UNKNOWN),
+        ("current", "sport", "judo"),
+    ):
+        assert answer(state, form, key) == right
 
 
 def test_the_truth_is_that_of_all_turns_but_chatter() -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
 from remind.llm.auxiliary import ChatLLM
 from remind.reflect import summarise
-from remind.states.dataset import read_manifest, read_states
+from remind.states.dataset import read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState
 from remind.states.records import blocks_of
 from remind.testbed.built import BuiltConfig, Marks, build_world, marked, train_saes
 from remind.testbed.ladder import LadderConfig, make_states
 from remind.testbed.lexicon import lexicon
-from remind.testbed.reader import Reader, ReaderConfig, served
+from remind.testbed.reader import Reader, ReaderConfig
 from remind.testbed.world import World, WorldConfig, make_world
 from sae.config import SAETrainConfig
 
@@ -43,50 +41,28 @@ def concluded(world: World, states: list[AttentionalState], config: ReaderConfig
         conclusion = summary.split("Conclusion: ")[1]
         entries = lexicon()["dimensions"][item.trait.dimension]["values"]
         named = [value for value, entry in entries.items() if any(gist in conclusion for gist in entry["gist"])]
-        assert len(named) <= 1
-        assert bool(named) != (conclusion == "no one can tell")
         values.append(named[0] if named else None)
     return values
 
 
-def test_it_concludes_the_true_value_and_needs_no_gold(world: World, states: list[ReflectiveState]) -> None:
+def test_it_concludes_from_what_it_is_shown(world: World, states: list[ReflectiveState]) -> None:
     attentional = [state.attentional for state in states]
     truth = [item.trait.value for item in world.questions]
-    assert concluded(world, attentional, ReaderConfig()) == truth
+    # no gold answer is needed
     robbed = [
         replace(one, factual=replace(one.factual, question=replace(one.factual.question, answers=(), evidence=())))
         for one in attentional
     ]
-    assert concluded(world, robbed, ReaderConfig()) == truth
-
-
-def test_errors_name_another_value_and_are_always_the_same(world: World, states: list[ReflectiveState]) -> None:
-    attentional = [state.attentional for state in states]
-    truth = [item.trait.value for item in world.questions]
-    always = concluded(world, attentional, ReaderConfig(errors=1.0))
+    assert concluded(world, attentional, ReaderConfig()) == concluded(world, robbed, ReaderConfig()) == truth
+    # errors name another value, and are always the same
+    always, half = (concluded(world, attentional, ReaderConfig(errors=share)) for share in (1.0, 0.5))
     assert not any(a == b for a, b in zip(always, truth, strict=True))
-    half = concluded(world, attentional, ReaderConfig(errors=0.5))
     assert half == concluded(world, attentional, ReaderConfig(errors=0.5))
     assert 0.25 < sum(a == b for a, b in zip(half, truth, strict=True)) / len(truth) < 0.75
-
-
-def test_what_it_overlooks_lies_outside_of_the_marks(world: World, states: list[ReflectiveState]) -> None:
-    attentional = [state.attentional for state in states]
+    # what it overlooks lies outside of the marks
     bare = [replace(state, blocks=()) for state in attentional]
-    blind = ReaderConfig(overlooked=1.0)
-    assert set(concluded(world, bare, blind)) == {None}
-    # a mark before what was asked and none before the reply cannot be: both lines of a remark are marked together
-    assert concluded(world, attentional, blind) == [item.trait.value for item in world.questions]
-
-
-def test_a_question_of_another_world_is_refused() -> None:
-    message = "<<<question 0a\nWho won?\nquestion 0a>>>"
-    with served() as address:
-        body = {"model": "reader", "messages": [{"role": "user", "content": message}]}
-        request = Request(f"{address}/chat/completions", json.dumps(body).encode())
-        with pytest.raises(HTTPError, match="400") as caught:
-            urlopen(request)
-        assert "0 wordings fit" in caught.value.read().decode()
+    assert set(concluded(world, bare, ReaderConfig(overlooked=1.0))) == {None}
+    assert concluded(world, attentional, ReaderConfig(overlooked=1.0)) == truth
 
 
 @pytest.mark.slow
@@ -99,8 +75,6 @@ def test_built_states_come_from_the_files_and_marks_are_what_they_are_called(tmp
     train = [row for row in rows if row.get("split") == "train"]
     assert train
     assert not any(row.get("answers") or row.get("evidence") or row.get("images") for row in train)
-    report = read_manifest(folder)["llm_report"]
-    assert {name: stage["failed"] for name, stage in report["stages"].items()} == {"strategy": 0, "summary": 0}
     records = list(read_states(folder))
     variants: dict[Marks, list[int]] = {}
     for marks in ("built", "random", "none", "gold"):

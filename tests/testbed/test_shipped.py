@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 
-from experiments.pretrain.run import MEASURED, SECOND_RUN, PretrainConfig, measure
+from experiments.pretrain.run import MEASURED, measure
 from remind.data.sample import corpus_path, sample_path
 from remind.models.backbone import load_backbone
-from remind.models.nano import nano_folder, nano_tokenizer
+from remind.models.nano import nano_folder
 
 #: Every answer in the bundled sample was worked out anew from turns and captions alone, and its evidence, options and
 #: letters were counted. A new version needs that done again.
@@ -33,40 +33,12 @@ def provenance() -> dict[str, Any]:
 def test_files_are_the_recorded_ones(provenance: dict[str, Any]) -> None:
     for name, expected in provenance["sha256"].items():
         assert hashlib.sha256((nano_folder() / name).read_bytes()).hexdigest() == expected, name
-    assert set(provenance["sha256"]) == {"model.safetensors", "tokenizer.json"}
-    assert (nano_folder() / "model.safetensors").stat().st_size <= 12 * 2**20
-    assert provenance["license"] == "Apache-2.0"
-
-
-def test_the_recorded_settings_are_those_of_the_two_runs(provenance: dict[str, Any]) -> None:
-    """The defaults, and then what experiments/pretrain/run.py says it was gone on with."""
-    first = provenance["start"]
-    for about, expected in ((first, PretrainConfig()), (provenance, PretrainConfig(**SECOND_RUN))):
-        recorded = {name: value for name, value in about["config"].items() if name not in ("out", "overwrite", "start")}
-        assert PretrainConfig(**recorded) == expected
 
 
 def test_it_opens_as_plain_hugging_face() -> None:
     model = Qwen3VLForConditionalGeneration.from_pretrained(nano_folder(), use_safetensors=True)
-    tokenizer = AutoTokenizer.from_pretrained(nano_folder())
-    assert model.config.text_config.vocab_size >= len(tokenizer)
-    text = "Ana: kidding, it was dawn once more\n"
-    assert tokenizer(text)["input_ids"] == nano_tokenizer()(text)["input_ids"]
-    assert tokenizer.chat_template.rstrip() == nano_tokenizer().chat_template
-    named = load_backbone("nano")
-    for name, value in model.state_dict().items():
-        assert value.equal(named.model.state_dict()[name]), name
-
-
-def test_accuracy_rises_with_the_level(provenance: dict[str, Any]) -> None:
-    """Disjoint 95 % intervals for short answers and single choice, not backwards for multiple choice."""
-    flag = provenance["accuracy"]["flag"]
-    for kind in ("direct", "single"):
-        x0, x1, x2 = (flag[kind][level] for level in ("x0", "x1", "x2"))
-        assert x0["high"] < x1["low"], kind
-        assert x1["high"] < x2["low"], kind
-    multi = [flag["multi"][level]["value"] for level in ("x0", "x1", "x2")]
-    assert multi == sorted(multi)
+    named = load_backbone("nano").model.state_dict()
+    assert all(value.equal(named[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.models.chat import Tokens
 from remind.states.pyramid import FactualState, Segment, Strategy, render
-from remind.viewing.inspector.inspection import Inspection
+from remind.viewing.inspector.page import Inspection
 from sae import TopKSAE
 
 WIDTH, D_SAE, K = 16, 192, 6
@@ -78,27 +78,17 @@ def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
 def long_state(turns: int, words: int = 17) -> FactualState:
     """A dialogue of that many turns, all retrieved; every hundredth has a picture, every 37th is gold."""
     generator = torch.Generator().manual_seed(turns)
-    rows = torch.randint(0, len(WORDS), (turns, words), generator=generator).tolist()
-    said = [
-        Turn(
-            f"s{n // 50}:{n}",
-            ("Ana", "Ben")[n % 2],
-            " ".join(WORDS[i] for i in row),
-            images=(Image(n // 100, caption=f"a picture of {WORDS[row[0]]}"),) if n % 100 == 0 else (),
-        )
-        for n, row in enumerate(rows)
-    ]
-    sessions = tuple(
-        Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", tuple(said[50 * n : 50 * n + 50])) for n in range(-(-turns // 50))
-    )
-    question = Question(
-        "q-long", "long", "What does Ana like?", answers=("tea",), evidence=tuple(t.id for t in said[::37])
-    )
-    segments = tuple(Segment(50 * n, min(50 * n + 49, turns - 1)) for n in range(len(sessions)))
-    strategy = Strategy(
-        ("Collect what is said about tea and the garden.",), speakers=("Ana",), entities=("tea", "cake")
-    )
-    return FactualState(Dialogue("long", sessions), question, segments, strategy)
+    said = []
+    for n in range(turns):
+        row = [WORDS[i] for i in torch.randint(0, len(WORDS), (words,), generator=generator).tolist()]
+        images = (Image(n // 100, caption=f"a picture of {row[0]}"),) * (n % 100 == 0)
+        said.append(Turn(f"s{n // 50}:{n}", ("Ana", "Ben")[n % 2], " ".join(row), images=images))
+    parts = [tuple(said[n : n + 50]) for n in range(0, turns, 50)]
+    sessions = tuple(Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", part) for n, part in enumerate(parts))
+    gold = tuple(turn.id for turn in said[::37])
+    question = Question("q-long", "long", "What does Ana like?", answers=("tea",), evidence=gold)
+    strategy = Strategy(("Collect what is said about tea.",), speakers=("Ana",), entities=("tea", "cake"))
+    return FactualState(Dialogue("long", sessions), question, (Segment(0, turns - 1),), strategy)
 
 
 def hostile_state() -> FactualState:
@@ -107,15 +97,9 @@ def hostile_state() -> FactualState:
         Turn(f"<i>{n}</i>", ("<b>Ana</b>", "דנה")[n % 2], text, images=(Image(n, caption=text),))
         for n, text in enumerate(HOSTILE)
     )
-    question = Question(
-        "<q>&\"'",
-        "</title><script>window.hacked = 4</script>",
-        f"{HOSTILE[0]} {HOSTILE[4]}?",
-        "single",
-        (HOSTILE[1], "</li><script>window.hacked = 5</script>"),
-        ("A",),
-        (turns[0].id, turns[4].id),
-    )
+    options = (HOSTILE[1], "</li><script>window.hacked = 5</script>")
+    about, asked = "</title><script>window.hacked = 4</script>", f"{HOSTILE[0]} {HOSTILE[4]}?"
+    question = Question("<q>&\"'", about, asked, "single", options, ("A",), (turns[0].id, turns[4].id))
     strategy = Strategy((HOSTILE[0],), entities=(HOSTILE[2], "הכלב"))
     dialogue = Dialogue(question.dialogue_id, (Session("s", "<u>now</u>", turns),))
     return FactualState(dialogue, question, (Segment(0, len(turns) - 1),), strategy)

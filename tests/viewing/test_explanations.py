@@ -1,9 +1,8 @@
-"""Names of features: a scripted chat model that knows when features fire, or guesses, or replies nonsense."""
+"""Names of features: a scripted chat model that knows when features fire, or replies nonsense."""
 
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 from collections import Counter
@@ -19,9 +18,11 @@ from remind.core.files import read_json
 from remind.llm.client import CachedChat
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
-from remind.viewing.excerpts import Background, Captions, Excerpt, distinctive_words
 from remind.viewing.explanations import (
+    Background,
+    Captions,
     Explanation,
+    distinctive_words,
     explain,
     read_explanations,
     words_of,
@@ -36,18 +37,16 @@ FILLER = ["the", "day", "was", "long", "and", "we", "went", "out", "again", "bef
 
 
 class Scripted(CachedChat):
-    """A chat model that is a function of the prompt; calls are counted, replies pass the house's checks."""
+    """A chat model that is a function of the prompt, and keeps what it was asked."""
 
-    def __init__(self, answer: Callable[[Request], str], cache: Any = None) -> None:
-        super().__init__(EndpointConfig("scripted"), cache)
-        self.answer, self.calls = answer, 0
+    def __init__(self, answer: Callable[[Request], str]) -> None:
+        super().__init__(EndpointConfig("scripted"), None)
+        self.answer, self.asked = answer, list[Request]()
 
     def ask(self, asked: Sequence[Request], put: Any) -> None:
+        self.asked += asked
         for place, request in enumerate(asked):
-            if (reply := self.recorded(request)) is None:
-                self.calls += 1
-                reply = self.record(request, Reply(self.answer(request)))
-            put(place, reply)
+            put(place, self.record(request, Reply(self.answer(request))))
 
 
 def parts(request: Request) -> tuple[str, list[str]]:
@@ -61,16 +60,14 @@ def oracle(request: Request) -> str:
     """Names a feature by the word that is marked in every excerpt, and holds each excerpt against the name."""
     name, excerpts = parts(request)
     if not name:
-        marked = [set(re.findall(r"«(.+?)»", text)) for text in excerpts]
-        return " ".join(sorted(set.intersection(*marked)))
-    if "«" in "".join(excerpts):
-        return json.dumps({"verdicts": [f"«{name}»" in text for text in excerpts]})
-    return json.dumps({"verdicts": [name in text.split() for text in excerpts]})
+        marked = [set(re.findall(r"«(.+?)»", text) or text.split()) for text in excerpts]
+        return " ".join(set.intersection(*marked) - {"a", "beside", "number"})
+    fuzzed = "«" in "".join(excerpts)
+    return json.dumps({"verdicts": [f"«{name}»" in text if fuzzed else name in text.split() for text in excerpts]})
 
 
 def encoded(text: list[str]) -> Encoded:
     """Words as tokens; feature f fires on word f of WORDS, feature 8 on every "the"."""
-    joined = " ".join(text)
     ends = torch.tensor([len(" ".join(text[: n + 1])) for n in range(len(text))])
     lengths = torch.tensor([len(word) for word in text])
     numbers = {word: n for n, word in enumerate([*WORDS, "the"])}
@@ -78,8 +75,8 @@ def encoded(text: list[str]) -> Encoded:
     values = torch.where(found < 9, 1.0 + torch.arange(len(text))[:, None] / 100, 0.0)
     none = torch.zeros(len(text), dtype=torch.bool)
     ids = torch.tensor([([*WORDS, *FILLER]).index(word) for word in text])
-    codes = {3: SparseCodes(values, found)}
-    return Encoded(joined, ids, tuple(text), torch.stack([ends - lengths, ends], 1), codes, none, none, none)
+    offsets, codes = torch.stack([ends - lengths, ends], 1), {3: SparseCodes(values, found)}
+    return Encoded(" ".join(text), ids, tuple(text), offsets, codes, none, none, none)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +111,11 @@ def background(corpus: list[Encoded]) -> Background:
     return Background.of(corpus, 3, 11)
 
 
-def test_an_oracle_is_always_right_and_another_name_is_not(record: TopExamples, background: Background) -> None:
-    found, failures = explain(Scripted(oracle), record, background, range(8), 10)
+def test_an_oracle_is_always_right_and_another_name_is_not(
+    record: TopExamples, background: Background, tmp_path: Path
+) -> None:
+    chat = Scripted(oracle)
+    found, failures = explain(chat, record, background, range(8), 10)
     assert not failures
     assert {feature: one.text for feature, one in found.items()} == dict(enumerate(WORDS))
     for one in found.values():
@@ -124,20 +124,27 @@ def test_an_oracle_is_always_right_and_another_name_is_not(record: TopExamples, 
         # says no to everything: right for the half that is negative
         assert one.scores["detection_control"]["value"] == pytest.approx(0.5, abs=0.1)
         assert one.scores["fuzzing_control"]["value"] == 0.5
+    # what is shown is not what is judged
+    asked = [parts(request)[1] for request in chat.asked if request.sample.startswith("layer 3 feature 2")]
+    named, detection, _, fuzzing, _ = [[re.sub("[«»]", "", text) for text in one] for one in asked]
+    assert not set(named) & {*detection, *fuzzing}
+    assert (len(named), sum("violin" in text.split() for text in detection)) == (10, 10)
+    assert sum("«violin»" in text for text in asked[3]) == 5
 
-
-def test_a_coin_is_right_half_of_the_time(record: TopExamples, background: Background) -> None:
-    draws = random.Random(1)
-
-    def coin(request: Request) -> str:
-        name, excerpts = parts(request)
-        return json.dumps({"verdicts": [draws.random() < 0.5 for _ in excerpts]}) if name else str(draws.random())
-
-    found, _ = explain(Scripted(coin), record, background, range(8), 10)
-    for kind in ("detection", "fuzzing", "detection_control"):
-        right = [one.scores[kind]["value"] * one.scores[kind]["n"] for one in found.values()]
-        n = sum(one.scores[kind]["n"] for one in found.values())
-        assert abs(sum(right) - n / 2) < 3 * math.sqrt(n) / 2
+    coder = TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(0))
+    found[8] = Explanation("the, day")
+    summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted")
+    assert (summary["detection"]["value"], summary["detection"]["n"]) == (1.0, 8)
+    assert read_explanations(tmp_path / "x", {3: coder}) == {3: found}
+    assert str(found[1]).startswith("river (detection 1.00, detection_control 0.")
+    with pytest.raises(DataError, match="another SAE"):
+        read_explanations(tmp_path / "x", {3: TopKSAE(4, 10, 1)})
+    with pytest.raises(DataError, match="feature-pages writes them"):
+        read_explanations(tmp_path)
+    path = tmp_path / "x" / "layer_3.explanations.json"
+    path.write_text(json.dumps({**read_json(path), "features": {"1": {"text": 3}}}))
+    with pytest.raises(DataError, match=r"layer_3\.explanations\.json: no explanations"):
+        read_explanations(tmp_path / "x")
 
 
 def test_features_of_images_alone_are_named_by_captions(record: TopExamples, background: Background) -> None:
@@ -148,45 +155,11 @@ def test_features_of_images_alone_are_named_by_captions(record: TopExamples, bac
         values = torch.full((4, 1), 1 + number / 100 if fires else 0.0)
         top.add(path, SparseCodes(values, torch.full((4, 1), 9)), 2)
         shown[path] = frozenset({9} if fires else ())
-    captions = Captions(text, top, shown)
-    asked: list[Request] = []
-
-    def common(request: Request) -> str:
-        asked.append(request)
-        name, excerpts = parts(request)
-        if not name:
-            return " ".join(set.intersection(*(set(one.split()) for one in excerpts)) - {"a", "beside", "number"})
-        return json.dumps({"verdicts": [name in one.split() for one in excerpts]})
-
-    found, failures = explain(Scripted(common), record, background, [9], 10, captions)
+    found, failures = explain(Scripted(oracle), record, background, [9], 10, Captions(text, top, shown))
     assert not failures
     assert found[9].text == "violin"
     # no patch is marked, so there is nothing to fuzz
     assert {kind: (one["value"], one["n"]) for kind, one in found[9].scores.items()} == {"detection": (1.0, 20)}
-    assert [request.prompt_id.split("-")[0] for request in asked] == ["explain_captions", "explain_detection"]
-    assert explain(Scripted(common), record, background, [9], 10) == ({}, [])
-    texts = {9: [one.text for one in captions.excerpts(9)]}
-    counts = Counter(word for one in text.values() for word in one.split())
-    assert words_of(texts, counts)[9].text.split(", ")[0] == "violin"
-
-
-def test_what_is_shown_is_not_what_is_judged(record: TopExamples, background: Background) -> None:
-    asked: list[Request] = []
-
-    def listen(request: Request) -> str:
-        asked.append(request)
-        return oracle(request)
-
-    explain(Scripted(listen), record, background, [2], 10)
-    (named, detection, fuzzing) = (parts(request)[1] for request in asked)
-    plain = {re.sub("[«»]", "", text) for text in named}
-    assert not plain & {re.sub("[«»]", "", text) for text in (*detection, *fuzzing)}
-    assert len(named) == 10
-    assert len(detection) == 20
-    assert sum("violin" in text.split() for text in detection) == 10
-    # the marks: a word each; in half of the excerpts not the one that fires
-    assert [text.count("«") for text in fuzzing] == [1] * 10
-    assert sum("«violin»" in text for text in fuzzing) == 5
 
 
 @pytest.mark.parametrize(
@@ -194,8 +167,7 @@ def test_what_is_shown_is_not_what_is_judged(record: TopExamples, background: Ba
     [
         ("I think so.", "invalid", "no JSON"),
         ('{"verdicts": [true]}', "invalid", "too short"),
-        (" ", "unusable", "no name"),
-        ("<<<excerpts 01234567 1. we went out", "unusable", "no name"),
+        (" ", "unusable", "name"),
     ],
 )
 def test_failures_are_no_wrong_answers(
@@ -208,45 +180,12 @@ def test_failures_are_no_wrong_answers(
         return reply if bad and (failure == "unusable") == (parts(request)[0] == "") else oracle(request)
 
     found, failures = explain(Scripted(broken), record, background, range(8), 10)
-    assert {one.failure for one in failures} == {failure}
-    assert all(says in one.message and one.sample.startswith("layer 3 feature 4") for one in failures)
     assert len(failures) == (1 if failure == "unusable" else 4)
+    assert all(one.failure == failure and says in one.message for one in failures)
     if failure == "invalid":
         assert set(found.pop(4).scores.values()) == {None}
     assert set(found) == {0, 1, 2, 3, 5, 6, 7}
     assert all(one.scores["detection"]["value"] == 1 for one in found.values())
-
-
-def test_files_hold_what_was_found(
-    record: TopExamples, background: Background, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from remind.llm.cache import ReplyCache
-
-    cache = ReplyCache(tmp_path / "replies.sqlite")
-    coder = TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(0))
-    chats = [Scripted(oracle, cache), Scripted(oracle, cache)]
-    for chat in chats:
-        found, failures = explain(chat, record, background, range(8), 10)
-    # a second run asks nothing
-    assert [chat.calls for chat in chats] == [8 + 8 * 4, 0]
-    found[8] = Explanation("the, day")
-    summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted")
-    assert summary["detection"]["value"] == 1.0
-    assert summary["detection"]["n"] == 8
-    assert summary["fuzzing_control"]["value"] == 0.5
-    assert read_explanations(tmp_path / "x", {3: coder}) == {3: found}
-    assert str(found[8]) == "words: the, day"
-    assert str(found[1]).startswith("river (detection 1.00, detection_control 0.")
-    with pytest.raises(DataError, match="another SAE"):
-        read_explanations(tmp_path / "x", {3: TopKSAE(4, 10, 1)})
-    with pytest.raises(DataError, match="feature-pages writes them"):
-        read_explanations(tmp_path)
-    path = tmp_path / "x" / "layer_3.explanations.json"
-    content = read_json(path)
-    content["features"]["1"]["scores"]["detection"] = "high"
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"layer_3\.explanations\.json: no explanations"):
-        read_explanations(tmp_path / "x")
 
 
 def test_words_are_those_that_set_examples_apart(record: TopExamples, corpus: list[Encoded]) -> None:
@@ -255,14 +194,6 @@ def test_words_are_those_that_set_examples_apart(record: TopExamples, corpus: li
     first = {feature: one.text.split(", ")[0] for feature, one in words_of(texts, counts).items()}
     assert first == dict(enumerate(WORDS))
     # not what is as common everywhere, what occurs once, or what is cut
-    excerpts, every = ["tea and tea", "more tea"], {"tea": 4, "and": 40, "more": 40, "rest": 916}
-    assert distinctive_words(excerpts, every) == ["tea"]
-    assert distinctive_words(["and so and", "and and"], {"and": 999, "so": 1}) == []
+    every = {"tea": 4, "and": 40, "more": 40, "rest": 916}
+    assert distinctive_words(["tea and tea", "more tea"], every) == ["tea"]
     assert distinctive_words(["tea te", "te tea"], {"tea": 5, "rest": 95}) == ["tea"]
-    assert distinctive_words([], {}) == []
-
-
-def test_marks_stand_round_words() -> None:
-    one = Excerpt(("I", " had", " hot", " tea", ".", "\n"), (False, False, True, True, False, True))
-    assert one.marked(one.fires) == "I had «hot tea»."
-    assert one.text == "I had hot tea."

@@ -34,56 +34,30 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     examples = bench.examples()[3]
     assert len(shown) == 5
     assert all(row["fired"] == examples.fired[row["id"]] for row in shown)
-    assert all(len(row["examples"]) > 0 and len(row["drawn"]) <= 5 for row in shown)
     assert shown[0]["max"] == pytest.approx(float(examples.examples(shown[0]["id"], 1)[0].value), rel=1e-3)
+    # without a chat model the page names features by words, and says so
+    names = bench.explanations(out)[3]
+    assert {row["id"]: row["name"]["text"] for row in shown if row["name"]} == {f: n.text for f, n in names.items()}
+    assert {name.by for name in names.values()} == {"words"}
     with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
         write_feature_pages(replace(cfg, layers=None))
     with pytest.raises(ModelError, match="layer 2 does not exist"):
         write_feature_pages(replace(cfg, layers=[2], overwrite=True))
-    TopKSAE(16, 64, 8).save(layer_folder(tmp_path / "narrow", 3))
-    with pytest.raises(ModelError, match="narrow: the SAE of layer 3 reads hidden states of width 16"):
-        write_feature_pages(replace(cfg, sae=str(tmp_path / "narrow"), overwrite=True))
-    assert sorted(path.name for path in out.iterdir()) == ["layer_3.explanations.json", "layer_3.html"]
-    # without a chat model the page names features by words, and says so
-    names = bench.explanations(out)[3]
-    assert names
-    assert {row["id"]: row["name"]["text"] for row in shown if row["name"]} == {f: n.text for f, n in names.items()}
-    assert {name.by for name in names.values()} == {"words"}
 
 
 def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The nano model is no explainer: what it writes instead of verdicts are failures, counted and not scored."""
-    folder, out = tmp_path / "sae", tmp_path / "pages"
-    TopKSAE(128, 64, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 3))
+    out = tmp_path / "pages"
     llm = LLMConfig(explain=EndpointConfig("nano", LOCAL, max_tokens=8), cache=None)
-    cfg = FeaturePagesConfig(str(folder), [], "nano", None, str(out), most=6, limit=8, llm=llm, named=2)
+    TopKSAE(128, 64, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 3))
+    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [], "nano", None, str(out), most=6, limit=8, llm=llm, named=2)
     dry = replace(cfg, llm=replace(llm, dry_run=str(tmp_path / "dry.jsonl")))
     assert write_feature_pages(dry) == []
     assert not out.exists()
-    # two names, and a score each: hardly an excerpt is without these features, and the placeholders for the names are
-    # the same, which leaves no other as control
+    # two names, and a score each
     assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 2
     write_feature_pages(cfg)
     content = read_json(out / "layer_3.explanations.json")
     assert content["model"].startswith("nano@local")
-    failed = content["summary"]["failures"]
-    assert sum(failed.values()) == len(content["failures"])
-    assert set(failed) <= {"invalid", "unusable"}
-    assert len(content["failures"]) >= 2
-    assert content["costs"]["requests"] >= 3
-    found = open_workbench("nano", cfg.data or None, folder, tmp_path).explanations(out)[3]
-    assert [name.by for name in found.values()].count("model") == 2 - failed.get("unusable", 0)
+    assert sum(content["summary"]["failures"].values()) == len(content["failures"]) >= 2
     assert "requests failed" in capsys.readouterr().out
-
-
-def test_sessions_longer_than_the_model_takes(tmp_path: Path) -> None:
-    """They are read in windows; every token counts once."""
-    TopKSAE(384, 32, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 4))
-    chat = [{"speaker": "Ana", "text": f"Number {n} of many lines on tea, bread and jam."} for n in range(60)]
-    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
-    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [str(tmp_path / "chat.jsonl")], out=str(tmp_path / "pages"))
-    (page,) = write_feature_pages(cfg)
-    tokens = open_workbench("minilm", cfg.data, cfg.sae).backbone.tokenize
-    lengths = [len(tokens(f"Ana: {line['text']}\n").ids) for line in chat]
-    assert sum(lengths) > 512
-    assert data_of(page)["tokens"] == sum(lengths)

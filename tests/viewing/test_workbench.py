@@ -1,4 +1,4 @@
-"""What notebooks show: text stays text, numbers are those of the model, and measuring accuracy changes no run."""
+"""What notebooks show: text stays text, and numbers are those of the model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment
 from remind.states.records import record_of
 from remind.testbed.accuracy import accuracy_probe, correct_answers
 from remind.testbed.ladder import LadderConfig, records, write_states
-from remind.testbed.pictures import draw, illustrate
+from remind.testbed.pictures import draw
 from remind.testbed.world import WorldConfig, make_world
 from remind.train_pra.config import TrainConfig, TrainerConfig
-from remind.train_pra.run import make_trainer, train, trained_backbone
+from remind.train_pra.run import train, trained_backbone
 from remind.viewing import (
     Workbench,
     ask_about,
@@ -36,6 +36,7 @@ from remind.viewing import (
     feature_heat,
     image_tokens,
     new_folder,
+    open_workbench,
     plot_next,
     search_table,
     show_dialogue,
@@ -51,21 +52,14 @@ from sae.probe import steer
 HOSTILE = '<script>alert(1)</script> "it\'s" <b>bold</b> & &amp; שלום $x_1$'
 
 
-class _Text(HTMLParser):
-    """The text of HTML, and its tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.text, self.tags, self.grounds = "", set(), []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.grounds += [value for name, value in attrs if name == "style" and value and "background" in value]
-        assert not any(name.startswith("on") for name, _ in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def text_of(html: str) -> str:
+    """The text of HTML that nothing runs in."""
+    reader, text, tags = HTMLParser(), [], set()
+    reader.handle_data = text.append  # type: ignore[method-assign]
+    reader.handle_starttag = lambda tag, attrs: tags.add(tag) or tags.update(name for name, _ in attrs)  # type: ignore[method-assign]
+    reader.feed(html)
+    assert not any(name == "script" or name.startswith("on") for name in tags)
+    return "".join(text)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +74,9 @@ def coders() -> dict[int, TopKSAE]:
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    turns = [
-        Turn("s1:1", "Ana", "dawn again today"),
-        Turn("s1:2", "Ben", HOSTILE),
-        Turn("s1:3", "Ana", "as promised", images=(Image(0, caption="this boat next to medals"),)),
-        Turn("s1:4", "Ben", "yet another voucher for me"),
-    ]
+    picture = Image(0, caption="this boat next to medals")
+    said = [("Ana", "dawn again today"), ("Ben", HOSTILE), ("Ana", "as promised"), ("Ben", "yet another voucher")]
+    turns = [Turn(f"s1:{n + 1}", *line, images=(picture,) * (n == 2)) for n, line in enumerate(said)]
     more = [Turn("s2:1", "Ana", "the bus was late"), Turn("s2:2", "Ben", "it was my sunrise as ever")]
     dialogue = Dialogue("d", (Session("s1", None, tuple(turns)), Session("s2", None, tuple(more))))
     question = Question("q", "d", "What habit does Ana have?", "single", ("lark", "owl"), ("A",), ("s1:1",))
@@ -104,30 +95,32 @@ def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> Workben
     return Workbench(nano, corpus, Path("none"), coders, {})
 
 
-def test_a_dialogue_shows_every_token_and_shades_what_resonates(trace: GroundingTrace) -> None:
+def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> None:
+    bench = open_workbench("nano", out=tmp_path)
+    assert bench.layers == [2, 3]
+    assert {coder.W_dec.dtype for coder in bench.coders.values()} == {torch.float32}
+    trace = bench.trace(bench.state(bench.corpus.questions[0]))
+    assert bench.record(trace).levels == LEVELS
+    with pytest.raises(ConfigError, match="no SAEs of minilm are at hand; train some"):
+        open_workbench("minilm")
+    with pytest.raises(ConfigError, match="grounding has no setting beat"):
+        bench.trace(trace.state.factual, beat=1)
+
+
+def test_a_dialogue_and_its_levels_are_shown_as_text(bench: Workbench, trace: GroundingTrace) -> None:
     page = show_dialogue(trace)
-    seen = _Text(page.html)
-    assert seen.tags <= {"div", "p", "span"}
-    for turn in trace.state.factual.turns:
-        assert turn.text in seen.text
-        assert turn.id in seen.text
-    assert "▾" in seen.text
-    assert seen.grounds
-    # a line for each turn, and one more for the caption
-    assert page.text.count("\n") == len(trace.state.factual.turns) + 1
+    seen = text_of(page.html)
+    assert all(turn.text in seen and turn.id in seen for turn in trace.state.factual.turns)
+    assert "▾" in seen
+    assert "background" in page.html
     assert show_dialogue(trace, most=2).html.count("border-left") in (2, 3)
     with pytest.raises(DataError, match="layer 7 has no SAE here; there are 2, 3"):
         show_dialogue(trace, layer=7)
-
-
-def test_levels_mark_what_is_new(bench: Workbench, trace: GroundingTrace) -> None:
     marked = replace(trace.state, blocks=((0, 0),))
-    record = record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")
-    page = _Text(show_levels(record).html)
-    assert page.text.count("[ATTENTION]") >= 4
-    assert page.text.count("Deep down Ana gets up early.") == 1
-    assert HOSTILE in page.text
-    assert "script" not in page.tags
+    levels = text_of(show_levels(record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")).html)
+    assert levels.count("[ATTENTION]") >= 4
+    assert levels.count("Deep down Ana gets up early.") == 1
+    assert HOSTILE in levels
 
 
 def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
@@ -138,11 +131,8 @@ def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
     own, v = trace.codes.layers[3].dialogue[trace.codes.turn == 0], trace.guidance[3]
     total = float((own.values * v[own.indices]).sum())
     assert np.allclose([bar.get_width() for bar in axes.patches], [value / total for _, value in carried])
-    everything = plot_carried(trace, 3, 0, 10_000).figure.axes[0].patches
-    assert sum(bar.get_width() for bar in everything) == pytest.approx(1)
     assert axes.get_yticklabels()[0].get_text() == f"{carried[0][0]}  dawn"
-    picture = plot_settings({"one": trace, "two": trace})
-    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert plot_settings({"one": trace, "two": trace})._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(DataError, match="there is no turn 9"):
         plot_carried(trace, 3, 9)
     with pytest.raises(DataError, match="settings are compared"):
@@ -150,17 +140,9 @@ def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
 
 
 def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> None:
-    world = make_world(WorldConfig(train=0, dev=0, test=1, formats=("single",)))
-    record = records(world, LadderConfig())[0]
+    record = records(make_world(WorldConfig(train=0, dev=0, test=1, formats=("single",))), LadderConfig())[0]
     found = answer_probabilities(nano, record)
-    assert list(found) == ["x0", "x1", "x2"]
-    # greedy decoding gives the likeliest of them, which takes nearly all
-    for level, values in found.items():
-        output = generate(nano, [record.level(level).text], 12)[0]
-        likeliest = max(values, key=lambda name: values[name])
-        assert output is not None
-        assert output.text.startswith(f"<answer>{likeliest}</answer>")
-        assert 0.9 < sum(values.values()) <= 1 + 1e-6
+    assert all(0.9 < sum(found[level].values()) <= 1 + 1e-6 for level in LEVELS)
     ids, chance = prompt_ids(nano.tokenizer, record.x1.text), 1.0
     for token in tokenize(nano.tokenizer, "<answer>B").ids:
         with torch.no_grad():
@@ -173,73 +155,46 @@ def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> Non
         answer_probabilities(nano, replace(record, format="direct", options=()))
 
 
-def test_a_turn_is_found_in_its_session(bench: Workbench, corpus: Corpus) -> None:
+def test_a_turn_is_found_in_its_session(bench: Workbench, tmp_path: Path) -> None:
     encoded, span = bench.in_session("s1:3")
     assert encoded.text[slice(*span)] == "Ana: as promised\n[Image #0 Caption] this boat next to medals"
-    assert [label for label, _ in bench.texts()] == ["d/s1", "d/s2"]
     examples = bench.examples(per_feature=2)[3]
-    page = _Text(turn_features(encoded, 3, span, examples, 4).html)
-    assert page.text.startswith("Ana: as promised")
-    shown = _Text(show_examples(examples, int(examples.features()[0])).html)
-    assert "script" not in shown.tags | page.tags
-    assert "voucher" in _Text(search_table(examples, "voucher").html).text
+    assert text_of(turn_features(encoded, 3, span, examples, 4).html).startswith("Ana: as promised")
+    assert "% of" in text_of(show_examples(examples, int(examples.features()[0])).html)
+    assert "voucher" in text_of(search_table(examples, "voucher").html)
     assert "no feature" in search_table(examples, "zeppelin").text
     with pytest.raises(DataError, match="no turn 's9:9'"):
         bench.in_session("s9:9")
-
-
-def test_pixels_and_words_are_told_apart(bench: Workbench, tmp_path: Path) -> None:
-    path = tmp_path / "boat.png"
-    draw("this boat next to medals").save(path)
-    encoded, grid = bench.with_image(path, "this boat next to medals")
+    # pixels and words are told apart
+    draw("this boat next to medals").save(tmp_path / "boat.png")
+    encoded, grid = bench.with_image(tmp_path / "boat.png", "this boat next to medals")
     tokens = image_tokens(encoded)
     assert tokens.stop - tokens.start == int(grid[0].prod()) // 4
-    words = best_features(encoded, 3, visual=False)
-    assert "image token" not in words.html
-    pixels = best_features(encoded, 3, visual=True, n=1)
-    assert pixels.html.count("image token") == 1
-    feature = int(pixels.text.split()[0])
-    drawn = feature_heat(encoded, 3, [feature], open_image(path), grid).figure.axes[1].get_images()[1].get_array()
+    assert "image token" not in best_features(encoded, 3, visual=False).html
+    feature = int(best_features(encoded, 3, visual=True, n=1).text.split()[0])
+    axes = feature_heat(encoded, 3, [feature], open_image(tmp_path / "boat.png"), grid).figure.axes[1]
     codes = encoded.layer(3)[tokens]
-    assert drawn.sum() == pytest.approx(float(codes.values[codes.indices == feature].sum()), rel=1e-5)
-    with pytest.raises(DataError, match="no visual token"):
-        best_features(bench.probe.encode("dawn again"), 3, visual=True)
+    wanted = float(codes.values[codes.indices == feature].sum())
+    assert axes.get_images()[1].get_array().sum() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_drawn_pictures_read_back(corpus: Corpus, tmp_path: Path) -> None:
-    again = read(illustrate(corpus, tmp_path))
-    assert [image.caption for image in again.dialogues[0].images] == ["this boat next to medals"]
-    assert Path(str(again.dialogues[0].images[0].path)).is_file()
-    assert draw("a boat").tobytes() == draw("some boat").tobytes() != draw("a dog").tobytes()
+def test_steering_shows_the_edited_tokens(bench: Workbench, nano: Backbone, coders: Any) -> None:
+    def pushed() -> Any:
+        return steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
 
-
-def test_steering_shows_the_edited_next_token(bench: Workbench, nano: Backbone, coders: Any) -> None:
-    pushed = steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
-    axes = plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed}, n=4).figure.axes[0]
+    axes = plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed()}, n=4).figure.axes[0]
     heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)
     ids = [*prompt_ids(nano.tokenizer, "Question: What?"), *tokenize(nano.tokenizer, "<answer>").ids]
     with torch.no_grad():
         plain = nano.model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)
     assert heights[0].max() == pytest.approx(float(plain.max()), rel=1e-4)
     assert not np.allclose(heights[0], heights[1])
-
-
-def test_replies_are_those_of_generation_under_each_edit(bench: Workbench, nano: Backbone, coders: Any) -> None:
     messages = ["Question: What?", HOSTILE]
-
-    def pushed() -> Any:
-        return steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
-
-    page = show_generated(nano, messages, {"as it is": nullcontext(), "pushed": pushed()}, 4)
-    seen = _Text(page.html)
-    assert "script" not in seen.tags
-    plain = [output.text.strip() for output in generate(nano, messages, 4) if output]
-    with pushed():
-        edited = [output.text.strip() for output in generate(nano, messages, 4) if output]
-    assert plain != edited
-    for before, after in zip(plain, edited, strict=True):
-        assert f"as it is{before}" in seen.text
-        assert f"pushed{after}" in seen.text
+    seen = text_of(show_generated(nano, messages, {"as it is": nullcontext(), "pushed": pushed()}, 4).html)
+    for name, edit in (("as it is", nullcontext()), ("pushed", pushed())):
+        with edit:
+            replies = generate(nano, messages, 4)
+        assert all(f"{name}{reply.text.strip()}" in seen for reply in replies if reply)
     with pytest.raises(ConfigError, match="at least one message"):
         show_generated(nano, [], {"as it is": nullcontext()})
     with pytest.raises(ModelError, match=r"nano wrote nothing: .* exceed"):
@@ -247,42 +202,25 @@ def test_replies_are_those_of_generation_under_each_edit(bench: Workbench, nano:
 
 
 def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
-    plain = Corpus(corpus.dialogues)
-    path = ask_about(
-        plain,
-        {"What habit does Ben have?": ("saver", "pattern_induction"), "And Ana?": (None, None)},
-        tmp_path / "asked.jsonl",
-    )
-    first, second = read(path).questions
-    assert (first.text, first.answers, first.split) == ("What habit does Ben have?", ("saver",), "train")
-    assert first.dimension == "pattern_induction"
+    asked = {"What habit does Ben have?": ("saver", "pattern_induction"), "And Ana?": (None, None)}
+    first, second = read(ask_about(Corpus(corpus.dialogues), asked, tmp_path / "asked.jsonl")).questions
+    assert (first.answers, first.split, first.dimension) == (("saver",), "train", "pattern_induction")
     assert (second.answers, second.dialogue_id) == ((), "d")
     assert [new_folder(tmp_path / "run").name for _ in range(2)] == ["run-1", "run-2"]
     with pytest.raises(ConfigError, match="at least one question"):
-        ask_about(plain, {}, tmp_path / "none.jsonl")
+        ask_about(corpus, {}, tmp_path / "none.jsonl")
 
 
 @pytest.mark.slow
-def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
+def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path, nano: Backbone) -> None:
     world = make_world(WorldConfig(train=1, dev=0, test=1))
     questions = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
     states = write_states(world, tmp_path / "states", LadderConfig())
     trainer = TrainerConfig(learning_rate=1e-3, max_steps=3, batch_size=2, eval_strategy="no")
     first, second = (TrainConfig(out=str(tmp_path / name), states=str(states), trainer=trainer) for name in "ab")
-    nano = load_backbone("nano")
-    run = train(first, accuracy_probe(nano, questions, 2))
-    plain = make_trainer(second)
-    plain.train()
-    rows = {name: read_metrics(tmp_path / name) for name in "ab"}
-    losses = {name: [row["total"] for row in some if row["kind"] == "train"] for name, some in rows.items()}
-    assert losses["a"] == losses["b"]
-    assert {row["kind"] for row in rows["b"]} == {"train"}
-    accuracy = [row for row in rows["a"] if row["kind"] == "accuracy"]
+    runs = [train(first, accuracy_probe(nano, questions, 2)), train(second)]
+    own, plain = (trained_backbone(run) for run in runs)
+    assert all(torch.equal(value, plain.model.state_dict()[name]) for name, value in own.model.state_dict().items())
+    accuracy = [row for row in read_metrics(runs[0]) if row["kind"] == "accuracy"]
     assert [row["step"] for row in accuracy] == [0, 2, 3]
-    trained = trained_backbone(run)
-    for row, backbone in ((accuracy[0], nano), (accuracy[2], trained)):
-        assert all(row[level] == sum(correct_answers(backbone, questions, level)) / 4 for level in LEVELS)
-    own, written = plain.model.state_dict(), trained.model.state_dict()
-    assert all(torch.equal(own[name], written[name]) for name in own)
-    with pytest.raises(ConfigError, match="questions"):
-        accuracy_probe(nano, [], 1)
+    assert all(accuracy[2][level] == sum(correct_answers(own, questions, level)) / 4 for level in LEVELS)

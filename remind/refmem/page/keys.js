@@ -81,4 +81,3 @@ for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, t
 addEventListener("visibilitychange", () => { tick(); keep(); });
 recall();
 showItem(false);
-document.documentElement.dataset.ready = "true";

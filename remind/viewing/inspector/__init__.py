@@ -1,7 +1,4 @@
-"""Pages that show grounding: tokens by resonance, their features, blocks, gold evidence, and the three states.
-
-Building blocks are in `inspection` (what a page shows) and `page` (how it is written).
-"""
+"""Pages that show grounding: tokens by resonance, their features, blocks, gold evidence, and the three states."""
 
 from remind.viewing.config import InspectConfig
 from remind.viewing.inspector.run import inspect_grounding

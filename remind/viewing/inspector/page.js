@@ -149,47 +149,20 @@ for (const button of document.querySelectorAll("[data-jump]")) button.addEventLi
   show(wanted[next]);
   chooseTurn(wanted[next]);
 });
-function paneOf(name) {
-  const { text, markers, strategy } = DATA.levels[name], cuts = [];
+/** The full text of a state, made when it is opened, with its markers and its strategy marked. */
+function prompt(pane) {
+  const { text, markers, strategy } = DATA.levels[pane.dataset.level], cuts = [];
   for (const [list, kind] of [[markers, "marker"], [strategy, "strategy"]]) for (let i = 0; i < list.length; i += 2) cuts.push([list[i], list[i + 1], kind]);
-  cuts.sort((a, b) => a[0] - b[0]);
-  const pre = el("pre", { tabindex: "0", role: "tabpanel", id: `pane-${name}`, "aria-label": `Prompt of ${name}` });
+  const pre = el("pre", { tabindex: "0" });
   let at = 0;
-  for (const [start, end, kind] of cuts) {
+  for (const [start, end, kind] of cuts.sort((a, b) => a[0] - b[0])) {
     pre.append(text.slice(at, start), el("mark", { class: kind }, text.slice(start, end)));
     at = end;
   }
   pre.append(text.slice(at));
-  return pre;
+  pane.append(pre);
 }
-function prompts() {
-  const names = Object.keys(DATA.levels), panes = el("div", { class: "panes" }, ...names.map(paneOf));
-  const tabs = names.map((name) => el("button", { type: "button", role: "tab", "aria-controls": `pane-${name}`, "data-level": name }, name));
-  const beside = el("button", { type: "button", "aria-pressed": "false" }, "Side by side");
-  let at = 0, all = false;
-  const draw = () => {
-    tabs.forEach((tab, i) => {
-      tab.setAttribute("aria-selected", String(all || i === at));
-      tab.tabIndex = i === at ? 0 : -1;
-      panes.children[i].hidden = !all && i !== at;
-    });
-    beside.setAttribute("aria-pressed", String(all));
-    panes.classList.toggle("beside", all);
-  };
-  const pick = (i) => { at = (i + names.length) % names.length; all = false; draw(); };
-  tabs.forEach((tab, i) => {
-    tab.addEventListener("click", () => pick(i));
-    tab.addEventListener("keydown", (event) => {
-      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-      pick(i + (event.key === "ArrowRight" ? 1 : -1));
-      tabs[at].focus();
-    });
-  });
-  beside.addEventListener("click", () => { all = !all; draw(); });
-  byId("prompts-body").append(el("div", { class: "row" }, el("div", { role: "tablist", "aria-label": "States" }, ...tabs, beside)), panes);
-  draw();
-}
-byId("prompts").addEventListener("toggle", () => { if (!byId("prompts-body").childNodes.length) prompts(); });
+for (const pane of document.querySelectorAll("#prompts details")) pane.addEventListener("toggle", () => { if (!pane.querySelector("pre")) prompt(pane); });
 
 shadeBy(TOKENS.s);
 guidancePanel();
@@ -200,4 +173,3 @@ addEventListener("hashchange", () => {
   const found = location.hash.match(/^#t(\d+)$/);
   if (found && Number(found[1]) < DATA.turns) show(Number(found[1]));
 });
-document.documentElement.dataset.ready = "true";

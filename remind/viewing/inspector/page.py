@@ -1,34 +1,127 @@
-"""The page of one question, and the index of many."""
+"""What the inspector shows of a question, its page, and the index of many."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
 
 from remind.core.files import write_text
-from remind.data.dialogue import Image
+from remind.data.dialogue import Question
+from remind.evaluation.parse import ParsedAnswer
+from remind.grounding import GroundingTrace
 from remind.grounding.resonance import local_alignment
+from remind.models.generate import Generation
 from remind.models.images import thumbnail
-from remind.states import prompts
-from remind.states.pyramid import LETTERS, Rendered, Span
-from remind.viewing.inspector.inspection import CONTEXT, Inspection, dialogue_examples, features_per_token
-from sae.pages import Snippets, packed, page, utf16
+from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
+from remind.states.records import FACTUAL
+from remind.viewing.pages import gold_turns, marked_turns
+from sae.pages import Snippets, digits, packed, page, utf16
 
 if TYPE_CHECKING:
     from remind.viewing.explanations import Explanation
     from sae.probe import TopExamples
 
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+#: Tokens shown to the left and to the right of an example's peak.
+CONTEXT = 7
 #: Features named for a turn, and for the whole guidance.
 CARRIED, GUIDING = 5, 12
 #: Longer side of an image in the page, in pixels.
 PICTURE_SIZE = 240
 _PACKAGE = "remind.viewing.inspector"
+
+
+@dataclass(frozen=True)
+class LevelAnswer:
+    """What a model answered from one state.
+
+    `correct` is None where only a judge could tell; `parsed` is None where generation failed.
+    """
+
+    output: Generation
+    parsed: ParsedAnswer | None
+    correct: bool | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One question, its grounding, and its states.
+
+    Attributes:
+        trace: grounding, computed for this page.
+        levels: the rendered states by name, as far as they exist.
+        blocks: inclusive ranges over the retrieved turns that x1 marks; from the record where there is one.
+        split: of the question, where known.
+        salience: of each turn as the record has it; empty where it has none.
+        model: name of the model that answered, or None. answers: by level.
+        pixels: whether grounding was shown images as pixels; the page then shows them, too.
+        summary: what x2 adds to x1.
+    """
+
+    trace: GroundingTrace
+    levels: Mapping[str, Rendered]
+    blocks: tuple[Span, ...]
+    split: str | None = None
+    salience: tuple[float, ...] = ()
+    model: str | None = None
+    answers: Mapping[str, LevelAnswer] = field(default_factory=dict)
+    pixels: bool = False
+    summary: str = ""
+
+    @property
+    def state(self) -> FactualState:
+        return self.trace.state.factual
+
+    @property
+    def question(self) -> Question:
+        return self.state.question
+
+    @property
+    def kind(self) -> str | None:
+        """The inferred kind of the question, if it was inferred."""
+        return None if self.state.told is None else self.state.told.dimension or FACTUAL
+
+    @property
+    def marked(self) -> frozenset[int]:
+        """Indices of the retrieved turns inside blocks."""
+        return marked_turns(self.blocks)
+
+    @property
+    def gold(self) -> frozenset[int]:
+        """Indices of the retrieved turns that are gold evidence."""
+        return frozenset(gold_turns(self.question, self.state.turns))
+
+    @property
+    def gold_positions(self) -> tuple[int, ...]:
+        """Positions in the dialogue of all gold evidence turns, retrieved or not."""
+        return gold_turns(self.question, self.state.dialogue.turns)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Differences between the states and this page's grounding that a reader must know of."""
+        notices = []
+        computed = self.trace.state
+        if self.blocks != computed.blocks:
+            marked = marked_turns(computed.blocks)
+            notices.append(
+                f"The outlined blocks are those of the states; with the settings of this page grounding would mark "
+                f"{len(marked)} turns, not {len(self.marked)}, and {len(marked ^ self.marked)} of them differ."
+            )
+        known, found = np.array(self.salience), np.array(computed.salience)
+        scale = np.abs(found[np.isfinite(found)]).max(initial=0.0) or 1.0
+        # equal up to the rounding of another batch or machine
+        if len(known) and not (len(known) == len(found) and np.allclose(known, found, rtol=0, atol=1e-3 * scale)):
+            notices.append(
+                "The salience shown was computed for this page and differs from that of the states: they were built "
+                "with other SAEs, another backbone or other settings."
+            )
+        return tuple(notices)
 
 
 def write_page(
@@ -52,15 +145,18 @@ def write_page(
     html = page(
         _PACKAGE,
         "page.html.j2",
+        "page.css",
+        "dialogue.js",
+        "panel.js",
+        "page.js",
+        title=f"Grounding of {inspection.question.id}",
         pictures=inspection.pixels,
-        scripts=[(_PACKAGE, name) for name in ("dialogue.js", "panel.js", "page.js")],
-        styles=[(_PACKAGE, "page.css")],
         data=page_data(inspection, examples, features, per_feature, names or {}),
         **_template_values(inspection),
         index=index,
     )
     write_text(path, html)
-    return Path(os.path.abspath(path))
+    return Path(path).absolute()
 
 
 def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
@@ -98,8 +194,7 @@ def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str
     html = page(
         _PACKAGE,
         "index.html.j2",
-        scripts=[(_PACKAGE, "index.js")],
-        styles=[(_PACKAGE, "index.css")],
+        title="Grounding, question by question",
         rows=rows,
         levels=sorted({level for row in rows for level in row["correct"]}),
         states=states,
@@ -107,7 +202,7 @@ def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str
         marked=sum(row["marked"] for row in rows) / total if total else None,
     )
     write_text(path, html)
-    return Path(os.path.abspath(path))
+    return Path(path).absolute()
 
 
 def page_data(
@@ -207,7 +302,7 @@ def _level(rendered: Rendered) -> dict[str, Any]:
 
 def _template_values(inspection: Inspection) -> dict[str, Any]:
     """What the page shows without its script."""
-    state, question, levels = inspection.state, inspection.question, inspection.levels
+    state, question = inspection.state, inspection.question
     gold, marked = inspection.gold, inspection.marked
     tokens = inspection.trace.codes.turn_tokens
     retrieved = set(state.positions)
@@ -227,28 +322,9 @@ def _template_values(inspection: Inspection) -> dict[str, Any]:
             "marked_tokens": int(tokens[sorted(marked)].sum()),
             "budget": inspection.trace.budget,
         },
-        "reflection": _summary(levels["x1"].text, levels["x2"].text) if "x2" in levels else None,
         "turns": _turns(inspection),
         "overview": _overview(inspection),
     }
-
-
-def _summary(x1: str, x2: str) -> str:
-    """What x2 has between the beginning and the end that it shares with x1, without the words that introduce it."""
-    start = _shared(x1, x2)
-    end = _shared(x1[start:][::-1], x2[start:][::-1])
-    text = x2[start : len(x2) - end].strip()
-    return text.removeprefix("Reflection").strip().removeprefix(prompts.render("summary").strip()).strip()
-
-
-def _shared(first: str, second: str) -> int:
-    """Length of the beginning that both have."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
-
-
-def _thumbnail(image: Image) -> str | None:
-    return None if image.path is None else thumbnail(image.path, PICTURE_SIZE)
 
 
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
@@ -275,7 +351,10 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
                 "speaker": piece("who", *span.speaker),
                 "said": piece("said", *span.text),
                 "captions": [piece("caption", text.rindex("\n", 0, a) + 1, b) for a, b in span.captions],
-                "pictures": [_thumbnail(image) if inspection.pixels else None for image in turn.images],
+                "pictures": [
+                    thumbnail(image.path, PICTURE_SIZE) if inspection.pixels and image.path is not None else None
+                    for image in turn.images
+                ],
                 "gold": n in gold,
                 "marked": n in marked,
                 "opens": opening.get(n),
@@ -312,3 +391,59 @@ def _range(salience: Sequence[float]) -> tuple[float, float]:
     """The least and the largest finite value, and 0."""
     finite = [value for value in salience if math.isfinite(value)]
     return min([0.0, *finite]), max([0.0, *finite])
+
+
+def features_per_token(values: Array, indices: Array, shares: Array, width: int) -> tuple[Array, Array]:
+    """Choose the features shown of each token.
+
+    Half of them are those that add most to its resonance, the rest those with the largest activations besides.
+
+    Args:
+        values, indices: sparse codes, [T, k]. shares: v[j] h̃_t[j], what each adds to the local alignment (Eq. 4).
+        width: features per token.
+
+    Returns:
+        Features [T, width], -1 where fewer are active, and their activations [T, width].
+    """
+    by_share = np.lexsort((indices, -values, -shares), axis=-1)
+    values, indices, shares = (np.take_along_axis(rows, by_share, -1) for rows in (values, indices, shares))
+    rank = np.arange(values.shape[-1])
+    carrying = (rank < (width + 1) // 2) & (shares > 0)
+    order = np.lexsort((indices, -values, np.where(carrying, rank, len(rank))), axis=-1)[:, :width]
+    values, indices = np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
+    return np.where(values > 0, indices, -1), values
+
+
+def dialogue_examples(
+    values: Array, indices: Array, turn: Array, features: Array, most: int
+) -> tuple[list[list[tuple[int, str]]], list[int]]:
+    """The tokens of the dialogue on which features fire most strongly, at most one per turn.
+
+    Args:
+        values, indices: sparse codes, [T, k]. turn: turn of each token, [T], ascending.
+        features: those wanted. most: examples of each.
+
+    Returns:
+        For each feature its examples by falling activation (ties: the earlier token first), and the number of tokens
+        it fires on. An example is its peak token and a string of digits, the activations from `CONTEXT` tokens before
+        the peak to `CONTEXT` after it inside its turn, relative to the feature's largest.
+    """
+    token, place = np.nonzero(values > 0)
+    feature, value = indices[token, place], values[token, place]
+    by_feature = np.argsort(feature, kind="stable")
+    starts = np.searchsorted(feature[by_feature], features)
+    ends = np.searchsorted(feature[by_feature], features, side="right")
+    examples, fired = [], []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        tokens, heights = token[by_feature[start:end]], value[by_feature[start:end]]
+        activation = dict(zip(tokens.tolist(), heights.tolist(), strict=True))
+        falling = tokens[np.argsort(-heights, kind="stable")]
+        _, first = np.unique(turn[falling], return_index=True)
+        rows = []
+        for peak in falling[np.sort(first)[:most]].tolist():
+            near = range(max(0, peak - CONTEXT), min(len(turn), peak + CONTEXT + 1))
+            around = [activation.get(t, 0.0) for t in near if turn[t] == turn[peak]]
+            rows.append((peak, digits(around, float(heights.max()))))
+        examples.append(rows)
+        fired.append(end - start)
+    return examples, fired

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.build.plan import asked
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
-from remind.core.progress import ProgressBar, track
+from remind.core.progress import track
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.grounding.config import grounding_config
 from remind.models import BUILT_IN
 from remind.viewing.config import InspectConfig
+from remind.viewing.workbench import Reader, Workbench
 
 if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
-    from remind.models.chat import Content
+    from remind.data.dialogue import Question
     from remind.states.records import StateRecord
-    from remind.viewing.inspector.inspection import Inspection
-    from sae import TopKSAE
-    from sae.probe import TopExamples
+    from remind.viewing.inspector.page import Inspection, LevelAnswer
 
 
 def inspect_grounding(cfg: InspectConfig) -> Path:
@@ -49,12 +47,11 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
     if target.exists() and not cfg.overwrite:
         raise ConfigError(f"{target} exists; choose another out or set overwrite")
     manifest = read_manifest(cfg.states)
-    # states are read twice, so that their prompts need not all be in memory
-    names = page_names(record.question_id for record in _chosen(cfg))
+    records = _chosen(cfg)
     inspector = Inspector(cfg, manifest.get("config", {}))
     rows = []
-    for record, name in track(zip(_chosen(cfg), names, strict=True), "pages", len(names)):
-        inspection = inspector.inspect(record)
+    for record in track(records, "pages", len(records)):
+        inspection, name = inspector.inspect(record), page_name(record.question_id)
         page = write_page(
             inspection,
             out if single else out / name,
@@ -73,40 +70,29 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
     return page
 
 
-def _chosen(cfg: InspectConfig) -> Iterator[StateRecord]:
+def _chosen(cfg: InspectConfig) -> list[StateRecord]:
     from remind.states.dataset import iterate_states
 
     if cfg.all:
-        number = 0
-        for number, record in enumerate(iterate_states(cfg.states, cfg.split), start=1):
-            yield record
-            if number == cfg.limit:
-                return
-        if not number:
+        records = list(islice(iterate_states(cfg.states, cfg.split), cfg.limit))
+        if not records:
             raise DataError(f"no states{f' of split {cfg.split!r}' if cfg.split else ''}", cfg.states)
-        return
+        return records
     ids: list[str] = []
     for record in iterate_states(cfg.states):
         if record.question_id == cfg.question:
-            yield record
-            return
+            return [record]
         ids.append(record.question_id)
     near = difflib.get_close_matches(str(cfg.question), ids, n=3, cutoff=0.3) or ids[:3]
     raise DataError(f"no question {cfg.question!r}; there are {len(ids)}, such as {', '.join(near)}", cfg.states)
 
 
-def page_names(ids: Iterable[str]) -> list[str]:
-    """A file name for each question: its id if that is a plain name, else with a hash to tell names apart."""
-    names: list[str] = []
-    taken = {"index.html"}
-    for question_id in ids:
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", question_id)[:80].strip("-")
-        name = f"{plain}.html"
-        if not plain or plain != question_id or name.lower() in taken:
-            name = f"{plain or 'question'}-{sha256_json(question_id)[:8]}.html"
-        taken.add(name.lower())
-        names.append(name)
-    return names
+def page_name(question_id: str) -> str:
+    """A file name for a question: its id if that is a plain name, else with a hash to tell it apart."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", question_id)[:80].strip("-")
+    if plain == question_id and plain.lower() != "index":
+        return f"{plain}.html"
+    return f"{plain or 'question'}-{sha256_json(question_id)[:8]}.html"
 
 
 class Inspector:
@@ -123,11 +109,7 @@ class Inspector:
         from remind.grounding.ground import folder_of_saes, load_saes
         from remind.models.backbone import load_backbone
         from remind.models.encoder import SentenceEncoder
-        from remind.models.generate import check_generates
-        from remind.models.images import Pictures
         from remind.states.dataset import MANIFEST
-        from remind.train_pra.export import images_in_training
-        from remind.viewing.explanations import read_explanations
 
         self.cfg = cfg
         self.corpus = _corpus(cfg, built)
@@ -140,42 +122,59 @@ class Inspector:
             # the small SAEs that building trained and cached
             folder = folder_of_saes(None, (), name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
         saes, idf = load_saes(folder)
-        self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, saes)
         backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
         reads = settings.fuse is not None and settings.fuse.reads_text
         self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
+        bench = Workbench(backbone, self.corpus, Path(folder), {n: saes[n] for n in self.grounder.encoder.saes}, idf)
+        self.names = None if cfg.explanations is None else bench.explanations(cfg.explanations)
         self.examples = None
         if cfg.examples is not None:
-            used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
-            self.examples = _corpus_examples(cfg, backbone, used, _list(cfg.examples))
-        self.answerer, self.pictures = None, None
+            bench.corpus = _read(cfg.examples)
+            self.examples = bench.examples(cfg.per_feature, cfg.examples_limit)
+        self.reader = None
         if cfg.model is not None:
-            self.answerer = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
-            check_generates(self.answerer)
-            images, tokens = images_in_training(None if cfg.model in BUILT_IN else cfg.model)
-            if images == "pixels":
-                self.pictures = Pictures(self.answerer, tokens, settings.image_root, "grounding.")
+            model = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
+            self.reader = Reader(model, cfg.max_new_tokens, settings.image_root)
 
     def inspect(self, record: StateRecord) -> Inspection:
-        """Ground the question of a record, and let the model answer it where there is one."""
-        from remind.models.generate import generate
-        from remind.models.images import level_content
-        from remind.viewing.inspector.inspection import inspect_record, level_answers
+        """Ground the question of a record, and let the model answer it where there is one.
+
+        Raises:
+            DataError: the corpus does not have the question, or not as it is in the states.
+        """
+        from remind.states.pyramid import LEVELS
+        from remind.states.records import blocks_of, factual_of, summary_of
+        from remind.viewing.inspector.page import Inspection
 
         question = next((one for one in self.corpus.questions if one.id == record.question_id), None)
         if question is None:
             message = "the corpus does not have this question; give the one of the states"
             raise DataError(message, record=record.question_id)
-        inspection = inspect_record(self.grounder, record, self.corpus.dialogue(record.dialogue_id), question)
-        if self.answerer is None:
-            return inspection
-        prompts: list[Content] = [rendered.text for rendered in inspection.levels.values()]
-        if self.pictures is not None:
-            prompts = [level_content(record, level) for level in inspection.levels]
-        most = self.cfg.max_new_tokens
-        generations = generate(self.answerer, prompts, most, batch_size=1, pictures=self.pictures)
-        outputs = {level: one for level, one in zip(inspection.levels, generations, strict=True) if one is not None}
-        return replace(inspection, model=self.answerer.name, answers=level_answers(question, outputs))
+        dialogue = self.corpus.dialogue(record.dialogue_id)
+        return Inspection(
+            self.grounder.trace(factual_of(record, dialogue, question)),
+            {name: record.level(name) for name in LEVELS},
+            blocks_of(record.x1),
+            record.split,
+            record.salience,
+            None if self.reader is None else self.reader.model.name,
+            {} if self.reader is None else {level: _answer(self.reader, record, question, level) for level in LEVELS},
+            self.grounder.pictures is not None,
+            summary_of(record),
+        )
+
+
+def _answer(reader: Reader, record: StateRecord, question: Question, level: str) -> LevelAnswer:
+    """What the model answers from a state, compared with the gold answer where options allow it."""
+    from remind.evaluation.parse import parse_answer
+    from remind.viewing.inspector.page import LevelAnswer
+
+    output = reader(record, level)
+    if output.failure is not None:
+        return LevelAnswer(output, None, None)
+    parsed = parse_answer(output.text, question.format, question.options, question.visual)
+    known = question.format != "direct" and question.answers
+    return LevelAnswer(output, parsed, parsed.letters == set(question.answers) if known else None)
 
 
 def _manifest_backbone(built: Mapping[str, Any]) -> str:
@@ -183,11 +182,7 @@ def _manifest_backbone(built: Mapping[str, Any]) -> str:
     name = built.get("backbone")
     if name is None:
         raise ConfigError("the states name no backbone they were grounded with; give --backbone and --sae")
-    try:
-        is_folder = isinstance(name, str) and bool(name) and Path(name).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, the home of an unknown user
-        is_folder = False
-    if name not in BUILT_IN and not is_folder:
+    if name not in BUILT_IN and not os.path.isdir(name):
         raise ConfigError(
             f"the states name the backbone {str(name)[:80]!r}, which is neither built in nor a folder here, and "
             "nothing is downloaded because states name it; give --backbone"
@@ -199,32 +194,12 @@ def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
     source = built.get("input") if cfg.corpus is None else cfg.corpus
     if source is None:
         raise ConfigError("the states do not name the dialogues they were built from; give --corpus")
-    paths = _list(source)
-    if missing := [path for path in paths if not Path(path).exists()]:
-        raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
-    kind = built.get("format") if cfg.corpus is None else cfg.format
-    corpus = Corpus.merge([read(path, kind) for path in paths], paths)
+    corpus = _read(source, built.get("format") if cfg.corpus is None else cfg.format)
     return asked(corpus, list(map(str, built["ask"]))) if isinstance(built.get("ask"), list) else corpus
 
 
-def _corpus_examples(
-    cfg: InspectConfig, backbone: Backbone, saes: Mapping[int, TopKSAE], paths: list[str]
-) -> dict[int, TopExamples]:
-    """The turns of a corpus on which each feature fires most strongly, by layer; turns are encoded one by one."""
-    from remind.states.pyramid import line_of
-    from sae import SAEError
-    from sae.probe import Probe, collect
-
-    dialogues = (dialogue for path in paths for dialogue in read(path).dialogues)
-    lines = ((f"{dialogue.id} {turn.id}", line_of(turn)) for dialogue in dialogues for turn in dialogue.turns)
-    texts = list(islice(lines, cfg.examples_limit))
-    try:
-        probe = Probe(backbone.model, backbone.tokenizer, saes)
-        with ProgressBar("examples", len(texts)) as bar:
-            return collect(probe, texts, per_feature=cfg.per_feature, context=(10, 10), progress=bar.advance_to)
-    except SAEError as error:
-        raise ModelError(f"examples: {error}") from None
-
-
-def _list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _read(source: str | list[str], kind: str | None = None) -> Corpus:
+    paths = [source] if isinstance(source, str) else source
+    if missing := [path for path in paths if not Path(path).exists()]:
+        raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
+    return Corpus.merge([read(path, kind) for path in paths], paths)

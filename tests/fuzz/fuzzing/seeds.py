@@ -139,40 +139,6 @@ answer: {index: .}
 evidence: {session: 0, turn: 1}
 values: {format: {SC: single, MC: multi, open: direct}, split: {x: train}}
 """
-PREDICTION = {"question_id": "q1", "text": "<answer>A</answer>", "prompt_tokens": 3, "new_tokens": 2, "finished": True}
-PREDICTION |= {"failure": None, "message": "", "prompt": "0123456789abcdef", "evidence_shown": ["t1"]}
-PREDICTION |= {"images_shown": [0], "cut_turns": 0, "left_out": None}
-MANIFEST = {"format": "remind-states", "format_version": 4, "inputs": {}, "questions": 1}
-REPLIES: tuple[Any, ...] = (
-    {"ops": [{"op": "APPEND", "content": "a cook", "sources": [1]}]},
-    {"ops": [{"op": "REWRITE", "content": "a baker"}]},
-    {"ops": [{"op": "REPLACE", "old_text": "a cook", "new_text": "", "sources": [1, 1]}]},
-    {
-        "ops": [
-            {"op": "ADD", "memory": "2024-05: x", "sources": [2]},
-            {"op": "MERGE", "olds": [1], "new_memory": "2024: y"},
-        ]
-    },
-    {
-        "ops": [
-            {"op": "ADD", "store": "fact", "text": "x"},
-            {"op": "DELETE", "store": "fact", "target": 1},
-            {"op": "NOOP"},
-        ]
-    },
-    {
-        "ops": [
-            {"op": "UPDATE", "old": "m1", "new_memory": "2024: y", "sources": None},
-            {"op": "SKIP", "reason": "known"},
-            {"op": "UPDATE", "store": "fact", "target": "m1", "text": "z"},
-        ]
-    },
-)
-ANSWERS = (
-    "<answer>[A,D]</answer><explanation>Ana: hi\n- Bo: yes</explanation>",
-    "<answer>B. green</answer><explanation>[0, 12]</explanation>",
-    "<answer>a</answer><answer>b</answer> < / explanation >",
-)
 
 
 def changed(content: Any, path: str, value: Any) -> Any:

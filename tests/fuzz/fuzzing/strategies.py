@@ -17,7 +17,7 @@ TEXTS += ("https://example.org/x", "x" * 5000, "['a', {[]: 1}]", "['\\N{x}']", "
 TEXTS += ("0000/00/00 (x) 99:99", "</answer>", "[ATTENTION]\n")
 VALUES: tuple[Any, ...] = (None, True, False, 0, -1, 2, 2**31 - 1, 2**63, 10**30, 0.5, [], {}, [[]], [None], {"": ""})
 BYTES = (b"\xff", b"\xef\xbb\xbf", b"\0", b"\xed\xa0\x80", b"\r", b"\r\n\r\n", b'"', b"{", b"]", b"\\ud800")
-BYTES += (b"9" * 5000, b"```json\n", b'"op": "NOOP",')
+BYTES += (b"9" * 5000, b"```json\n")
 
 hostile_values = st.sampled_from(VALUES) | st.sampled_from(TEXTS) | st.text(max_size=20) | st.integers(-3, 100)
 

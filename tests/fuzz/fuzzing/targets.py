@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,17 +14,11 @@ from hypothesis import strategies as st
 from fuzzing import seeds
 from fuzzing.strategies import changed_bytes, changed_json
 from remind.core.errors import RemindError
-from remind.core.files import read_json
-from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.dialogue import Corpus
 from remind.data.readers import FORMATS, read, stream, write_refmem
-from remind.evaluation.parse import parse_answer
-from remind.states import dataset
-from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
 #: Seconds that no input may take.
 SLOW = 20.0
-_OPTIONS = ("red", "green", "blue")
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ def wrong(target: Target, data: bytes, folder: Path) -> str | None:
     return f"took {taken:.0f} s" if taken > SLOW else None
 
 
-def make_check(name: str, cases: int = 25) -> Callable[[], None]:
+def make_check(name: str, cases: int) -> Callable[[], None]:
     """A hypothesis test of one target: any input is read rightly, or refused with one typed line."""
     target = make_targets()[name]
     memory = Path("/dev/shm")
@@ -106,116 +98,6 @@ def check_corpus(pieces: list[Corpus], folder: Path) -> None:
     assert sorted(map(repr, again.dangling)) == sorted(map(repr, corpus.dangling)), "references got lost"
 
 
-def _answer(data: bytes, folder: Path) -> None:
-    text = data.decode("utf-8", "surrogateescape")
-    for format in ("single", "multi", "direct"):
-        for visual in (False, True):
-            options = () if format == "direct" else _OPTIONS
-            parsed = parse_answer(text, format, options, visual)
-            assert parsed.letters <= set(LETTERS[: len(options)]), "a letter that is no option"
-            assert not (parsed.images if not visual else parsed.evidence), "evidence of the other kind"
-            assert "\n" not in parsed.answer, "an answer of several lines"
-            assert all(line and line.strip() == line for line in parsed.evidence), "evidence that is blank or padded"
-            assert all(type(index) is int and index >= 0 for index in parsed.images), "an image that has no index"
-            assert len(set(parsed.problems)) == len(parsed.problems), "a problem named twice"
-            assert parsed == parse_answer(text, format, options, visual), "read differently the second time"
-
-
-def _json(data: bytes, folder: Path) -> None:
-    path = folder / "input.json"
-    path.write_bytes(data)
-    read_json(path)
-
-
-def _predictions(data: bytes, folder: Path) -> None:
-    # brings torch along, which the others do without
-    from remind.evaluation.stages import predictions
-
-    path = folder / "predictions.jsonl"
-    path.write_bytes(data)
-    for item in predictions(path):
-        json.dumps(item.row(), ensure_ascii=False).encode()
-
-
-def _manifest(data: bytes, folder: Path) -> None:
-    (folder / dataset.CARD).touch()
-    (folder / dataset.MANIFEST).write_bytes(data)
-    dataset.read_manifest(folder)
-
-
-def _states(data: bytes, folder: Path) -> None:
-    (folder / "row.json").write_bytes(data)
-    row = read_json(folder / "row.json")
-    if isinstance(row, dict):
-        record = record_of_row(row)
-        _check_record(record)
-        assert record_of_row(row_of(record)) == record, "a state changed on the way through a row"
-
-
-def _check_record(record: StateRecord) -> None:
-    for name in record.levels:
-        level = record.level(name)
-        for turn in level.turns:
-            assert 0 <= turn.start <= turn.end <= len(level.text)
-        assert len(level.markers) % 2 == 0
-
-
-def sample_record() -> StateRecord:
-    """The states of a small question."""
-    turns = tuple(Turn(f"t{number}", "Ana", f"line {number} é") for number in range(4))
-    dialogue = Dialogue("d", (Session("s", None, turns),))
-    question = Question("q", "d", "why?", answers=("so",), evidence=("t1",), category=4)
-    factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("think",), entities=("line",)))
-    attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, -1.0))
-    return record_of(ReflectiveState(attentional, "because"), "train")
-
-
-def _state_seeds() -> tuple[bytes, ...]:
-    return (json.dumps(row_of(sample_record())).encode(),)
-
-
-def _image(data: bytes, folder: Path) -> None:
-    from remind.models.images import open_image
-
-    path = folder / "input.png"
-    path.write_bytes(data)
-    assert open_image(path).mode == "RGB"
-
-
-def _image_seeds() -> tuple[bytes, ...]:
-    from PIL import Image
-
-    images = []
-    for format in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
-        out = io.BytesIO()
-        Image.linear_gradient("L").resize((24, 16)).convert("RGB").save(out, format)
-        images.append(out.getvalue())
-    return tuple(images)
-
-
-def _proposals(data: bytes, folder: Path) -> None:
-    """Whatever a policy says, what it proposes is a sound log."""
-    from remind.memory.operations import Operation, State, fold
-    from remind.memory.proposals import BANKS, FIELDS, Occasion, propose
-
-    text, occasion = data.decode("utf-8", "surrogateescape"), Occasion("d", "s", "2024-05-01", ("t1", "t2"))
-    for role in FIELDS:
-        stores = BANKS if role == "booster" else (role,)
-        begun = Operation(1, "d", "s", stores[0], "APPEND" if role == "core" else "ADD", "m1", text="a cook")
-        state = fold([begun], State())
-        for _ in range(2):
-            entries = state.current(*stores)
-            try:
-                made = propose(role, text, occasion, entries, state.seq + 1)
-                state = fold([Operation.of(json.loads(json.dumps(one.value()))) for one in made], state)
-            except RemindError as error:
-                raise AssertionError(f"{role}: an error and no rejected operation: {error}") from None
-            assert all((one.status == "rejected") == bool(one.why) for one in made), "rejected without a reason"
-            assert not any("\n" in one.why for one in made), "a reason of several lines"
-            # as databases want it
-            "".join(one.text + one.why for one in made).encode()
-
-
 def make_targets() -> dict[str, Target]:
     """All targets by name."""
     every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format not in seeds.CSV)
@@ -225,11 +107,4 @@ def make_targets() -> dict[str, Target]:
         "mapped": Target((seeds.as_list(seeds.SHAPED), seeds.as_lines([seeds.SHAPED])), _shaped),
         "mapping": Target((seeds.MAPPING.encode(),), _mapping, (changed_bytes,)),
         "sniffed": Target(every, _reader(None)),
-        "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer, (changed_bytes,)),
-        "json": Target((seeds.as_list(seeds.REALTALK),), _json),
-        "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
-        "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
-        "states": Target(_state_seeds(), _states),
-        "proposals": Target(tuple(map(seeds.as_list, seeds.REPLIES)), _proposals),
-        "image": Target(_image_seeds(), _image, (changed_bytes,)),
     }

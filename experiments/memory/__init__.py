@@ -1,1 +1,0 @@
-"""What memory systems find of the gold evidence, part by part."""
