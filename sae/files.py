@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from pickle import UnpicklingError
 from secrets import token_hex
 from typing import Any
 
@@ -94,5 +93,7 @@ def read_torch(path: Path, device: torch.device | str = "cpu") -> Any:
     """What `torch.save` wrote, of tensors and plain values alone: nothing else is unpickled. Raises FormatError."""
     try:
         return parsed(path, lambda file: torch.load(file, map_location=device, weights_only=True))
-    except UnpicklingError as error:
+    except Exception as error:  # of torch's restricted unpickler
+        if type(error).__name__ != "UnpicklingError":
+            raise
         raise FormatError(f"damaged, or holds more than tensors ({str(error).splitlines()[0]})", path) from None
