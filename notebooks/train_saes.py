@@ -1,4 +1,4 @@
-"""Train the small SAEs that `open_workbench` opens, rounded to 16 bits: python notebooks/train_saes.py [nano smollm2].
+"""Train the small SAEs that `open_workbench` opens, in 16 bits: python notebooks/train_saes.py [nano] [smollm2].
 
 Two layers of each backbone: nano on a synthetic world with drawn images, SmolLM2-135M on the bundled small talk.
 """

@@ -50,7 +50,7 @@ class InspectConfig:
     max_new_tokens: PositiveInt = 160
     """Longest answer."""
     features: PositiveInt | None = 12
-    """Features shown of each token and layer; half are those that add most to its resonance. None: all."""
+    """Features shown of each token and layer: those that add most to its resonance, then the strongest. None: all."""
     per_feature: PositiveInt = 4
     """Examples shown of each feature."""
     device: str = "cpu"

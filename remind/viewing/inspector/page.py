@@ -230,7 +230,10 @@ def _layer(
     codes, v = trace.codes.layers[layer].dialogue, trace.guidance[layer].float()
     values, indices = codes.values.float().numpy(), codes.indices.numpy()
     width = min(codes.k, features or codes.k)
-    shown, activations = features_per_token(values, indices, values * v.numpy()[indices], width)
+    # of each token those features that add most to its resonance, then those with the largest activations
+    order = np.lexsort((indices, -values, -values * v.numpy()[indices]), axis=-1)[:, :width]
+    activations, shown = np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
+    shown = np.where(activations > 0, shown, -1)
     carried = [trace.top_features(layer, turn, CARRIED) for turn in range(len(trace.state.factual.turns))]
     guiding = [feature for feature, _ in trace.guiding_features(layer, GUIDING)]
     # the page numbers the features it shows
@@ -349,27 +352,6 @@ def _range(salience: Sequence[float]) -> tuple[float, float]:
     """The least and the largest finite value, and 0."""
     finite = [value for value in salience if math.isfinite(value)]
     return min([0.0, *finite]), max([0.0, *finite])
-
-
-def features_per_token(values: Array, indices: Array, shares: Array, width: int) -> tuple[Array, Array]:
-    """Choose the features shown of each token.
-
-    Half of them are those that add most to its resonance, the rest those with the largest activations besides.
-
-    Args:
-        values, indices: sparse codes, [T, k]. shares: v[j] h̃_t[j], what each adds to the local alignment (Eq. 4).
-        width: features per token.
-
-    Returns:
-        Features [T, width], -1 where fewer are active, and their activations [T, width].
-    """
-    by_share = np.lexsort((indices, -values, -shares), axis=-1)
-    values, indices, shares = (np.take_along_axis(rows, by_share, -1) for rows in (values, indices, shares))
-    rank = np.arange(values.shape[-1])
-    carrying = (rank < (width + 1) // 2) & (shares > 0)
-    order = np.lexsort((indices, -values, np.where(carrying, rank, len(rank))), axis=-1)[:, :width]
-    values, indices = np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
-    return np.where(values > 0, indices, -1), values
 
 
 def dialogue_examples(
