@@ -7,7 +7,7 @@ Stages: update (tending the memory), read (answering by tools).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -101,7 +101,7 @@ class _Talk:
 class MemGPTBank(Bank, of=MemGPTSystem):
     system: MemGPTSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         if not self.store.count():
             self.store.add(Draft("core", (), "", ()), 0)
         for start in range(0, len(session.turns), self.system.batch):
@@ -110,8 +110,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
             data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
-            if talk.problem is not None:
-                yield talk.problem
+            self.lost += filter(None, [talk.problem])
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
             self.put_turns(turns)
 
@@ -119,8 +118,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if self.store.count():
             talk = self._ask(query)
             trace |= {"used": talk.used, "answer": talk.text}
-            if talk.problem is not None:
-                trace["failed"] = [talk.problem]
+            self.lost += filter(None, [talk.problem])
             yield from self._shown(talk)
 
     def answer(self, query: Query) -> Reading:
