@@ -13,7 +13,7 @@ from remind.data.dialogue import Session
 from remind.llm.request import Request
 from remind.memory.bank import failed, filled
 from remind.memory.base import Memory, Query, words
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Entry, Operation
 from remind.memory.proposals import Occasion, Role, propose, schema
 from remind.states.pyramid import one_line, turn_text
@@ -92,10 +92,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
                 operations += propose(role, text, replace(occasion, by=by), entries, first + len(operations))
             elif role == "episodic":
                 for turn in filter(salient, session.turns):
-                    place, text = first + len(operations), taken(session, turn)
-                    where = (place, self.dialogue_id, session.id, role, "ADD", f"m{place}", (), text)
-                    when = dated(turn.time or session.time)
-                    operations.append(Operation(*where, time=when, sources=(turn.id,), by=RULES))
+                    operations.append(self.by_rule(session, turn, role, first + len(operations)))
         self.commit(operations)
         self._compress(replace(occasion, turns=()))
 

@@ -75,10 +75,6 @@ class MemGPTSystem(System):
     """Tokens of a reply."""
 
 
-class ToolError(Exception):
-    """A call of a tool that does nothing; the message tells the model why."""
-
-
 @dataclass
 class _Talk:
     """A run of calls.
@@ -192,7 +188,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         sources = tuple(turn.id for turn in turns)
         try:
             if name not in TOOLS or not (turns or name in _SEARCHED):
-                raise ToolError("there is no such tool")
+                raise NotValid("there is no such tool")
             arguments = read_value(given, TOOLS[name][1])
             if name in _SEARCHED:
                 result = self._search(name, arguments["query"], arguments.get("page", 0), talk)
@@ -202,13 +198,13 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             elif name == "core_memory_append":
                 result = self._write(f"{self._core.text}\n{one_line(arguments['content'])}", sources)
             elif arguments["old_content"] not in self._core.text:
-                raise ToolError("old_content is not in core memory")
+                raise NotValid("old_content is not in core memory")
             else:
                 text = self._core.text.replace(arguments["old_content"], arguments["new_content"])
                 result = self._write(text, sources)
             talk.used.append([name, given, ""])
             return result
-        except (ToolError, NotValid) as error:
+        except NotValid as error:
             talk.used.append([name, given, str(error)])
             return f"Error: {error}"
 
@@ -232,6 +228,6 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         """Put a text in place of the core memory."""
         text = "\n".join(line for line in map(one_line, text.splitlines()) if line)
         if len(text) > self.system.limit:
-            raise ToolError(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
+            raise NotValid(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
         self.put(Draft("core", (*(self._core.sources or ()), *sources), text, ()), _CORE)
         return "Core memory is now:\n" + fenced("core", text, code_for([text])) if text else "Core memory is empty."

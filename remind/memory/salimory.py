@@ -15,7 +15,7 @@ from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
 from remind.memory.bank import failed, filled, mapping
 from remind.memory.base import TEXT, Memory, Query
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema
 from remind.states.pyramid import one_line, turn_text
@@ -112,8 +112,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
                     return propose("booster", reply.text, replace(occasion, by=by), entries, first)
                 self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
         store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        place = (first, self.dialogue_id, session.id, store, "ADD", f"m{first}", (), taken(session, turn))
-        return [Operation(*place, time=occasion.time, sources=(turn.id,), by=RULES)]
+        return [self.by_rule(session, turn, store, first)]
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
