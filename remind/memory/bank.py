@@ -394,6 +394,8 @@ class Bank(ABC):
         self.encoder = services.encoder
         #: Requests made to take sessions in, since the bank was opened or made anew.
         self.asked = 0
+        #: Why a fallback was used for the session or query at hand, one line each.
+        self.lost: list[str] = []
         with ExitStack() as held:
             lock = self.folder.with_name(f".{self.folder.name}.lock")
             held.enter_context(locked(lock, wait=False, place=self.folder))
@@ -419,9 +421,9 @@ class Bank(ABC):
             return Receipt(True, tuple(self.store.degraded().get(session.id, ())))
         self._check(session)
         with self.store.transaction():
-            degraded = self._store(session)
+            self._store(session)
         self._check_lost(done=False)
-        return Receipt(degraded=degraded)
+        return Receipt(degraded=tuple(self.lost))
 
     def finish(self) -> None:
         """Compute what depends on the whole dialogue. Call it after the last session, and again after more.
@@ -452,8 +454,7 @@ class Bank(ABC):
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if not query.text.strip():
             raise ConfigError(f"the query {shown(query.id)} has no text")
-        trace: dict[str, Any] = {}
-        chosen: list[Memory] = []
+        trace, chosen, self.lost = dict[str, Any](), list[Memory](), []
         spent = misses = 0
         for item in self.rank(query, k, trace):
             memory = item if isinstance(item, Memory) else self.store.memory(*item)
@@ -464,7 +465,7 @@ class Bank(ABC):
                 misses += 1
             if len(chosen) == k or misses == _MISSES:
                 break
-        return Retrieval(query, tuple(chosen), trace)
+        return Retrieval(query, tuple(chosen), {**trace, "failed": self.lost} if self.lost else trace)
 
     def feedback(self, retrieval: Retrieval, cited: Collection[int]) -> None:
         """Report which memories of a retrieval an answer cited, by their positions from 0.
@@ -516,12 +517,9 @@ class Bank(ABC):
     # what a system is
 
     @abstractmethod
-    def remember(self, session: Session) -> Iterable[str]:
-        """Store memories of the session in `store`; runs inside the session's transaction.
-
-        Returns:
-            Reasons why a fallback was used, one line each; usually none.
-        """
+    def remember(self, session: Session) -> None:
+        """Store memories of the session in `store`, and in `lost` why a fallback was used; runs inside the session's
+        transaction."""
 
     @abstractmethod
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float] | Memory]:
@@ -598,7 +596,6 @@ class Bank(ABC):
 
     def ask(
         self,
-        lost: list[str],
         stage: Stage,
         template: str,
         data: Mapping[str, str],
@@ -606,17 +603,14 @@ class Bank(ABC):
         schema: Mapping[str, Any] | None = None,
         **values: Any,
     ) -> Reply:
-        """Send a filled template (`filled`).
-
-        Args:
-            lost: gets a line on a reply that did not come or cannot be read.
+        """Send a filled template (`filled`). A reply that did not come or cannot be read gets a line in `lost`.
 
         Raises:
             ConfigError: no model is named for the stage.
         """
         (reply,) = self.send(filled(self.dialogue_id, stage, template, data, room, schema, **values))
         if reply.failure is not None:
-            lost.append(failed(template, reply))
+            self.lost.append(failed(template, reply))
         return reply
 
     # inside
@@ -648,11 +642,11 @@ class Bank(ABC):
         if last and dated and now[: len(last)] < last[: len(now)]:
             raise DataError(f"its time {now} is before the last session's, {last}", self.folder, session.id)
 
-    def _store(self, session: Session) -> tuple[str, ...]:
+    def _store(self, session: Session) -> None:
+        self.lost = []
         self.store.add_session(session)
-        degraded = tuple(self.remember(session))
-        self.store.degrade(session.id, degraded)
-        return degraded
+        self.remember(session)
+        self.store.degrade(session.id, self.lost)
 
     def rebuild(self, without: Collection[str] = ()) -> None:
         """Make the bank anew of the stored sessions, less these turns, in one transaction."""

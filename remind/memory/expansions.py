@@ -147,13 +147,13 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
 
 
-def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch], lost: list[str]) -> list[list[str]]:
-    """The texts that an LLM writes; where it does not, key sentences or phrases, with a line in `lost`."""
+def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """The texts that an LLM writes; where it does not, key sentences, and told."""
     replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
     found = []
     for stretch, reply in zip(stretches, replies, strict=True):
         if reply.failure is not None:
-            lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
+            bank.lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
             found += extractive(session, [stretch])
         elif kind == "summ":
             found.append(_sentences(words(reply)))

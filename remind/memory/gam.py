@@ -53,23 +53,21 @@ class GAMBank(Bank, of=GAMSystem):
 
     system: GAMSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         lines = [f"[{one_line(session.time)}]"] if session.time else []
         page = "\n".join([*lines, *map(turn_text, session.turns)])
         data = {"abstracts": self._abstracts(), "page": page}
-        reply = self.ask(lost, "summaries", "gam_page", data, self.system.abstract_room)
+        reply = self.ask("summaries", "gam_page", data, self.system.abstract_room)
         abstract = one_line(words(reply) if reply.failure is None else "") or one_line(page[:_STAND_IN])
         sources, key = tuple(turn.id for turn in session.turns), f"{abstract}\n{page}"
         self.put(Draft("page", sources, page, (key,), session.time, abstract))
-        return lost
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         question = request = query.asked
-        notes, cited, lost = "", set[int](), list[str]()
+        notes, cited = "", set[int]()
 
         def research(template: str, schema: Mapping[str, Any], **data: str) -> Mapping[str, Any]:
-            return mapping(self.ask(lost, "read", template, data, self.system.room, schema))
+            return mapping(self.ask("read", template, data, self.system.room, schema))
 
         numbers = self.store.numbers()
         trace["rounds"] = []
@@ -87,8 +85,6 @@ class GAMBank(Bank, of=GAMSystem):
                 break
             more = research("gam_ask", ASK_SCHEMA, question=question, notes=notes)
             request = "\n".join(texts(more.get("new_requests"))) or question
-        if lost:
-            trace["failed"] = lost
         if notes:
             turns = [turn for page in sorted(cited) for turn in self.store.memory(numbers[page]).sources or ()]
             yield self.written("notes", notes, turns)

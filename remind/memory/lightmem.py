@@ -77,33 +77,31 @@ class LightMemBank(Bank, of=LightMemSystem):
 
     system: LightMemSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         sensory, short = self._buffers()
         for item in self._items(session):
             while sensory and _tokens(sensory) + item.tokens > self.system.sensory:
                 *topics, rest = self._topics(sensory)
                 # the last topic may go on
                 sensory = rest if topics else []
-                self._collect(topics or [rest], short, lost)
+                self._collect(topics or [rest], short)
             sensory.append(item)
         self.store.log({"sensory": sensory, "short": short, "finished": False})
-        return lost
 
     def complete(self) -> None:
         """Extract from what is in the buffers, and bring entries up to date; once for each state of the bank."""
         entries = self.store.journal()
         if not entries or entries[-1]["finished"]:
             return
-        lost: list[str] = []
         sensory, short = self._buffers()
+        self.lost = []
         with self.store.transaction():
-            self._collect(self._topics(sensory) if sensory else [], short, lost)
-            self._extract(short, lost)
-            self._update(lost)
+            self._collect(self._topics(sensory) if sensory else [], short)
+            self._extract(short)
+            self._update()
             self.store.log({"sensory": [], "short": [], "finished": True})
             last = self.store.sessions()[-1].id
-            self.store.degrade(last, (*self.store.degraded().get(last, ()), *lost))
+            self.store.degrade(last, (*self.store.degraded().get(last, ()), *self.lost))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         return self.store.rank(query.text, "dense")
@@ -133,14 +131,14 @@ class LightMemBank(Bank, of=LightMemSystem):
         parts = segment(Dialogue(self.dialogue_id, tuple(sessions)), vectors, config, [item.tokens for item in items])
         return [list(items[part.start : part.end + 1]) for part in parts]
 
-    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]], lost: list[str]) -> None:
+    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]]) -> None:
         """Put topics into short-term memory; before one that does not fit, all is extracted from."""
         for topic in topics:
             if sum(map(_tokens, short)) + _tokens(topic) > self.system.short:
-                self._extract(short, lost)
+                self._extract(short)
             short.append(topic)
 
-    def _extract(self, short: list[list[Item]], lost: list[str]) -> None:
+    def _extract(self, short: list[list[Item]]) -> None:
         """Facts of all topics, which are gone then."""
         items = [item for topic in short for item in topic]
         if not items:
@@ -154,13 +152,13 @@ class LightMemBank(Bank, of=LightMemSystem):
                 number += 1
         short.clear()
         data = {"remarks": "\n".join(lines)}
-        reply = self.ask(lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
+        reply = self.ask("extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
         for one in mapping(reply).get("data", ()):
             text, source = one_line(one["fact"]), one["source_id"]
             if text and 0 <= source < len(items):
                 self.put(Draft("fact", (items[source].turn,), text, time=items[source].time))
 
-    def _update(self, lost: list[str]) -> None:
+    def _update(self) -> None:
         """The updates of each entry by those after it (the paper's update queues), in the order they came. All are
         shown as they were before, so that no decision depends on another."""
         numbers = self.store.numbers()
@@ -175,7 +173,7 @@ class LightMemBank(Bank, of=LightMemSystem):
             if not later:
                 continue
             data = {"entry": memory.dated, "later": "\n".join(one.dated for one in later)}
-            value = mapping(self.ask(lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
+            value = mapping(self.ask("update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
             text = one_line(value.get("new_memory", ""))
             if value.get("action") == "delete":
                 self.store.remove(number)

@@ -105,6 +105,13 @@ class LoggedBank(Bank):
         ]
         return list(zip(self.send(*requests), made_by, strict=True))
 
+    def by_rule(self, session: Session, turn: Turn, store: str, place: int) -> Operation:
+        """The entry that the rules make of a turn: its day and its key sentences."""
+        day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
+        text = (f"{day}: {text}" if day else text)[:LONGEST]
+        head = (place, self.dialogue_id, session.id, store, "ADD", f"m{place}", (), text)
+        return Operation(*head, time=dated(turn.time or session.time), sources=(turn.id,), by=RULES)
+
     def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
         """Append operations to the log, and do to the memories what they say.
 
@@ -155,9 +162,3 @@ def salient(turn: Turn) -> bool:
     """Whether a turn tells something: a picture, or a sentence of two content words that is no question."""
     stated = " ".join(one.text for one in sentences([turn]) if not one.text.endswith("?"))
     return bool(turn.images) or len({*stems(stated, fillers())}) > 1
-
-
-def taken(session: Session, turn: Turn) -> str:
-    """What the rules keep of a turn: its day and its key sentences."""
-    day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
-    return (f"{day}: {text}" if day else text)[:LONGEST]

@@ -96,13 +96,13 @@ class LongMemEvalSystem(Replaying):
 class LongMemEvalBank(Bank, of=LongMemEvalSystem):
     system: LongMemEvalSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        system, reasons = self.system, list[str]()
+    def remember(self, session: Session) -> None:
+        system = self.system
         roles = {turn.speaker.casefold() for turn in session.turns}
         talk = "user" in roles and roles <= {"user", "assistant", "system"}
         users = tuple(turn for turn in session.turns if not talk or turn.speaker.casefold() == "user")
-        found = self._expansions(session, users, reasons)
-        days = self._days(session, reasons)
+        found = self._expansions(session, users)
+        days = self._days(session)
         if system.value == "fact" or system.value == "summary":
             drafts = _written(system.value, found)
         else:
@@ -114,7 +114,6 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
             told = dict.fromkeys(span for turn in draft.sources or () for span in days.get(turn, ()))
             noted.append(replace(draft, note=[[day.isoformat() for day in span] for span in told] or None))
         self.put_all(noted, [text for _, text in drafts])
-        return reasons
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         ranked, span = self.store.rank(query.text, self.system.method), self._range(query, trace)
@@ -130,7 +129,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         # all are ranked, and the sort is stable: nothing is removed, and either part keeps its order
         return sorted(ranked, key=lambda one: one[0] not in inside)
 
-    def _expansions(self, session: Session, users: Stretch, reasons: list[str]) -> dict[Stretch, list[str]]:
+    def _expansions(self, session: Session, users: Stretch) -> dict[Stretch, list[str]]:
         """What is extracted from each stretch: a turn, or all of the session that counts."""
         system, kind = self.system, self.system.kind
         if kind is None:
@@ -139,20 +138,21 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         if system.source == "replay":
             found = system.replayed[self.dialogue_id].replay(kind, session, stretches)
         elif system.source == "llm" and self.chat(STAGES[kind]) is not None:
-            found = asked(self, kind, session, stretches, reasons)
+            found = asked(self, kind, session, stretches)
         else:
             found = extractive(session, stretches)
             if system.source == "llm":
-                reasons.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
+                self.lost.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
         return dict(zip(stretches, found, strict=True))
 
-    def _days(self, session: Session, reasons: list[str]) -> dict[str, list[Span]]:
+    def _days(self, session: Session) -> dict[str, list[Span]]:
         """The days that each turn tells of, by its id."""
         if self.system.time == "none":
             return {}
         if self.system.time == "llm" and self.chat("events") is not None:
-            return ask_events(self, session, reasons)
-        reasons += ["no endpoint for events: they are found by rules"] if self.system.time == "llm" else []
+            return ask_events(self, session)
+        if self.system.time == "llm":
+            self.lost.append("no endpoint for events: they are found by rules")
         return told_days(session)
 
     def _value(self, part: Stretch, users: Set[str], own: Mapping[str, list[str]]) -> tuple[Draft, str]:
@@ -207,14 +207,14 @@ def told_days(session: Session) -> dict[str, list[Span]]:
     return found
 
 
-def ask_events(bank: Bank, session: Session, lost: list[str]) -> dict[str, list[Span]]:
-    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, with a line in `lost`."""
+def ask_events(bank: Bank, session: Session) -> dict[str, list[Span]]:
+    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, and told."""
     said = day_of(session.time)
     data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
     written = _written_day(said, session.time)
-    reply = bank.ask(lost, "events", "memory_events", data, ROOM, EVENTS, day=written)
+    reply = bank.ask("events", "memory_events", data, ROOM, EVENTS, day=written)
     if reply.failure is not None:
-        lost[-1] += f" ({session.id}: they are found by rules)"
+        bank.lost[-1] += f" ({session.id}: they are found by rules)"
         return told_days(session)
     names = [turn.id for turn in session.turns]
     found = {turn.id: [one_day(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
@@ -232,7 +232,7 @@ def ask_range(
     """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was."""
     if bank is not None:
         data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
-        reply = bank.ask([], "time_range", "memory_time_range", data, ROOM, RANGE)
+        reply = bank.ask("time_range", "memory_time_range", data, ROOM, RANGE)
         if reply.failure is None:
             told = [mapping(reply)[name] for name in ("start", "end")]
             found = [span for text in told for span in spans(text, None)]

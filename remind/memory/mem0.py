@@ -78,14 +78,14 @@ class Mem0System(System):
 class Mem0Bank(Bank, of=Mem0System):
     system: Mem0System
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         for start in range(0, len(session.turns), self.system.batch):
             turns = session.turns[start : start + self.system.batch]
             # a batch that a speaker has no line in holds no facts on that speaker
             for speaker in dict.fromkeys(turn.speaker for turn in turns):
                 reply = self._take_in(turns, speaker, turns[0].time or session.time)
                 if reply.failure is not None:
-                    yield failed("mem0", reply)
+                    self.lost.append(failed("mem0", reply))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         for number, score in self.store.rank(query.text, "dense"):

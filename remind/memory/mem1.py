@@ -7,7 +7,7 @@ The authors train the model for this by reinforcement learning; any chat model c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -38,19 +38,17 @@ class Mem1System(System):
 class Mem1Bank(Bank, of=Mem1System):
     system: Mem1System
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         self.put_turns(session.turns)
-        return ()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         state = found = answer = ""
-        seen, lost = set[int](), list[str]()
+        seen = set[int]()
         trace["searches"] = []
         for left in reversed(range(self.system.rounds)):
             data = {"question": query.asked, "state": state, "found": found}
-            reply = self.ask(lost, "read", "mem1_step", data, self.system.room, left=left)
+            reply = self.ask("read", "mem1_step", data, self.system.room, left=left)
             if reply.failure is not None:
-                trace["failed"] = lost
                 break
             state = _part("think", reply.text) or state
             said = without_thoughts(reply.text)

@@ -6,7 +6,7 @@ The authors train the model for this by reinforcement learning; any chat model c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,21 +36,19 @@ class MemAgentSystem(System):
 class MemAgentBank(Bank, of=MemAgentSystem):
     system: MemAgentSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        return ()
+    def remember(self, session: Session) -> None:
+        """Nothing but the session."""
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
-        memory, lost = "", list[str]()
+        memory = ""
         trace["memories"] = []
         for section in self._sections():
             data = {"problem": query.asked, "memory": memory, "section": section}
-            reply = self.ask(lost, "read", "memagent_read", data, self.system.room)
+            reply = self.ask("read", "memagent_read", data, self.system.room)
             # without a reply the memory stays as it was
             told = "" if reply.failure is not None else words(reply)
             memory = told or memory
             trace["memories"].append(memory)
-        if lost:
-            trace["failed"] = lost
         if memory:
             yield self.written("notes", memory, ())
 

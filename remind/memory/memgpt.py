@@ -7,7 +7,7 @@ Stages: update (tending the memory), read (answering by tools).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -75,10 +75,6 @@ class MemGPTSystem(System):
     """Tokens of a reply."""
 
 
-class ToolError(Exception):
-    """A call of a tool that does nothing; the message tells the model why."""
-
-
 @dataclass
 class _Talk:
     """A run of calls.
@@ -101,7 +97,7 @@ class _Talk:
 class MemGPTBank(Bank, of=MemGPTSystem):
     system: MemGPTSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         if not self.store.count():
             self.store.add(Draft("core", (), "", ()), 0)
         for start in range(0, len(session.turns), self.system.batch):
@@ -110,8 +106,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
             data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
-            if talk.problem is not None:
-                yield talk.problem
+            self.lost += filter(None, [talk.problem])
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
             self.put_turns(turns)
 
@@ -119,8 +114,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if self.store.count():
             talk = self._ask(query)
             trace |= {"used": talk.used, "answer": talk.text}
-            if talk.problem is not None:
-                trace["failed"] = [talk.problem]
+            self.lost += filter(None, [talk.problem])
             yield from self._shown(talk)
 
     def answer(self, query: Query) -> Reading:
@@ -194,7 +188,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         sources = tuple(turn.id for turn in turns)
         try:
             if name not in TOOLS or not (turns or name in _SEARCHED):
-                raise ToolError("there is no such tool")
+                raise NotValid("there is no such tool")
             arguments = read_value(given, TOOLS[name][1])
             if name in _SEARCHED:
                 result = self._search(name, arguments["query"], arguments.get("page", 0), talk)
@@ -204,13 +198,13 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             elif name == "core_memory_append":
                 result = self._write(f"{self._core.text}\n{one_line(arguments['content'])}", sources)
             elif arguments["old_content"] not in self._core.text:
-                raise ToolError("old_content is not in core memory")
+                raise NotValid("old_content is not in core memory")
             else:
                 text = self._core.text.replace(arguments["old_content"], arguments["new_content"])
                 result = self._write(text, sources)
             talk.used.append([name, given, ""])
             return result
-        except (ToolError, NotValid) as error:
+        except NotValid as error:
             talk.used.append([name, given, str(error)])
             return f"Error: {error}"
 
@@ -234,6 +228,6 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         """Put a text in place of the core memory."""
         text = "\n".join(line for line in map(one_line, text.splitlines()) if line)
         if len(text) > self.system.limit:
-            raise ToolError(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
+            raise NotValid(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
         self.put(Draft("core", (*(self._core.sources or ()), *sources), text, ()), _CORE)
         return "Core memory is now:\n" + fenced("core", text, code_for([text])) if text else "Core memory is empty."

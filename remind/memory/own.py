@@ -134,10 +134,9 @@ class RemindBank(Bank, of=RemindSystem):
     def settings(self) -> PerceptionConfig:
         return self.system.perception
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
         self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
-        return ()
 
     def complete(self) -> None:
         """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar
@@ -58,7 +58,7 @@ class PackageBank(Bank):
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         """Give the package turns of the session and put what changed into the store."""
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         package, batch, logger = self.load(), self.system.batch, logging.getLogger(self.logger)
         for start in range(0, len(session.turns), batch):
             self._lost = _Lost(logging.ERROR)
@@ -74,7 +74,7 @@ class PackageBank(Bank):
                 self._lost.lines = [f"{type(error).__name__}: {error}"]
             finally:
                 logger.removeHandler(self._lost)
-            yield from (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
+            self.lost += (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
 
     def is_user(self, turn: Turn) -> bool:
         """Whether the speaker of the dialogue's first turn said it, whom packages take for their user."""

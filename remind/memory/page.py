@@ -1,4 +1,4 @@
-"""What a page shows of memory systems: tables, a plot, questions side by side."""
+"""What a page shows of memory systems: tables, and questions side by side."""
 
 from __future__ import annotations
 

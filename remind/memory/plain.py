@@ -33,7 +33,7 @@ class PlainSystem(System):
 class PlainBank(Bank, of=PlainSystem):
     system: PlainSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         system, drafts, texts = self.system, list[Draft](), list[str]()
         for part in cut(session, system.unit):
             lines = [turn_text(turn) for turn in part]
@@ -44,7 +44,6 @@ class PlainBank(Bank, of=PlainSystem):
             drafts.append(Draft(system.unit, tuple(turn.id for turn in part), keys=keys))
             texts.append("\n".join(lines))
         self.put_all(drafts, texts, encoded=system.method in ("dense", "hybrid"))
-        return ()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         method = self.system.method

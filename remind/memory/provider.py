@@ -21,7 +21,7 @@ from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
-from remind.data.dialogue import Dialogue, Question, Turn
+from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
 from remind.evaluation.personalisation import TEMPLATE
@@ -308,27 +308,23 @@ def control(name: str, dialogue: Dialogue, encoder: SentenceEncoder) -> Callable
     Args:
         name: one of `CONTROLS`.
     """
-    if name == "gold":
-        return lambda question: _first(_memories(dialogue, list(map(dialogue.turn, question.evidence)), encoder))
-    whole = _first(_memories(dialogue, list(reversed(dialogue.turns)) if name == "full_context" else [], encoder))
-    return lambda question: whole
+    texts = [turn_text(turn) for turn in dialogue.turns]
+    every = list[Memory]()
+    for turn, text, tokens in zip(dialogue.turns, texts, encoder.count_many(texts), strict=True):
+        when = turn.time or dialogue.session_of[turn.id].time
+        every.append(Memory(turn.id, text, "turn", (turn.id,), when, 0.0, tokens, len(every)))
 
+    def shows(question: Question) -> Retrieve:
+        gold = [every[dialogue.positions[turn]] for turn in question.evidence]
+        chosen = {"gold": gold, "full_context": every[::-1]}.get(name, [])
 
-def _memories(dialogue: Dialogue, turns: Sequence[Turn], encoder: SentenceEncoder) -> list[Memory]:
-    tokens = encoder.count_many([turn_text(turn) for turn in turns])
-    times = [turn.time or dialogue.session_of[turn.id].time for turn in turns]
-    return [
-        Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count, dialogue.positions[turn.id])
-        for turn, when, count in zip(turns, times, tokens, strict=True)
-    ]
+        def first(query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
+            spent = list(accumulate(memory.tokens for memory in chosen[:k]))
+            return Retrieval(query, tuple(chosen[: len(spent) if budget is None else bisect_right(spent, budget)]))
 
+        return first
 
-def _first(memories: Sequence[Memory]) -> Retrieve:
-    def first(query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        spent = list(accumulate(memory.tokens for memory in memories[:k]))
-        return Retrieval(query, tuple(memories[: len(spent) if budget is None else bisect_right(spent, budget)]))
-
-    return first
+    return shows
 
 
 def _nearest(bank: Bank, query: Query, budget: int) -> Iterator[Memory]:

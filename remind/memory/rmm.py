@@ -3,7 +3,7 @@ and a reranker that learns from what answers cite (Section 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -111,27 +111,25 @@ class RmmBank(Bank, of=RmmSystem):
 
     # prospective reflection
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         if self.store.learned(NAME) is not None and not self.store.journal():
             # the bank is made anew, of sessions alone
             self._keep()
         if self.system.source == "turns":
             self.put_turns(session.turns)
-            return ()
-        lost: list[str] = []
+            return
         if self.system.source == "replay":
             topics = replayed(self.system.replayed[self.dialogue_id], session)
         elif self.system.source == "llm" and self.chat("extract") is not None:
-            topics = extracted(self, session, lost)
+            topics = extracted(self, session)
         else:
             topics = by_segment(session, self.encoder)
             if self.system.source == "llm":
-                lost.append("no endpoint for extract: key sentences stand for topics")
+                self.lost.append("no endpoint for extract: key sentences stand for topics")
         for topic in topics:
-            self._update(topic, lost)
-        return lost
+            self._update(topic)
 
-    def _update(self, topic: Topic, lost: list[str]) -> None:
+    def _update(self, topic: Topic) -> None:
         """Add the topic, or merge it into the memories it is about."""
         near = self.store.nearest(self.encoder.encode_apart([topic.summary])[0])
         own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
@@ -139,7 +137,7 @@ class RmmBank(Bank, of=RmmSystem):
         old = [self._topic(number).summary for number, _ in found]
         actions: list[Merge | None] = []
         if found and self.system.source == "llm" and self.chat("update") is not None:
-            actions = decided(self, topic, old, lost)
+            actions = decided(self, topic, old)
         if not actions:
             same = found and found[0][1] >= self.system.merge_at
             actions = [Merge(0, joined(topic.summary, old[0])) if same else None]

@@ -15,7 +15,7 @@ from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
 from remind.memory.bank import failed, filled, mapping
 from remind.memory.base import TEXT, Memory, Query
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient, taken
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema
 from remind.states.pyramid import one_line, turn_text
@@ -63,13 +63,11 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     # the offline stage: filter and booster
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         self._retire(session)
-        for turn in self._filter(session, lost):
+        for turn in self._filter(session):
             occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), RULES)
-            self.commit(self._boost(occasion, session, turn, lost))
-        return lost
+            self.commit(self._boost(occasion, session, turn))
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
@@ -89,21 +87,21 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         said = day_of(memory.time)
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
-    def _filter(self, session: Session, lost: list[str]) -> list[Turn]:
+    def _filter(self, session: Session) -> list[Turn]:
         """The turns that are worth remembering; a rule stands for verdicts that do not come."""
         verdicts = dict[str, bool]()
         if self.system.policy == "llm":
             requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
             if (answered := self.replies(requests)) is None:
-                lost.append("memory: no endpoint is named")
+                self.lost.append("memory: no endpoint is named")
             for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
                 if reply.failure is None:
                     verdicts[turn.id] = mapping(reply)["salient"]
                 else:
-                    lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
+                    self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
         return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))]
 
-    def _boost(self, occasion: Occasion, session: Session, turn: Turn, lost: list[str]) -> list[Operation]:
+    def _boost(self, occasion: Occasion, session: Session, turn: Turn) -> list[Operation]:
         """What the booster makes of a turn; where it does not reply, an entry by rule."""
         first = self.first()
         if self.system.policy == "llm" and self.chat("memory") is not None:
@@ -112,10 +110,9 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
             for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
                 if reply.failure in (None, "invalid"):
                     return propose("booster", reply.text, replace(occasion, by=by), entries, first)
-                lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
+                self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
         store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        place = (first, self.dialogue_id, session.id, store, "ADD", f"m{first}", (), taken(session, turn))
-        return [Operation(*place, time=occasion.time, sources=(turn.id,), by=RULES)]
+        return [self.by_rule(session, turn, store, first)]
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -135,7 +132,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
             if not memories:
                 return
             profile = self._profile(query, memories, trace)
-            if "failed" not in trace:
+            if not self.lost:
                 yield from profile
                 return
         for number, score in self.store.rank(query.text, "dense"):
@@ -143,11 +140,11 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
                 yield number, score
 
     def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
-        """The profile for a question; none where it is empty, or where `trace` says why there is none."""
+        """The profile for a question; none where it is empty or there was no reply."""
         data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
         (reply,) = self.send(request("utilizer", self.dialogue_id, data))
         if reply.failure is not None:
-            trace["failed"] = [failed("profile", reply)]
+            self.lost.append(failed("profile", reply))
             return []
         value = mapping(reply)
         used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]

@@ -95,12 +95,11 @@ def test_a_failed_reply_is_made_up_for_and_told(tmp_path: Path) -> None:
     stretches = [(turn,) for turn in talk.turns]
     said = '{"facts": ["Ana likes tea.", " b\\nc ", "Ana likes tea.", ""]}'
     chat = ScriptedChat(lambda one: "No facts here." if "Bo" in one.messages[1].text else said)
-    lost: list[str] = []
     with PlainSystem("plain").open(tmp_path / "a", "d", services(chat)) as bank:
-        found = asked(bank, "userfact", talk, stretches, lost)
+        found = asked(bank, "userfact", talk, stretches)
     assert found == [["Ana likes tea.", "b c"], *extractive(talk, stretches[1:])]
-    assert lost == ["facts: invalid: there is no JSON value in the reply (2)"]
+    assert bank.lost == ["facts: invalid: there is no JSON value in the reply (2)"]
     assert [one.stage for one in chat.asked] == ["facts", "facts"]
     summary = ScriptedChat(lambda one: "<think>hm</think> One. Two.")
     with PlainSystem("plain").open(tmp_path / "b", "d", services(summary)) as bank:
-        assert asked(bank, "summ", talk, [talk.turns], lost) == [["One.", "Two."]]
+        assert asked(bank, "summ", talk, [talk.turns]) == [["One.", "Two."]]

@@ -59,7 +59,8 @@ def test_events_are_of_their_message(tmp_path: Path) -> None:
         value = None if events is None else {"events": events}
         chat = ScriptedChat(lambda _: Reply("", value, failure=failure))  # type: ignore[arg-type]
         with asking(tmp_path, chat) as bank:
-            found = ask_events(bank, TALK, lost)
+            found = ask_events(bank, TALK)
+            lost[:] = bank.lost
         assert "2023/05/10 (Wednesday)" in chat.asked[0].messages[1].text
         return found
 

@@ -182,12 +182,3 @@ def test_lost_requests_are_counted_told_and_limited(
         assert bank.repair()
         bank.finish()
         assert bank.report()["lost"] == 0
-
-
-def test_many_lost_requests_end_a_dialogue_early(tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda request: Reply("", failure="server", message="no reply"))
-    many = session("s1", None, *("Ann: Hm." for _ in range(60)))
-    with opened("amem", tmp_path / "b", chat, max_failed=0.5) as bank:
-        with pytest.raises(ModelError, match="amem: 120 of 120 requests"):
-            bank.ingest(many)
-        assert bank.ingest(many).known, "the session is whole: `repair` takes it up again"
