@@ -88,7 +88,6 @@ class MappedReader:
             yield draft
         for name, questions in asked.items():
             raise questions[0].place.error(f"its dialogue {shown(name)} is missing")
-        self.mapping.warn()
 
     def _name(self, field: str, place: Place, record: object) -> str | None:
         value = self._find(field, place, record)

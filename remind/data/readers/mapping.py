@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +31,6 @@ _RECORDS = {
 _VALUES: dict[str, Collection[str]] = {"format": FORMATS, "dimension": DIMENSIONS, "split": SPLITS}
 _KEYS = {f"{kind}.{name}" for kind, names in _RECORDS.items() for name in names}
 _KEYS |= {"count_from", *(f"values.{name}" for name in _VALUES)}
-_log = logging.getLogger(__name__)
 
 
 class FieldMapping:
@@ -78,8 +76,6 @@ class FieldMapping:
                 raise self._error(f"{key}: {shown(value)} is not a path, such as items.0.text or . for the record")
         self.files = {kind: str(given.get(f"{kind}.file", "*")) for kind in ("dialogue", "question")}
         self._paths: dict[str, str] = given
-        #: Optional paths that were looked for, and whether they were ever there.
-        self._found: dict[str, bool] = {}
         self._check()
 
     def has(self, name: str) -> bool:
@@ -96,8 +92,6 @@ class FieldMapping:
             return None
         path = self._paths[name].removesuffix("?")
         optional = path != self._paths[name]
-        if optional:
-            self._found.setdefault(name, False)
         value: Any = record
         for key in path.split(".") if path != "." else ():
             if isinstance(value, dict) and key in value:
@@ -110,16 +104,7 @@ class FieldMapping:
                 there = ", ".join(shown(one) for one in list(value)[:5]) if isinstance(value, dict) else "no keys"
                 hint = f"among {there or 'no keys'}; where it may be missing write {shown(path + '?')}"
                 raise place.error(f"no {shown(path)} {hint} ({name} of {self.path.name})")
-        if optional:
-            self._found[name] = True
         return value
-
-    def warn(self) -> None:
-        """Log the optional paths that no record had."""
-        for name, found in self._found.items():
-            if not found:
-                path = shown(self._paths[name].removesuffix("?"))
-                _log.warning("%s: no record has %s, where %s should be", self.path, path, name)
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"{self.path}: {what}")
