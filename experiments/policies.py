@@ -176,12 +176,12 @@ def _of_arm(cfg: PoliciesConfig, name: str, seed: int) -> list[Figures]:
 
 def _reports(cfg: PoliciesConfig, method: Method, answer: Answerer) -> list[Figures]:
     """Figures of dialogues of no training run, nor of the evaluation at the end of one."""
-    from remind.memory_training.train import remembered
+    from remind.memory_training.evaluate import remembered
     from remind.testbed.memory_world import make_life
 
     world = cfg.rl.world
     lives = [make_life(world.seed, -1_000_001 - number, world.sessions) for number in range(cfg.dialogues)]
-    return [asdict(one) for one in remembered(method, answer, lives)]
+    return remembered(method, answer, lives)
 
 
 def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +52,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("file systems can be mounted by root alone")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.fixture
-def pipe(tmp_path: Path) -> Callable[[Path], None]:
-    """Puts a pipe in the place of a file. Who opens it reads nothing from it, but need not wait for ever."""
-
-    def put(path: Path) -> None:
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-        threading.Thread(target=answer, args=[path], daemon=True).start()
-
-    def answer(path: Path) -> None:
-        with suppress(OSError):
-            os.close(os.open(path, os.O_WRONLY))
-
-    return put
 
 
 def chromium() -> str | None:

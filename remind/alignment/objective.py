@@ -245,31 +245,28 @@ def chunked_terms(
     wanted = {edge.teacher for edge in objective.edges if edge.student in learning}
     # a level that no term reads costs no logits
     levels = tuple(sorted((learning | wanted - fixed.levels.keys()) & hidden.keys()))
-    values: dict[str, Tensor] = {}
+    taught, values = wanted & fixed.levels.keys(), dict[str, Tensor]()
     gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
-    settings = (
-        objective,
-        levels,
-        tuple(students),
-        fixed,
-        wanted & fixed.levels.keys(),
-        targets,
-        position_weights,
-        gold,
-        values,
-    )
+    about = (objective, levels, tuple(students), fixed, taught, targets, position_weights, gold, head)
     inputs = (hidden[level] for level in levels)
-    return _ChunkedTerms.apply(head.weight, head.bias, (*settings, head.scale, head.cap), *inputs), values
+    return _ChunkedTerms.apply(head.weight, head.bias, about, values, *inputs), values
 
 
 class _ChunkedTerms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], *hidden: Tensor) -> Tensor:
-        objective, levels, students, fixed, taught, targets, position_weights, gold, values, scale, cap = settings
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        about: tuple[Any, ...],
+        values: dict[str, Tensor],
+        *hidden: Tensor,
+    ) -> Tensor:
+        objective, levels, students, fixed, taught, targets, position_weights, gold, whole = about
         parts: dict[str, list[Tensor]] = {}
         with torch.autocast(weight.device.type, enabled=False):
             dtype = accumulation_dtype(hidden[0].dtype)
-            head = Head(weight, bias, scale, cap).wide(dtype)
+            head = whole._replace(weight=weight, bias=bias).wide(dtype)
             teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
             for start in range(0, len(targets), objective.chunk):
                 chunk = slice(start, start + objective.chunk)
@@ -283,7 +280,7 @@ class _ChunkedTerms(torch.autograd.Function):
             values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
             loss = (values.pop("total") * position_weights.to(dtype)).sum()
         ctx.save_for_backward(weight, bias, *hidden)
-        ctx.settings = settings
+        ctx.about = about
         return loss
 
     @staticmethod
@@ -291,10 +288,10 @@ class _ChunkedTerms(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         weight, bias, *hidden = ctx.saved_tensors
-        objective, levels, students, fixed, taught, targets, position_weights, gold, _, scale, cap = ctx.settings
-        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[3:]
+        objective, levels, students, fixed, taught, targets, position_weights, gold, whole = ctx.about
+        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[4:]
         dtype = accumulation_dtype(hidden[0].dtype)
-        head = Head(weight, bias, scale, cap).wide(dtype)
+        head = whole._replace(weight=weight, bias=bias).wide(dtype)
         teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
         grad_head = torch.zeros_like(head.weight) if trains_head else None
         grad_bias = torch.zeros_like(head.bias) if trains_bias and head.bias is not None else None
@@ -319,7 +316,7 @@ class _ChunkedTerms(torch.autograd.Function):
                     if product is not None and grad_bias is not None:
                         grad_bias += product.sum(0)
         heads = (None if g is None else g.to(weight.dtype) for g in (grad_head, grad_bias))
-        return (*heads, None, *grad_hidden)
+        return (*heads, None, None, *grad_hidden)
 
 
 def pra_loss(

@@ -37,7 +37,7 @@ class RunTrainer(Trainer):
     """
 
     model: Any
-    _wrapped: nn.Module | None = None
+    _wrapped: Any = None
     _sharded, _stop = False, 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

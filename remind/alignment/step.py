@@ -178,21 +178,15 @@ class AlignmentModel(nn.Module):
         mask: Tensor | None = None
 
         def attend(
-            inner: Attention,
-            module: nn.Module,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            *its_mask: Any,
-            **kwargs: Any,
+            inner: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *its_mask: Any, **more: Any
         ) -> tuple[Tensor, Tensor | None]:
             if mask is None:
                 cached[module] = (key[:, :, :longest].detach(), value[:, :, :longest].detach())
-                return inner(module, query, key, value, *its_mask, **kwargs)
+                return inner(module, query, key, value, *its_mask, **more)
             before = cached.pop(module)
             key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
             # flash kernels take no mask, and this one is small
-            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **more)
 
         with exchanged_attention(decoder, attend, "set prefix_sharing false"):
             one = self.encode(batch, 1)

@@ -7,7 +7,6 @@ accelerate's.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -67,7 +66,7 @@ class PRATrainer(RunTrainer):
             the language model and its head are trained, and with `train_vision` the vision tower.
         train_dataset, eval_dataset: rows with `x0`, `x1`, `x2` (texts, or mappings with `text`; the levels that the
             objective needs), `target` (None: no gold answer) and `question_id`: a `datasets.Dataset`, a list of
-            dictionaries, or any iterable of such; or a states folder, of which train and dev are taken.
+            dictionaries, or any iterable of such.
         processing_class: tokenizer with a chat template, or processor; of a model given by name its own.
         peft_config: adapters to train, in place of all weights. quantization_config: of transformers, for a model
             given by name.
@@ -89,7 +88,7 @@ class PRATrainer(RunTrainer):
         self,
         model: Any,
         args: PRAConfig | None = None,
-        train_dataset: Iterable[Any] | Path | None = None,
+        train_dataset: Iterable[Any] | None = None,
         eval_dataset: Iterable[Any] | None = None,
         processing_class: Any = None,
         peft_config: Any = None,
@@ -111,11 +110,6 @@ class PRATrainer(RunTrainer):
         self.base = fingerprint(self.backbone.model)
         pixels = args.images == "pixels"
         self.shown = Pictures(self.backbone, args.image_tokens, args.image_root) if pixels else None
-        if isinstance(train_dataset, str | Path):
-            from remind.states.dataset import load_states  # alignment works without datasets
-
-            states = load_states(train_dataset)
-            train_dataset, eval_dataset = states.get("train"), eval_dataset or states.get("dev")
         train, held_out = (self._examples(rows) for rows in (train_dataset, eval_dataset))
         ids = (ids for example in [*train, *held_out] for ids in (*example.prompts, example.answer) if len(ids))
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
@@ -311,8 +305,9 @@ class PRATrainer(RunTrainer):
             "answer_tokens": int(answers),
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
-            "memory_gib": _peak_memory(self.accelerator.device),
         }
+        if self.accelerator.device.type == "cuda":
+            row["memory_gib"] = torch.cuda.max_memory_allocated(self.accelerator.device) / 2**30
         self._rows.append(row)
 
     def _fail(self, what: str, about: str = "") -> NoReturn:
@@ -439,16 +434,6 @@ class PRATrainer(RunTrainer):
         if isinstance(self._teachers, Ema):
             self._teachers.save(Path(output_dir) / EMA, self.args.should_save)
         super()._save_rng_state(output_dir)
-
-
-def _peak_memory(device: torch.device) -> float:
-    """GiB this process has needed at most: on a GPU of its memory since the last call, else of main memory."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return peak / 2**30
-    # kilobytes on Linux, bytes on macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 class _Loader(DataLoader):  # type: ignore[type-arg]

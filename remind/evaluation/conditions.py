@@ -31,14 +31,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.records import (
-    ABSENT,
-    StateRecord,
-    attentional_of,
-    pictures_of,
-    positions_of,
-    record_of,
-)
+from remind.states.records import ABSENT, StateRecord, attentional_of, pictures_of, positions_of, record_of
 from remind.text.words import declines
 
 if TYPE_CHECKING:

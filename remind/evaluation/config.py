@@ -57,9 +57,7 @@ class ContextConfig:
     """What the conditions show that are built from the dialogue files. Tokens are of the sentence encoder."""
 
     full_tokens: PositiveInt = 30000
-    """full_context: limit for the dialogue; whole turns beyond it are cut, and counted."""
-    keep: Literal["newest", "oldest"] = "newest"
-    """full_context: which turns are kept if the dialogue is cut."""
+    """full_context: limit for the dialogue; the oldest turns beyond it are cut whole, and counted."""
     chunk_tokens: PositiveInt = 200
     """rag: length of a chunk, in whole turns of one session. MiniLM reads 254 tokens of a text."""
     rag_tokens: PositiveInt | None = None

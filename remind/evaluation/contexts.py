@@ -111,9 +111,9 @@ class Contexts:
         self._measured: _Measured | None = None
 
     def full(self, dialogue: Dialogue) -> list[int]:
-        """Every turn, or as many of the newest (oldest) as fit `full_tokens` together; at least one."""
-        measured, turns, newest = self._measure(dialogue), range(len(dialogue.turns)), self.config.keep == "newest"
-        parts = [turns[-count:] if newest else turns[:count] for count in range(1, len(turns) + 1)]
+        """Every turn, or as many of the newest as fit `full_tokens` together; at least one."""
+        measured, turns = self._measure(dialogue), range(len(dialogue.turns))
+        parts = [turns[-count:] for count in range(1, len(turns) + 1)]
         return list(parts[max(0, bisect_right(parts, self.config.full_tokens, key=measured.tokens) - 1)])
 
     def rag(self, dialogue: Dialogue, question: Question, shown: Sequence[int]) -> list[int]:

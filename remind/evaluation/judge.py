@@ -43,10 +43,7 @@ def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[
 
 
 def judge_run(
-    judge: AuxiliaryLLM,
-    records: Sequence[StateRecord],
-    outputs: Sequence[Generation],
-    parsed: Sequence[ParsedAnswer],
+    judge: AuxiliaryLLM, records: Sequence[StateRecord], outputs: Sequence[Generation], parsed: Sequence[ParsedAnswer]
 ) -> list[Verdict | None]:
     """One verdict per question; None: there was nothing to judge (options, no gold answer, no output).
 

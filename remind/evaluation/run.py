@@ -193,7 +193,7 @@ def run_evaluation(
 
     Raises:
         DataError, FormatError: states, dialogue files or earlier rows that cannot be used.
-        ModelError: a model or judge that cannot be loaded or run, or does not generate; another process has failed.
+        ModelError: a model or judge that cannot be loaded or run, or does not generate; another process has ended.
         ConfigError: an unknown judge or condition, an `out` that holds something else, or several processes where not
             a local model answers.
     """
@@ -223,9 +223,9 @@ def run_evaluation(
 def _follow(models: Models) -> None:
     """Answer what the first process deals out until it has no more."""
     team = models.team
-    team.gather(lambda: models.answerer.key)
+    team.gather(models.answerer.key)
     while (task := team.share()) is not None:
-        team.gather(lambda task=task: answer_part(task, models.answerer, team))
+        team.gather(answer_part(task, models.answerer, team))
 
 
 @dataclass
@@ -254,7 +254,7 @@ class _Job:
         asked, total = self._questions()
         prompter = self._prompter()
         # what is missing is known before anything is written
-        keys = models.team.gather(lambda: models.answerer.key)
+        keys = models.team.gather(models.answerer.key)
         if set(keys) != {keys[0]}:
             raise ConfigError(f"{cfg.model} is not the same model for every process")
         self.known["model"] = keys[0]

@@ -139,7 +139,7 @@ class Outputs:
 
         Raises:
             ModelError: the model gave an output for none of the first questions it was tried on, or cannot be used at
-                all; or another process has failed.
+                all; or another process has ended.
             ImagePathError: an image that cannot be used. ConfigError: images for a model that takes text alone.
         """
         begun = bar.n
@@ -169,7 +169,7 @@ class Outputs:
         before = time.perf_counter()
         if not all(task.done):
             team.share(task)
-            outputs = [one for part in team.gather(lambda: answer_part(task, answerer, team, told)) for one in part]
+            outputs = [one for part in team.gather(answer_part(task, answerer, team, told)) for one in part]
             adopt_parts(self.folder)
             tried = [output for output in outputs if output.failure not in ("too_long", "unasked")]
             if tried and all(output.failure in PASSING for output in tried) and not self._any:
@@ -217,18 +217,13 @@ def answer_part(task: Task, answerer: Answerer, team: Team, told: Callable[[], N
             put(task.row(place, output))
             if told is not None:
                 told()
-            team.check()
 
         answerer.answer(task.prompts, [one.question_id for one in task.blank], task.done, keep)
     return outputs
 
 
 def score_stage(
-    records: Sequence[StateRecord],
-    outputs: Outputs,
-    judge: AuxiliaryLLM,
-    encoder: SentenceEncoder,
-    cfg: EvaluateConfig,
+    records: Sequence[StateRecord], outputs: Outputs, judge: AuxiliaryLLM, encoder: SentenceEncoder, cfg: EvaluateConfig
 ) -> Scored:
     """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
 

@@ -7,16 +7,15 @@ Two calls a turn (construction, evolution), and one a question, as in the author
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -35,7 +34,7 @@ QUERY_SCHEMA = object_schema(keywords=TEXTS)
 
 
 @dataclass(frozen=True)
-class AMemSystem(Written):
+class AMemSystem(System):
     """Linked notes, found by the cosine of turn, context, keywords and tags together with keywords that the model makes
     of the question. After each note come those that it links to."""
 
@@ -49,15 +48,14 @@ class AMemSystem(Written):
 class AMemBank(Bank, of=AMemSystem):
     system: AMemSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         for turn in session.turns:
             said = turn_text(turn)
-            note = self._construct(said, lost)
+            note = self._construct(said)
             # nearest to the turn's words (Eq. 4-5)
             found = self.store.nearest(self.encoder.encode_apart([said])[0])
             nearest = [number for number, _ in islice(found, self.system.neighbours)]
-            changes = self._evolve(turn, note, nearest, lost)
+            changes = self._evolve(turn, note, nearest)
             if "strengthen" in changes.get("actions", ()):
                 note["links"] = [number for number in nearest if number in changes["suggested_connections"]]
                 note["tags"] = texts(changes["tags_to_update"])
@@ -65,24 +63,20 @@ class AMemBank(Bank, of=AMemSystem):
             if changes:
                 self._update(changes, nearest)
                 self.store.log({"turn": turn.id, **changes})
-        return lost
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
-        lost: list[str] = []
-        reply = ask(self, lost, "read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
-        if lost:
-            trace["failed"] = lost
+        reply = self.ask("read", "amem_query", {"question": query.text}, ROOM, QUERY_SCHEMA)
         trace["keywords"] = texts(mapping(reply).get("keywords"))
         seen: set[int] = set()
-        for number, score in self.ranker.rank(", ".join(trace["keywords"]) or query.text, "dense"):
+        for number, score in self.store.rank(", ".join(trace["keywords"]) or query.text, "dense"):
             for found in (number, *self.store.note(number)["links"]):
                 if found not in seen:
                     seen.add(found)
                     yield found, score
 
-    def _construct(self, said: str, lost: list[str]) -> dict[str, Any]:
+    def _construct(self, said: str) -> dict[str, Any]:
         """A turn's note with K, X and G (Eq. 1-2)."""
-        value = mapping(ask(self, lost, "summaries", "amem_note", {"remark": said}, ROOM, NOTE_SCHEMA))
+        value = mapping(self.ask("summaries", "amem_note", {"remark": said}, ROOM, NOTE_SCHEMA))
         return {
             "said": said,
             "keywords": texts(value.get("keywords")),
@@ -91,9 +85,7 @@ class AMemBank(Bank, of=AMemSystem):
             "links": [],
         }
 
-    def _evolve(
-        self, turn: Turn, note: Mapping[str, Any], nearest: Sequence[int], lost: list[str]
-    ) -> Mapping[str, Any]:
+    def _evolve(self, turn: Turn, note: Mapping[str, Any], nearest: Sequence[int]) -> Mapping[str, Any]:
         """What the model would change (Eq. 6-7); nothing where it would not."""
         notes = [
             {"id": number, **_listed(self.store.note(number), self.store.memory(number).time)} for number in nearest
@@ -102,7 +94,7 @@ class AMemBank(Bank, of=AMemSystem):
             "note": json.dumps(_listed(note, turn.time), ensure_ascii=False),
             "nearest": "\n".join(json.dumps(row, ensure_ascii=False) for row in notes),
         }
-        value = mapping(ask(self, lost, "update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))
+        value = mapping(self.ask("update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))
         return value if value.get("should_evolve") is True else {}
 
     def _update(self, changes: Mapping[str, Any], nearest: Sequence[int]) -> None:

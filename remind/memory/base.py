@@ -1,39 +1,30 @@
-"""The interface of memory systems: a bank stores the sessions of a dialogue and retrieves memories for a question.
+"""What memory systems take and give: a system opens banks, a bank stores sessions and retrieves memories for a query.
 
-A system is one file with a `Bank` that defines what is stored of a session and how it is ranked for a question.
-Repeated ingesting, transactions, budgets, feedback tokens and forgetting are the same for all and implemented here.
+A system is one file with a `System`, its options, and a `Bank`, what is stored of a session and how it is ranked.
 """
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from remind.core.errors import ConfigError, DataError, ModelError, shown
-from remind.core.processes import locked
-from remind.data.dialogue import Format, Question, Session, Turn
-from remind.memory.store import Draft, Ranker, Store
-from remind.states.pyramid import turn_text
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Format, Question
+from remind.states import prompts
+from remind.states.pyramid import LETTERS, one_line
+from remind.text.thoughts import without_thoughts
+from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
-    from remind.llm.request import ChatModel, Reply, Request, Stage
-    from remind.memory.systems import System
+    from remind.llm.request import ChatModel, Reply, Stage
     from remind.models.encoder import SentenceEncoder
 
-#: Candidates in a row that may not fit a budget before the search for smaller ones ends.
-_MISSES = 64
-#: Retrievals that wait for feedback at once.
-_WAITING = 1000
-#: Requests of a bank before its share of lost ones can end a dialogue that is being taken in.
-_EARLY_CHECK = 100
-#: Stages at which questions are asked, not sessions taken in.
-_ASKING = ("read", "note", "time_range", "profile", "strategy", "answer", "judge")
-_log = logging.getLogger(__name__)
+TEXT: Mapping[str, Any] = {"type": "string"}
+TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
+#: Stages of chat models that belong to a question; the others belong to ingest.
+QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +51,32 @@ class Memory:
     tokens: int
     position: int | None = None
 
+    @property
+    def dated(self) -> str:
+        """The text behind its time."""
+        return f"[{one_line(self.time)}] {self.text}" if self.time else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A memory to be stored.
+
+    Attributes:
+        kind: as in `Memory`.
+        sources: ids of stored turns; None: cannot be told.
+        text: None: the turns' own words, which are not stored twice.
+        keys: texts it is found by. None as a key: the memory's own text.
+        time: None: that of the first source.
+        note: the system's own, as JSON.
+    """
+
+    kind: str
+    sources: tuple[str, ...] | None
+    text: str | None = None
+    keys: tuple[str | None, ...] = (None,)
+    time: str | None = None
+    note: Any = None
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -78,19 +95,30 @@ class Query:
         name = question.id.removesuffix("_abs")
         return Query(question.text, name, question.time, question.format, question.options)
 
+    def question(self, dialogue: str = "") -> Question:
+        """As a question of the dialogue without gold."""
+        return Question(self.id, dialogue, self.text, self.format, self.options, time=self.time)
+
+    @property
+    def asked(self) -> str:
+        """The question with its time and options, a line each."""
+        lines = [f"Asked on: {one_line(self.time)}"] if self.time else []
+        options = (f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, self.options, strict=False))
+        return "\n".join([*lines, one_line(self.text), *options])
+
 
 @dataclass(frozen=True)
 class Retrieval:
     """What a bank returns for a query.
 
     Attributes:
+        query: the query.
         memories: best first.
-        token: names this retrieval in `Bank.feedback`.
         trace: details for inspection, as JSON; depends on the system.
     """
 
+    query: Query
     memories: tuple[Memory, ...]
-    token: str = field(compare=False)
     trace: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -104,15 +132,11 @@ class Receipt:
     """The result of ingesting a session.
 
     Attributes:
-        session_id: its id.
         known: whether the bank already had it; then nothing was done.
-        added: by how many the number of memories grew; negative if memories were merged or deleted.
         degraded: reasons why a fallback was used, one line each; see `Bank.repair`.
     """
 
-    session_id: str
     known: bool = False
-    added: int = 0
     degraded: tuple[str, ...] = ()
 
 
@@ -133,310 +157,58 @@ class Services:
     max_failed: float = 0.1
 
 
-class MemorySystem(Protocol):
-    """A memory system with its settings."""
+@dataclass(frozen=True)
+class System:
+    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
+    `class MyBank(Bank, of=MySystem)`.
+
+    Attributes:
+        name: as the user calls it.
+        rules: where the authors' prompts are published, whose rules ours follow in other words.
+        provenance: how exactly sources are known; None: they are not.
+    """
+
+    banks: ClassVar[Any]
+    rules: ClassVar[str] = ""
+    provenance: ClassVar[str | None] = "turn"
+    name: str
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
     @property
-    def name(self) -> str:
-        """As the user calls it."""
-        ...
+    def templates(self) -> tuple[str, ...]:
+        """Names of its prompts."""
+        return ()
+
+    @property
+    def not_as_published(self) -> tuple[str, ...]:
+        """How it differs from the publication."""
+        return ()
 
     def about(self) -> dict[str, Any]:
-        """Package, version, prompt hashes, options, and under `degraded` differences from the publication. Systems with
+        """Options, package, hashes of prompts, and under `degraded` differences from the publication. Systems with
         equal values can open each other's banks."""
-        ...
+        hashes = {name: prompts.fingerprint(name) for name in self.templates}
+        told = {"rules": self.rules, "provenance": self.provenance, "degraded": [*self.not_as_published]}
+        return {"system": type(self).__name__, **asdict(self), "package": None, "prompt_hashes": hashes, **told}
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
-        """The bank in the folder, made if absent.
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Any:
+        """The bank of a dialogue in the folder, made if absent.
 
         Raises:
             DataError: the folder holds the bank of another dialogue, system or encoder, a damaged one, or other files.
             ConfigError: another process has it open.
         """
-        ...
+        return self.banks(folder, dialogue_id, self, services)
 
 
-class Bank(ABC):
-    """The memory of one dialogue, in a folder that only this process writes to.
-
-    Args:
-        folder: made if absent.
-        dialogue_id: whose memory it is.
-        system: the system it belongs to.
-        services: encoder and chat models.
-
-    Raises:
-        DataError, ConfigError: as `MemorySystem.open`.
-    """
-
-    #: Whether feedback changes anything.
-    learns = False
-
-    def __init_subclass__(cls, of: type[System] | None = None) -> None:
-        """Make this class that of the banks of a system."""
-        if of is not None:
-            of.banks = cls
-
-    def __init__(self, folder: str | Path, dialogue_id: str, system: MemorySystem, services: Services) -> None:
-        self.folder, self.dialogue_id, self.system, self.services = Path(folder), dialogue_id, system, services
-        self.encoder = services.encoder
-        self._held = ExitStack()
-        lock = self.folder.with_name(f".{self.folder.name}.lock")
-        self._held.enter_context(locked(lock, wait=False, place=self.folder))
-        try:
-            self.store = Store(
-                self.folder, {"dialogue": dialogue_id, "system": system.about(), "encoder": self.encoder.name}
-            )
-        except BaseException:
-            self._held.close()
-            raise
-        #: Ranks the memories of the store.
-        self.ranker = Ranker(self.store, self.encoder)
-        self._open: dict[str, tuple[Query, Retrieval]] = {}
-        self._given = 0
-        #: Requests made to take sessions in, since the bank was opened or made anew.
-        self.asked = 0
-
-    def ingest(self, session: Session) -> Receipt:
-        """Store a session, completely or not at all.
-
-        Sessions must be given in the order of time. A session that is already stored is not ingested again.
-
-        Raises:
-            DataError: a session of no turns, a turn without text or picture, an id of another session or turn, the same
-                id with other content, or a time before the last session's.
-            ModelError: as `finish`, where many requests were made.
-        """
-        if (held := self.store.session(session.id)) is not None:
-            if held.session != session:
-                raise DataError("the bank holds a session of this id with other content", self.folder, session.id)
-            return Receipt(session.id, known=True, degraded=held.degraded)
-        self._check(session)
-        before = self.store.count()
-        with self.store.transaction():
-            degraded = self._store(session)
-        self._open.clear()
-        self._check_lost(done=False)
-        return Receipt(session.id, added=self.store.count() - before, degraded=degraded)
-
-    def finish(self) -> None:
-        """Compute what depends on the whole dialogue. Call it after the last session, and again after more.
-
-        A line of the log tells how many requests were lost.
-
-        Raises:
-            ModelError: more than the share `Services.max_failed` of the requests were lost: they failed, or the reply
-                cannot be read. `repair` makes them again.
-        """
-        self.complete()
-        self._check_lost(done=True)
-
-    def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        """The best memories for a query. Does not change the bank.
-
-        Args:
-            k: maximum number of memories; None: no limit.
-            budget: maximum number of tokens in all. A memory that does not fit is skipped, and lower ones may follow.
-
-        Raises:
-            ConfigError: k or budget below 1, or neither given; a query without text.
-        """
-        if k is None and budget is None:
-            raise ConfigError("k, budget or both must be given")
-        for name, value in (("k", k), ("budget", budget)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-        if not query.text.strip():
-            raise ConfigError(f"the query {shown(query.id)} has no text")
-        trace: dict[str, Any] = {}
-        chosen = tuple(self._choose(self.rank(query, k, trace), k, budget))
-        self._given += 1
-        retrieval = Retrieval(chosen, f"r{self._given}", trace)
-        self._open[retrieval.token] = (query, retrieval)
-        if len(self._open) > _WAITING:
-            del self._open[next(iter(self._open))]
-        return retrieval
-
-    def feedback(self, token: str, cited: Collection[int]) -> None:
-        """Report which memories of a retrieval an answer cited, by their positions from 0.
-
-        Raises:
-            DataError: a token that this bank did not give since it was opened or a session last came or went, that was
-                used before, or after which 1,000 others were given; a place that the retrieval does not have.
-        """
-        if token not in self._open:
-            raise DataError(f"no retrieval {shown(token)} is waiting for feedback", self.folder)
-        query, retrieval = self._open[token]
-        if wrong := [place for place in cited if not 0 <= place < len(retrieval.memories)]:
-            raise DataError(f"cited memory {wrong[0]} of {len(retrieval.memories)} retrieved", self.folder, query.id)
-        del self._open[token]
-        self.learn(query, retrieval, frozenset(cited))
-
-    def forget(self, turn_ids: Iterable[str]) -> int:
-        """Change memories, vectors and journal to what they would be without these turns. Returns how many of the turns
-        were stored. Call `finish` again afterwards."""
-        gone = {turn for turn in turn_ids if self.store.holds_turn(turn)}
-        if gone:
-            self._rebuild(gone)
-        return len(gone)
-
-    def repair(self) -> bool:
-        """Rebuild the bank if a fallback was used; earlier replies come from the run's cache.
-
-        Returns:
-            Whether there was anything to do.
-        """
-        if needed := bool(self.store.degraded()):
-            self._rebuild()
-        return needed
-
-    def report(self) -> dict[str, Any]:
-        """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
-        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        degraded = self.store.degraded()
-        lost = sum(map(len, degraded.values())) if self.asked else 0
-        return {**self.store.counts(), "bytes": size, "degraded": degraded, "asked": self.asked, "lost": lost}
-
-    def close(self) -> None:
-        """Close the bank and release its folder."""
-        self.store.close()
-        self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # what a system is
-
-    @abstractmethod
-    def remember(self, session: Session) -> Iterable[str]:
-        """Store memories of the session in `store`; runs inside the session's transaction.
-
-        Returns:
-            Reasons why a fallback was used, one line each; usually none.
-        """
-
-    @abstractmethod
-    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float] | Memory]:
-        """Numbers of memories with their scores, best first; read only as far as needed. A memory that is written for
-        the query and not stored is given itself instead of a number.
-
-        Args:
-            k: how many will be read, if known.
-            trace: for explanations, as JSON.
-        """
-
-    def complete(self) -> None:
-        """What `finish` computes; by default nothing."""
-        return
-
-    def put(self, draft: Draft, number: int | None = None) -> int:
-        """Store a memory that has a text, under a number that there is or a new one. Returns the number."""
-        assert draft.text is not None
-        tokens, keys = self.encoder.count_tokens(draft.text), [key or draft.text for key in draft.keys]
-        vectors = self.encoder.encode_apart(keys) if keys else None
-        if number is None:
-            return self.store.add(draft, tokens, vectors)
-        self.store.rewrite(number, draft, tokens, vectors)
-        return number
-
-    def put_turns(self, turns: Sequence[Turn]) -> None:
-        """Store turns as memories of their own."""
-        texts = [turn_text(turn) for turn in turns]
-        vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
-        for turn, vector, count in zip(turns, vectors, tokens, strict=True):
-            self.store.add(Draft("turn", (turn.id,)), count, vector[None])
-
-    def learn(self, query: Query, retrieval: Retrieval, cited: frozenset[int]) -> None:
-        """Learn from feedback; by default does nothing."""
-        return
-
-    def chat(self, stage: Stage) -> ChatModel | None:
-        """The chat model for a stage of this system and dialogue; None without an endpoint."""
-        source = self.services.chat
-        model = None if source is None else source(self.system.name, self.dialogue_id, stage)
-        return model if model is None or stage in _ASKING else _Counted(model, self)
-
-    def _check_lost(self, done: bool) -> None:
-        """Raise where too many requests were lost; in the end tell of them in any case."""
-        lost, most = [line for lines in self.store.degraded().values() for line in lines], self.services.max_failed
-        if not lost or self.asked < (1 if done else _EARLY_CHECK):
-            return
-        told = f"{self.system.name}: {len(lost)} of {self.asked} requests for dialogue {self.dialogue_id} were lost"
-        if len(lost) > most * self.asked:
-            raise ModelError(f"{told}, more than max_failed {most:g}; the last: {lost[-1]}")
-        if done:
-            _log.warning("%s; the last: %s", told, lost[-1])
-
-    def _choose(
-        self, ranked: Iterable[tuple[int, float] | Memory], k: int | None, budget: int | None
-    ) -> Iterator[Memory]:
-        spent = count = misses = 0
-        for item in ranked:
-            if count == k:
-                return
-            memory = item if isinstance(item, Memory) else self.store.memory(*item)
-            if budget is not None and spent + memory.tokens > budget:
-                misses += 1
-                if misses == _MISSES:
-                    return
-                continue
-            misses, spent, count = 0, spent + memory.tokens, count + 1
-            yield memory
-
-    def _check(self, session: Session) -> None:
-        if not session.turns:
-            raise DataError("the session has no turns", self.folder, session.id)
-        seen: set[str] = set()
-        for turn in session.turns:
-            if not turn.text.strip() and not turn.images:
-                raise DataError("the turn has neither text nor picture", self.folder, turn.id)
-            if turn.id in seen or self.store.holds_turn(turn.id):
-                raise DataError("another turn has this id", self.folder, turn.id)
-            seen.add(turn.id)
-        last, now = self.store.last_time(), session.time
-        # as far as both are known: a day is not before an hour of it
-        if last and now and _dated(now) and now[: len(last)] < last[: len(now)]:
-            raise DataError(f"its time {now} is before the last session's, {last}", self.folder, session.id)
-
-    def _store(self, session: Session) -> tuple[str, ...]:
-        self.store.add_session(session)
-        degraded = tuple(self.remember(session))
-        self.store.degrade(session.id, degraded)
-        return degraded
-
-    def _rebuild(self, without: Collection[str] = ()) -> None:
-        """Make the bank anew of the stored sessions, less these turns, in one transaction."""
-        sessions, self.asked = list(self.store.sessions()), 0
-        with self.store.transaction():
-            self.store.clear()
-            for session in sessions:
-                left = tuple(turn for turn in session.turns if turn.id not in without)
-                if left:
-                    self._store(replace(session, turns=left))
-        self._open.clear()
+def words(reply: Reply) -> str:
+    """A reply in prose, without the thought before it."""
+    return without_thoughts(reply.text).strip()
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """A chat model whose requests are counted as those of a bank."""
-
-    model: ChatModel
-    bank: Bank
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        self.bank.asked += len(requests)
-        return self.model.complete(requests, on_reply)
-
-
-def _dated(time: str) -> bool:
-    """Whether it is an ISO time; these sort as text."""
-    return time[:4].isdigit() and time[4:5] == "-"
+def texts(value: Any) -> list[str]:
+    """The strings of a list, each on one line and once."""
+    lines = (one_line(item) for item in (value if isinstance(value, list) else []) if isinstance(item, str))
+    return list(dict.fromkeys(line for line in lines if line))

@@ -9,7 +9,8 @@ import numpy as np
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Question
-from remind.memory.base import Bank, Memory, Query
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query
 from remind.text.words import fillers, stem, words
 
 #: reader: a reader that cites, which is asked elsewhere. oracle: every memory with gold evidence among its sources.
@@ -61,7 +62,7 @@ def tell(citer: CiterName, bank: Bank, question: Question, k: int) -> None:
         return
     found = bank.retrieve(Query.of(question), k)
     if (places := cited(citer, question, found.memories)) is not None:
-        bank.feedback(found.token, places)
+        bank.feedback(found, places)
 
 
 def warning(citer: CiterName) -> str | None:

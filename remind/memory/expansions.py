@@ -17,15 +17,16 @@ from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.request import ChatModel, MemoryStage, Request
+from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXTS, failed, filled, mapping, texts, words
-from remind.memory.systems import System
+from remind.memory.bank import failed, filled, mapping
+from remind.memory.base import TEXTS, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 
 if TYPE_CHECKING:
-    from remind.memory.base import Bank, Services
+    from remind.memory.bank import Bank
+from remind.memory.base import Services
 
 Kind = Literal["userfact", "keyphrase", "summ"]
 Stretch = tuple[Turn, ...]
@@ -146,15 +147,13 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
 
 
-def asked(
-    chat: ChatModel, kind: Kind, dialogue_id: str, session: Session, stretches: Sequence[Stretch], lost: list[str]
-) -> list[list[str]]:
-    """The texts that an LLM writes; where it does not, key sentences or phrases, with a line in `lost`."""
-    replies = chat.complete([request(kind, dialogue_id, stretch) for stretch in stretches])
+def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """The texts that an LLM writes; where it does not, key sentences, and told."""
+    replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
     found = []
     for stretch, reply in zip(stretches, replies, strict=True):
         if reply.failure is not None:
-            lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
+            bank.lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
             found += extractive(session, [stretch])
         elif kind == "summ":
             found.append(_sentences(words(reply)))

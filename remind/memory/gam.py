@@ -13,9 +13,8 @@ from typing import Any
 
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, ask, asked, mapping, texts, words
-from remind.memory.base import Bank, Memory, Query
-from remind.memory.store import Draft, Method
+from remind.memory.bank import Bank, Method, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -31,7 +30,7 @@ _STAND_IN = 200
 
 
 @dataclass(frozen=True)
-class GAMSystem(Written):
+class GAMSystem(System):
     """Pages with abstracts, and notes on the question that a researcher gathers from them. The notes' sources are the
     turns of the pages they rest on, as the model names them."""
 
@@ -54,23 +53,21 @@ class GAMBank(Bank, of=GAMSystem):
 
     system: GAMSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         lines = [f"[{one_line(session.time)}]"] if session.time else []
         page = "\n".join([*lines, *map(turn_text, session.turns)])
         data = {"abstracts": self._abstracts(), "page": page}
-        reply = ask(self, lost, "summaries", "gam_page", data, self.system.abstract_room)
+        reply = self.ask("summaries", "gam_page", data, self.system.abstract_room)
         abstract = one_line(words(reply) if reply.failure is None else "") or one_line(page[:_STAND_IN])
         sources, key = tuple(turn.id for turn in session.turns), f"{abstract}\n{page}"
         self.put(Draft("page", sources, page, (key,), session.time, abstract))
-        return lost
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
-        question = request = asked(query)
-        notes, cited, lost = "", set[int](), list[str]()
+        question = request = query.asked
+        notes, cited = "", set[int]()
 
         def research(template: str, schema: Mapping[str, Any], **data: str) -> Mapping[str, Any]:
-            return mapping(ask(self, lost, "read", template, data, self.system.room, schema))
+            return mapping(self.ask("read", template, data, self.system.room, schema))
 
         numbers = self.store.numbers()
         trace["rounds"] = []
@@ -88,11 +85,9 @@ class GAMBank(Bank, of=GAMSystem):
                 break
             more = research("gam_ask", ASK_SCHEMA, question=question, notes=notes)
             request = "\n".join(texts(more.get("new_requests"))) or question
-        if lost:
-            trace["failed"] = lost
         if notes:
             turns = [turn for page in sorted(cited) for turn in self.store.memory(numbers[page]).sources or ()]
-            yield Memory("notes", notes, "notes", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(notes))
+            yield self.written("notes", notes, turns)
 
     def _search(self, plan: Mapping[str, Any], numbers: Sequence[int]) -> list[int]:
         """The pages that the plan's tools bring, in the order of the dialogue."""
@@ -107,7 +102,7 @@ class GAMBank(Bank, of=GAMSystem):
 
     def _ranked(self, queries: Iterable[str], method: Method) -> Iterator[int]:
         for query in queries:
-            for number, score in islice(self.ranker.rank(query, method), self.system.top):
+            for number, score in islice(self.store.rank(query, method), self.system.top):
                 # BM25 ranks pages without any of the words, too
                 if method == "dense" or score > 0:
                     yield number

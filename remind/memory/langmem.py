@@ -14,9 +14,8 @@ from torch import Tensor
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Query
+from remind.memory.base import Draft, Query
 from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
-from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
 
@@ -48,7 +47,7 @@ class LangMemSystem(PackageSystem):
             raise ConfigError(f"query_limit must be at least 4, not {self.query_limit}: else nothing is looked up")
 
     def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`. Raises ModelError where a package is missing."""
+        """As `System.about`. Raises ModelError where a package is missing."""
         package = _package()
         instructions = inspect.signature(package.create_memory_store_manager).parameters["instructions"].default
         return self.described("langmem", instructions)
@@ -100,7 +99,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         self._bring_up(package.store, [turn.id for turn in turns], when)
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
-        return self.ranker.rank(query.text, "dense")
+        return self.store.rank(query.text, "dense")
 
     def _bring_up(self, theirs: Any, turns: Sequence[str], when: str | None) -> None:
         """Do to the bank's store what was done to the package's."""

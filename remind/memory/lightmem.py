@@ -17,9 +17,8 @@ import torch
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, Written, ask, dated, mapping
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, Draft, Query, System
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
@@ -33,7 +32,7 @@ UPDATE_SCHEMA = object_schema(action={"type": "string", "enum": ["update", "dele
 
 
 @dataclass(frozen=True)
-class LightMemSystem(Written):
+class LightMemSystem(System):
     """Facts, each from one turn that the model names, found by cosine. The newest turns are in the buffers until
     `finish`, and no memory yet."""
 
@@ -78,37 +77,34 @@ class LightMemBank(Bank, of=LightMemSystem):
 
     system: LightMemSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         sensory, short = self._buffers()
         for item in self._items(session):
             while sensory and _tokens(sensory) + item.tokens > self.system.sensory:
                 *topics, rest = self._topics(sensory)
                 # the last topic may go on
                 sensory = rest if topics else []
-                self._collect(topics or [rest], short, lost)
+                self._collect(topics or [rest], short)
             sensory.append(item)
         self.store.log({"sensory": sensory, "short": short, "finished": False})
-        return lost
 
     def complete(self) -> None:
         """Extract from what is in the buffers, and bring entries up to date; once for each state of the bank."""
         entries = self.store.journal()
         if not entries or entries[-1]["finished"]:
             return
-        lost: list[str] = []
         sensory, short = self._buffers()
+        self.lost = []
         with self.store.transaction():
-            self._collect(self._topics(sensory) if sensory else [], short, lost)
-            self._extract(short, lost)
-            self._update(lost)
+            self._collect(self._topics(sensory) if sensory else [], short)
+            self._extract(short)
+            self._update()
             self.store.log({"sensory": [], "short": [], "finished": True})
-            last = list(self.store.sessions())[-1].id
-            self.store.degrade(last, (*self.store.degraded().get(last, ()), *lost))
-        self._open.clear()
+            last = self.store.sessions()[-1].id
+            self.store.degrade(last, (*self.store.degraded().get(last, ()), *self.lost))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        return self.ranker.rank(query.text, "dense")
+        return self.store.rank(query.text, "dense")
 
     def _buffers(self) -> tuple[list[Item], list[list[Item]]]:
         """The sensory buffer, and the topics in short-term memory."""
@@ -135,14 +131,14 @@ class LightMemBank(Bank, of=LightMemSystem):
         parts = segment(Dialogue(self.dialogue_id, tuple(sessions)), vectors, config, [item.tokens for item in items])
         return [list(items[part.start : part.end + 1]) for part in parts]
 
-    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]], lost: list[str]) -> None:
+    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]]) -> None:
         """Put topics into short-term memory; before one that does not fit, all is extracted from."""
         for topic in topics:
             if sum(map(_tokens, short)) + _tokens(topic) > self.system.short:
-                self._extract(short, lost)
+                self._extract(short)
             short.append(topic)
 
-    def _extract(self, short: list[list[Item]], lost: list[str]) -> None:
+    def _extract(self, short: list[list[Item]]) -> None:
         """Facts of all topics, which are gone then."""
         items = [item for topic in short for item in topic]
         if not items:
@@ -156,28 +152,28 @@ class LightMemBank(Bank, of=LightMemSystem):
                 number += 1
         short.clear()
         data = {"remarks": "\n".join(lines)}
-        reply = ask(self, lost, "extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
+        reply = self.ask("extract", "lightmem_extract", data, ROOM["extract"], EXTRACT_SCHEMA)
         for one in mapping(reply).get("data", ()):
             text, source = one_line(one["fact"]), one["source_id"]
             if text and 0 <= source < len(items):
                 self.put(Draft("fact", (items[source].turn,), text, time=items[source].time))
 
-    def _update(self, lost: list[str]) -> None:
+    def _update(self) -> None:
         """The updates of each entry by those after it (the paper's update queues), in the order they came. All are
         shown as they were before, so that no decision depends on another."""
         numbers = self.store.numbers()
         if not numbers:
             return
         before = [self.store.memory(number) for number in numbers]
-        vectors = self.store.vectors(self.store.rows(numbers))
+        vectors = self.store.vectors(numbers)
         for place, (number, memory) in enumerate(zip(numbers, before, strict=True)):
             cosines = vectors[place + 1 :] @ vectors[place]
             nearest = torch.argsort(cosines, descending=True, stable=True)[: self.system.queue].tolist()
             later = [before[place + 1 + at] for at in sorted(nearest) if cosines[at] >= self.system.update_at]
             if not later:
                 continue
-            data = {"entry": dated(memory), "later": "\n".join(map(dated, later))}
-            value = mapping(ask(self, lost, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
+            data = {"entry": memory.dated, "later": "\n".join(one.dated for one in later)}
+            value = mapping(self.ask("update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA))
             text = one_line(value.get("new_memory", ""))
             if value.get("action") == "delete":
                 self.store.remove(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -10,15 +11,14 @@ from torch import Tensor
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import MemoryStage, Reply, Request
-from remind.memory.base import Bank
+from remind.llm.request import Reply, Request
+from remind.memory.bank import Bank
+from remind.memory.base import Draft, System
 from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
 from remind.memory.proposals import LONGEST, undated
-from remind.memory.store import Draft
-from remind.memory.times import day_of
-from remind.states import prompts
 from remind.states.pyramid import one_line
+from remind.text.days import day_of
 from remind.text.words import fillers, sentences, stems
 
 #: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.
@@ -29,6 +29,27 @@ _DEGRADED = {
     "llm": "the prompts are in our own words, and the policy is the endpoint's model as it is",
     "extractive": "entries are taken from the dialogue's words by rules, not written by a trained policy",
 }
+
+
+@dataclass(frozen=True)
+class PolicySystem(System):
+    """Base of systems whose memories a policy writes.
+
+    Attributes:
+        policy: who proposes operations. llm: the endpoint of memory, and where there is none or it fails the rules,
+            which marks the session. extractive: the rules, which keep what each turn tells.
+    """
+
+    roles: ClassVar[tuple[str, ...]]
+    policy: Policy = "llm"
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return self.roles if self.policy == "llm" else ()
+
+    @property
+    def not_as_published(self) -> tuple[str, ...]:
+        return (_DEGRADED[self.policy],)
 
 
 class LoggedBank(Bank):
@@ -54,7 +75,7 @@ class LoggedBank(Bank):
 
     def first(self) -> int:
         """Place of the next operation in the log."""
-        return self.store.logged() + 1
+        return self.store.count("journal") + 1
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Memories as the entries they are."""
@@ -74,14 +95,22 @@ class LoggedBank(Bank):
                 best[number] = max(cosine, best.get(number, cosine))
         return sorted(best, key=lambda number: (-best[number], number))[:count]
 
-    def like(self, vector: Tensor, least: float, kind: str) -> list[int]:
-        """The memory of this kind that is nearest to the vector [d], if its cosine is at least so much."""
-        for number, cosine in self.store.nearest(vector):
-            if cosine < least:
-                break
-            if self.store.memory(number).kind == kind:
-                return [number]
-        return []
+    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
+        """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
+        if (model := self.chat(requests[0].stage)) is None:
+            return None
+        keys = [sha256_json([one.chat, one.schema])[:16] for one in requests]
+        made_by = [
+            {"model": model.name, "prompt": one.prompt_id, "key": key} for one, key in zip(requests, keys, strict=True)
+        ]
+        return list(zip(self.send(*requests), made_by, strict=True))
+
+    def by_rule(self, session: Session, turn: Turn, store: str, place: int) -> Operation:
+        """The entry that the rules make of a turn: its day and its key sentences."""
+        day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
+        text = (f"{day}: {text}" if day else text)[:LONGEST]
+        head = (place, self.dialogue_id, session.id, store, "ADD", f"m{place}", (), text)
+        return Operation(*head, time=dated(turn.time or session.time), sources=(turn.id,), by=RULES)
 
     def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
         """Append operations to the log, and do to the memories what they say.
@@ -108,8 +137,7 @@ class LoggedBank(Bank):
                     self.store.remove(int(name[1:]))
             if entry is None:
                 continue
-            session = self.store.session(one.session)
-            note = {"session": session.number if session else 0, "coarse": entry.coarse}
+            note = {"session": self.store.count("sessions"), "coarse": entry.coarse}
             if entry.store == "core":
                 # it is shown with every question: were all that went into it its sources, it would be evidence of all
                 draft, rows = Draft("core", None, entry.text, (), entry.time, note), None
@@ -118,23 +146,6 @@ class LoggedBank(Bank):
                 keys_of = (None if key == entry.text else key,)
                 draft, rows = Draft(entry.store, entry.sources, entry.text, keys_of, note=note), held[key][None]
             self.store.add(draft, tokens[entry.text], rows, one.seq)
-
-
-def about(policy: Policy, *templates: str) -> dict[str, Any]:
-    """What systems of this kind say of themselves besides their options."""
-    hashes = {name: prompts.fingerprint(name) for name in templates} if policy == "llm" else {}
-    return {"prompts": hashes, "provenance": "turn", "degraded": [_DEGRADED[policy]]}
-
-
-def replies(bank: Bank, stage: MemoryStage, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
-    """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
-    if (model := bank.chat(stage)) is None:
-        return None
-    made_by = [
-        {"model": model.name, "prompt": one.prompt_id, "key": sha256_json([one.chat, one.schema])[:16]}
-        for one in requests
-    ]
-    return list(zip(model.complete(requests), made_by, strict=True))
 
 
 def numbered(texts: Iterable[str]) -> str:
@@ -151,9 +162,3 @@ def salient(turn: Turn) -> bool:
     """Whether a turn tells something: a picture, or a sentence of two content words that is no question."""
     stated = " ".join(one.text for one in sentences([turn]) if not one.text.endswith("?"))
     return bool(turn.images) or len({*stems(stated, fillers())}) > 1
-
-
-def taken(session: Session, turn: Turn) -> str:
-    """What the rules keep of a turn: its day and its key sentences."""
-    day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
-    return (f"{day}: {text}" if day else text)[:LONGEST]

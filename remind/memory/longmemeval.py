@@ -9,19 +9,27 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.base import Bank, Query
+from remind.llm.structured import object_schema
+from remind.memory.bank import Bank, Method, mapping
+from remind.memory.base import TEXT, Draft, Query
 from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
 from remind.memory.plain import cut
-from remind.memory.store import Draft, Method
-from remind.memory.times import TOLERANCE, Span, ask_events, ask_range, day_of, told_days
-from remind.states import prompts
-from remind.states.pyramid import turn_text
+from remind.states.pyramid import one_line, turn_text
+from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
 #: What is made to expand keys, and of what: of a whole session, or of every turn.
 Expansion = Literal["none", "session-summ", "session-keyphrase", "session-userfact", "turn-keyphrase", "turn-userfact"]
 #: separate: expansions are keys beside the words. merge: they stand before the words in one key. replace: they stand in
 #: the words' place. With `split-` every fact, phrase or sentence makes a key of its own, else all of them together.
 Join = Literal["separate", "merge", "replace", "split-separate", "split-merge", "split-replace"]
+#: By how many days an event may lie outside a range, which is itself often a guess.
+TOLERANCE = 2
+#: Room for a reply in tokens (Appendix D).
+ROOM = 2000
+EVENTS = object_schema(
+    events={"type": "array", "items": object_schema(message={"type": "integer"}, date=TEXT, event=TEXT)}
+)
+RANGE = object_schema(start=TEXT, end=TEXT)
 _NOT_AS_PUBLISHED = {
     "extractive": "facts, keyphrases and summaries are taken from the dialogue's words and not written by an LLM",
     "replay": "facts and summaries are those shipped with LoCoMo",
@@ -73,45 +81,42 @@ class LongMemEvalSystem(Replaying):
         """What expansions are."""
         return next((kind for kind in STAGES if self.expansion.endswith(kind)), None)
 
-    def about(self) -> dict[str, Any]:
+    @property
+    def templates(self) -> tuple[str, ...]:
         stages = [STAGES[self.kind]] if self.kind and self.source == "llm" else []
         names = [*stages, *(("events", "time_range") if self.time == "llm" else ())]
-        degraded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
-        if self.time == "rules":
-            degraded.append("events and time ranges are found by rules")
-        shown = {name: prompts.fingerprint(f"memory_{name}") for name in names}
-        return {"system": "longmemeval", **super().about(), "prompts": shown, "degraded": degraded}
+        return tuple(f"memory_{name}" for name in names)
+
+    @property
+    def not_as_published(self) -> tuple[str, ...]:
+        expanded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
+        return (*expanded, *(["events and time ranges are found by rules"] if self.time == "rules" else []))
 
 
 class LongMemEvalBank(Bank, of=LongMemEvalSystem):
     system: LongMemEvalSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        system, reasons = self.system, list[str]()
+    def remember(self, session: Session) -> None:
+        system = self.system
         roles = {turn.speaker.casefold() for turn in session.turns}
         talk = "user" in roles and roles <= {"user", "assistant", "system"}
         users = tuple(turn for turn in session.turns if not talk or turn.speaker.casefold() == "user")
-        found = self._expansions(session, users, reasons)
-        days = self._days(session, reasons)
+        found = self._expansions(session, users)
+        days = self._days(session)
         if system.value == "fact" or system.value == "summary":
             drafts = _written(system.value, found)
         else:
             names = {turn.id for turn in users}
             own = {turn.id: texts for stretch, texts in found.items() for turn in stretch}
             drafts = [self._value(part, names, own) for part in cut(session, system.value)]
-        counts = self.encoder.count_many([text for _, text in drafts])
-        vectors = self.encoder.encode_apart([key or text for draft, text in drafts for key in draft.keys])
-        start = 0
-        for (draft, _), count in zip(drafts, counts, strict=True):
-            end = start + len(draft.keys)
+        noted = []
+        for draft, _ in drafts:
             told = dict.fromkeys(span for turn in draft.sources or () for span in days.get(turn, ()))
-            note = [[day.isoformat() for day in span] for span in told] or None
-            self.store.add(replace(draft, note=note), count, vectors[start:end])
-            start = end
-        return reasons
+            noted.append(replace(draft, note=[[day.isoformat() for day in span] for span in told] or None))
+        self.put_all(noted, [text for _, text in drafts])
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        ranked, span = self.ranker.rank(query.text, self.system.method), self._range(query, trace)
+        ranked, span = self.store.rank(query.text, self.system.method), self._range(query, trace)
         if span is None:
             return ranked
         near = timedelta(days=TOLERANCE)
@@ -124,7 +129,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         # all are ranked, and the sort is stable: nothing is removed, and either part keeps its order
         return sorted(ranked, key=lambda one: one[0] not in inside)
 
-    def _expansions(self, session: Session, users: Stretch, reasons: list[str]) -> dict[Stretch, list[str]]:
+    def _expansions(self, session: Session, users: Stretch) -> dict[Stretch, list[str]]:
         """What is extracted from each stretch: a turn, or all of the session that counts."""
         system, kind = self.system, self.system.kind
         if kind is None:
@@ -132,22 +137,22 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
             found = system.replayed[self.dialogue_id].replay(kind, session, stretches)
-        elif system.source == "llm" and (chat := self.chat(STAGES[kind])) is not None:
-            found = asked(chat, kind, self.dialogue_id, session, stretches, reasons)
+        elif system.source == "llm" and self.chat(STAGES[kind]) is not None:
+            found = asked(self, kind, session, stretches)
         else:
             found = extractive(session, stretches)
             if system.source == "llm":
-                reasons.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
+                self.lost.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
         return dict(zip(stretches, found, strict=True))
 
-    def _days(self, session: Session, reasons: list[str]) -> dict[str, list[Span]]:
+    def _days(self, session: Session) -> dict[str, list[Span]]:
         """The days that each turn tells of, by its id."""
         if self.system.time == "none":
             return {}
+        if self.system.time == "llm" and self.chat("events") is not None:
+            return ask_events(self, session)
         if self.system.time == "llm":
-            if (chat := self.chat("events")) is not None:
-                return ask_events(chat, self.dialogue_id, session, reasons)
-            reasons.append("no endpoint for events: they are found by rules")
+            self.lost.append("no endpoint for events: they are found by rules")
         return told_days(session)
 
     def _value(self, part: Stretch, users: Set[str], own: Mapping[str, list[str]]) -> tuple[Draft, str]:
@@ -167,8 +172,8 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         if self.system.time == "none":
             return None
         asked_on, last = day_of(query.time), day_of(self.store.last_time())
-        chat = self.chat("time_range") if self.system.time == "llm" else None
-        span, by = ask_range(chat, self.dialogue_id, query.text, asked_on, asked_on or last)
+        bank = self if self.system.time == "llm" and self.chat("time_range") is not None else None
+        span, by = ask_range(bank, query.text, asked_on, asked_on or last)
         trace["range"] = {"by": by, "days": None if span is None else [day.isoformat() for day in span]}
         return span
 
@@ -190,3 +195,53 @@ def _written(value: str, own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, 
         for text in [" ".join(texts)] if value == "summary" and texts else texts:
             sources.setdefault(text, {}).update(dict.fromkeys(turn.id for turn in stretch))
     return [(Draft(value, tuple(ids), text=text), text) for text, ids in sources.items()]
+
+
+def told_days(session: Session) -> dict[str, list[Span]]:
+    """For each turn's id the day it was said on and the days it names, by rules."""
+    found = {}
+    for turn in session.turns:
+        said = day_of(turn.time) or day_of(session.time)
+        own = [] if said is None else [one_day(said)]
+        found[turn.id] = [*own, *spans(turn.text, said)]
+    return found
+
+
+def ask_events(bank: Bank, session: Session) -> dict[str, list[Span]]:
+    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, and told."""
+    said = day_of(session.time)
+    data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+    written = _written_day(said, session.time)
+    reply = bank.ask("events", "memory_events", data, ROOM, EVENTS, day=written)
+    if reply.failure is not None:
+        bank.lost[-1] += f" ({session.id}: they are found by rules)"
+        return told_days(session)
+    names = [turn.id for turn in session.turns]
+    found = {turn.id: [one_day(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
+    for event in mapping(reply)["events"]:
+        number, days = event["message"], list(spans(event["date"], None))
+        # an event of no message may be told of in any
+        for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
+            found[name] += days
+    return found
+
+
+def ask_range(
+    bank: Bank | None, question: str, asked: date | None, latest: date | None
+) -> tuple[Span | None, Literal["llm", "rules"]]:
+    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was."""
+    if bank is not None:
+        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
+        reply = bank.ask("time_range", "memory_time_range", data, ROOM, RANGE)
+        if reply.failure is None:
+            told = [mapping(reply)[name] for name in ("start", "end")]
+            found = [span for text in told for span in spans(text, None)]
+            if len(found) == 2:
+                return checked(Span(found[0].start, found[1].end), asked), "llm"
+            if "N/A" in told:
+                return None, "llm"
+    return time_range(question, asked, latest), "rules"
+
+
+def _written_day(day: date | None, words: str | None) -> str:
+    return f"{day:%Y/%m/%d} ({day:%A})" if day else one_line(words or "unknown")

@@ -23,9 +23,8 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, failed, filled, mapping, send
-from remind.memory.base import Bank, Memory, Query
-from remind.memory.store import Draft
+from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
 
@@ -49,7 +48,7 @@ _TODAY = re.compile(r"^- Today's date is .*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Mem0System(Written):
+class Mem0System(System):
     """Memories that a chat model extracts and keeps up to date, one bank of them for each speaker and on that speaker,
     as in the authors' evaluation on LoCoMo; found by cosine.
 
@@ -69,7 +68,7 @@ class Mem0System(Written):
     """official: those of the installed package mem0ai 1.x."""
 
     def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`. Raises ConfigError where `prompts: official` finds no mem0ai 1.x."""
+        """As `System.about`. Raises ConfigError where `prompts: official` finds no mem0ai 1.x."""
         if self.prompts == "own":
             return super().about()
         _official()
@@ -79,17 +78,17 @@ class Mem0System(Written):
 class Mem0Bank(Bank, of=Mem0System):
     system: Mem0System
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         for start in range(0, len(session.turns), self.system.batch):
             turns = session.turns[start : start + self.system.batch]
             # a batch that a speaker has no line in holds no facts on that speaker
             for speaker in dict.fromkeys(turn.speaker for turn in turns):
                 reply = self._take_in(turns, speaker, turns[0].time or session.time)
                 if reply.failure is not None:
-                    yield failed("mem0", reply)
+                    self.lost.append(failed("mem0", reply))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
-        for number, score in self.ranker.rank(query.text, "dense"):
+        for number, score in self.store.rank(query.text, "dense"):
             # facts on one speaker do not name their subject; the authors show them under the speaker's name
             memory = self.store.memory(number, score)
             text = f"{self.store.note(number)}: {memory.text}"
@@ -146,10 +145,11 @@ class Mem0Bank(Bank, of=Mem0System):
         return self._send("update", Message("user", _official()["get_update_memory_messages"](listed, facts)))
 
     def _ask(self, stage: Literal["extract", "update"], data: Mapping[str, str]) -> Reply:
-        return send(self, filled(self.dialogue_id, stage, f"mem0_{stage}", data, ROOM, SCHEMAS[stage]))
+        return self.send(filled(self.dialogue_id, stage, f"mem0_{stage}", data, ROOM, SCHEMAS[stage]))[0]
 
     def _send(self, stage: Literal["extract", "update"], *messages: Message) -> Reply:
-        return send(self, Request(messages, stage, self.dialogue_id, f"mem0ai-{stage}", ROOM, schema=SCHEMAS[stage]))
+        request = Request(messages, stage, self.dialogue_id, f"mem0ai-{stage}", ROOM, schema=SCHEMAS[stage])
+        return self.send(request)[0]
 
 
 def _json_lines(items: Iterable[Any]) -> str:

@@ -22,9 +22,8 @@ from unittest.mock import patch
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Query
+from remind.memory.base import Draft, Query
 from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
-from remind.memory.store import Draft
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 from sae.ranges import Share
@@ -51,7 +50,7 @@ class Mem0TodaySystem(PackageSystem):
     """Lowest score of a memory that is found; the package has 0.1."""
 
     def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`. Raises ModelError where the package is missing, ConfigError for another version."""
+        """As `System.about`. Raises ModelError where the package is missing, ConfigError for another version."""
         _package()
         return self.described("mem0ai", import_module("mem0.configs.prompts").ADDITIVE_EXTRACTION_PROMPT)
 
@@ -84,10 +83,8 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         for turn in [turn for session in earlier for turn in session.turns][-_LAST:]:
             memory.db.save_messages([self._message(turn)], scope)
         if numbers := self.store.numbers():
-            vectors = self.store.vectors(self.store.rows(numbers)).tolist()
-            memory.vector_store.insert(
-                vectors, list(map(self._payload, numbers)), [str(uuid.UUID(int=n)) for n in numbers]
-            )
+            ids = [str(uuid.UUID(int=number)) for number in numbers]
+            memory.vector_store.insert(self.store.vectors(numbers).tolist(), list(map(self._payload, numbers)), ids)
         return memory
 
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
@@ -105,7 +102,7 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             )
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
-        found = self.ranker.rank(_on_one_line(query.text.strip()), "dense")
+        found = self.store.rank(_on_one_line(query.text.strip()), "dense")
         return takewhile(lambda one: one[1] >= self.system.threshold, found)
 
     def _message(self, turn: Turn) -> dict[str, str]:

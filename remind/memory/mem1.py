@@ -7,20 +7,20 @@ The authors train the model for this by reinforcement learning; any chat model c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import Session
-from remind.memory.asking import Written, ask, asked, dated
-from remind.memory.base import Bank, Memory, Query
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, System
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
-class Mem1System(Written):
+class Mem1System(System):
     """The last internal state with the model's own answer; its sources are the turns that were found on the way."""
 
     templates = ("mem1_step",)
@@ -38,19 +38,17 @@ class Mem1System(Written):
 class Mem1Bank(Bank, of=Mem1System):
     system: Mem1System
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         self.put_turns(session.turns)
-        return ()
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         state = found = answer = ""
-        seen, lost = set[int](), list[str]()
+        seen = set[int]()
         trace["searches"] = []
         for left in reversed(range(self.system.rounds)):
-            data = {"question": asked(query), "state": state, "found": found}
-            reply = ask(self, lost, "read", "mem1_step", data, self.system.room, left=left)
+            data = {"question": query.asked, "state": state, "found": found}
+            reply = self.ask("read", "mem1_step", data, self.system.room, left=left)
             if reply.failure is not None:
-                trace["failed"] = lost
                 break
             state = _part("think", reply.text) or state
             said = without_thoughts(reply.text)
@@ -62,14 +60,14 @@ class Mem1Bank(Bank, of=Mem1System):
             trace["searches"].append(search)
             if left:
                 # shown in the order of the dialogue
-                numbers = sorted(number for number, _ in islice(self.ranker.rank(search, "dense"), self.system.top))
+                numbers = sorted(number for number, _ in islice(self.store.rank(search, "dense"), self.system.top))
                 seen.update(numbers)
-                found = "\n".join(dated(self.store.memory(number)) for number in numbers)
+                found = "\n".join(self.store.memory(number).dated for number in numbers)
         trace["answer"] = answer
         text = "\n".join(part for part in (state, answer and f"Answer: {answer}") if part)
         if text:
-            turns = dict.fromkeys(turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
-            yield Memory("state", text, "state", tuple(turns) or None, None, 1.0, self.encoder.count_tokens(text))
+            turns = (turn for number in sorted(seen) for turn in self.store.memory(number).sources or ())
+            yield self.written("state", text, turns)
 
 
 def _part(tag: str, text: str) -> str:

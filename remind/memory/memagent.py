@@ -6,19 +6,19 @@ The authors train the model for this by reinforcement learning; any chat model c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from remind.data.dialogue import Session
-from remind.memory.asking import Written, ask, asked, words
-from remind.memory.base import Bank, Memory, Query
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, System, words
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
-class MemAgentSystem(Written):
+class MemAgentSystem(System):
     """A memory that is written while the dialogue is read for one question. It tells no sources: after each chunk it is
     written anew as a whole. The trace has it after each chunk."""
 
@@ -36,23 +36,21 @@ class MemAgentSystem(Written):
 class MemAgentBank(Bank, of=MemAgentSystem):
     system: MemAgentSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        return ()
+    def remember(self, session: Session) -> None:
+        """Nothing but the session."""
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
-        memory, lost = "", list[str]()
+        memory = ""
         trace["memories"] = []
         for section in self._sections():
-            data = {"problem": asked(query), "memory": memory, "section": section}
-            reply = ask(self, lost, "read", "memagent_read", data, self.system.room)
+            data = {"problem": query.asked, "memory": memory, "section": section}
+            reply = self.ask("read", "memagent_read", data, self.system.room)
             # without a reply the memory stays as it was
             told = "" if reply.failure is not None else words(reply)
             memory = told or memory
             trace["memories"].append(memory)
-        if lost:
-            trace["failed"] = lost
         if memory:
-            yield Memory("memory", memory, "notes", None, None, 1.0, self.encoder.count_tokens(memory))
+            yield self.written("notes", memory, ())
 
     def _sections(self) -> Iterator[str]:
         """The dialogue in chunks."""

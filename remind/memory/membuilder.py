@@ -4,19 +4,18 @@ kept by four roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.request import Request
-from remind.memory.asking import failed, filled, words
-from remind.memory.base import Memory, Query
-from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
+from remind.memory.bank import failed, filled
+from remind.memory.base import Memory, Query, words
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Entry, Operation
 from remind.memory.proposals import Occasion, Role, propose, schema
-from remind.memory.systems import System
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -28,18 +27,15 @@ ROOM, TRIES = 6000, 2
 
 
 @dataclass(frozen=True)
-class MemBuilderSystem(System):
+class MemBuilderSystem(PolicySystem):
     """Four stores, each kept by a role that sees the memory as it was before the session.
 
     UPDATE and MERGE leave the older entries where they are, so that history can be asked for; of the core block the
     last version alone is shown, before all entries.
     """
 
+    roles = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
     name: str = "membuilder"
-    """As the user calls it."""
-    policy: Policy = "llm"
-    """Who proposes operations. llm: the endpoint of memory and compress; where there is none or the episodic role
-    fails, the rules, which marks the session. extractive: the rules, which keep what each turn tells as an event."""
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""
     block_characters: PositiveInt = 5000
@@ -51,10 +47,6 @@ class MemBuilderSystem(System):
         super().__post_init__()
         if self.compressed_characters > self.block_characters:
             raise ConfigError("compressed_characters must be at most block_characters")
-
-    def about(self) -> dict[str, Any]:
-        names = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
-        return {"system": "membuilder", **super().about(), **about(self.policy, *names)}
 
 
 def request(
@@ -89,10 +81,10 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
     #: What the model replied after the last session, by role; a role is left out where it did not reply.
     told: Mapping[Role, Replied] = {}
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         turns = tuple(turn.id for turn in session.turns)
         occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns, RULES)
-        self.told, reasons = self._ask(session) if self.system.policy == "llm" else ({}, [])
+        self.told = self._ask(session) if self.system.policy == "llm" else {}
         first, operations = self.first(), list[Operation]()
         for role in ROLES:
             if role in self.told:
@@ -100,60 +92,56 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
                 operations += propose(role, text, replace(occasion, by=by), entries, first + len(operations))
             elif role == "episodic":
                 for turn in filter(salient, session.turns):
-                    place, text = first + len(operations), taken(session, turn)
-                    where = (place, self.dialogue_id, session.id, role, "ADD", f"m{place}", (), text)
-                    when = dated(turn.time or session.time)
-                    operations.append(Operation(*where, time=when, sources=(turn.id,), by=RULES))
+                    operations.append(self.by_rule(session, turn, role, first + len(operations)))
         self.commit(operations)
-        return [*reasons, *self._compress(replace(occasion, turns=()))]
+        self._compress(replace(occasion, turns=()))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
         for block in self._block():
             if block.text:
                 yield int(block.id[1:]), 1.0
-        yield from self.ranker.rank(query.text, "dense")
+        yield from self.store.rank(query.text, "dense")
 
     def _block(self) -> list[Entry]:
         return self.entries(self.store.numbers("core"))
 
-    def _ask(self, session: Session) -> tuple[dict[Role, Replied], list[str]]:
-        """By role what the model says, and why it says nothing, a line each."""
+    def _ask(self, session: Session) -> dict[Role, Replied]:
+        """By role what the model says."""
         near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
         entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
         entries["core"] = self._block()
         limit = self.system.block_characters
         requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        answered = replies(self, "memory", requests)
-        if answered is None:
-            return {}, ["memory: no endpoint is named"]
-        found, reasons = dict[Role, Replied](), []
+        if (answered := self.replies(requests)) is None:
+            self.lost.append("memory: no endpoint is named")
+            return {}
+        found = dict[Role, Replied]()
         for role, (reply, by) in zip(ROLES, answered, strict=True):
             if reply.failure in (None, "invalid"):
                 found[role] = (reply.text, entries[role], by)
             else:
-                reasons.append(f"{failed('memory', reply)} ({role})")
-        return found, reasons
+                self.lost.append(f"{failed('memory', reply)} ({role})")
+        return found
 
-    def _compress(self, occasion: Occasion) -> list[str]:
-        """Shorten a block that is too long (Appendix C.2). Returns why it was cut where the policy should have."""
-        reasons: list[str] = []
+    def _compress(self, occasion: Occasion) -> None:
+        """Shorten a block that is too long (Appendix C.2)."""
+        failures = len(self.lost)
         most, limit = self.system.block_characters, self.system.compressed_characters
         for attempt in range(TRIES + 1):
             block = next(iter(self._block()), None)
             if block is None or len(block.text) <= (limit if attempt else most):
                 break
             text, by = _newest(block.text, limit), RULES
-            if self.system.policy == "llm" and attempt < TRIES and not reasons:
+            if self.system.policy == "llm" and attempt < TRIES and len(self.lost) == failures:
                 data = {"block": block.text}
                 ask = filled(self.dialogue_id, "compress", "membuilder_compress", data, ROOM, limit=limit)
-                for reply, name in replies(self, "compress", [ask]) or ():
+                for reply, name in self.replies([ask]) or ():
                     if reply.failure is not None:
-                        reasons.append(failed("compress", reply))
+                        self.lost.append(failed("compress", reply))
                     elif shorter := words(reply):
                         text, by = shorter, name
             place = (self.first(), occasion.dialogue, occasion.session, "core", "REWRITE", f"m{self.first()}")
             self.commit([Operation(*place, (block.id,), text, occasion.time, by=by)])
-        return reasons
 
 
 def _newest(block: str, limit: int) -> str:

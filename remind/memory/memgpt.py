@@ -7,7 +7,7 @@ Stages: update (tending the memory), read (answering by tools).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.asking import TEXT, Written, asked, dated, failed, filled, send, words
-from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.memory.readers import Answer, Usage
-from remind.memory.store import Draft, Method
+from remind.memory.bank import Bank, Method, failed, filled
+from remind.memory.base import TEXT, Draft, Memory, Query, System, words
+from remind.memory.readers import Reading, tokens
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -49,7 +48,7 @@ _SEARCHED: Mapping[str, tuple[str, Method]] = {
 
 
 @dataclass(frozen=True)
-class MemGPTSystem(Written):
+class MemGPTSystem(System):
     """What the searches for a question find, then the core memory. The bank answers by itself, by the same searches.
 
     Sources of a turn are the turn; of a sentence in archival memory the batch that it was written at; of the core
@@ -76,10 +75,6 @@ class MemGPTSystem(Written):
     """Tokens of a reply."""
 
 
-class ToolError(Exception):
-    """A call of a tool that does nothing; the message tells the model why."""
-
-
 @dataclass
 class _Talk:
     """A run of calls.
@@ -102,7 +97,7 @@ class _Talk:
 class MemGPTBank(Bank, of=MemGPTSystem):
     system: MemGPTSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         if not self.store.count():
             self.store.add(Draft("core", (), "", ()), 0)
         for start in range(0, len(session.turns), self.system.batch):
@@ -111,8 +106,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
             data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
-            if talk.problem is not None:
-                yield talk.problem
+            self.lost += filter(None, [talk.problem])
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
             self.put_turns(turns)
 
@@ -120,20 +114,19 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if self.store.count():
             talk = self._ask(query)
             trace |= {"used": talk.used, "answer": talk.text}
-            if talk.problem is not None:
-                trace["failed"] = [talk.problem]
+            self.lost += filter(None, [talk.problem])
             yield from self._shown(talk)
 
-    def answer(self, query: Query) -> Answer:
-        """What the model says after its searches; the retrieval is all that it saw."""
+    def answer(self, query: Query) -> Reading:
+        """What the model says after its searches; the memories are all that it saw."""
         if not self.store.count():
-            return Answer("", None, Retrieval((), ""), Usage(), "the bank is empty")
+            return Reading("", failure="the bank is empty")
         talk = self._ask(query)
         memories = tuple(self.store.memory(number, score) for number, score in self._shown(talk))
-        return Answer(talk.text, None, Retrieval(memories, ""), Usage.of(talk.replies), talk.problem)
+        return Reading(talk.text, memories, tokens=tokens(talk.replies), failure=talk.problem)
 
     def _ask(self, query: Query) -> _Talk:
-        data = {"core": self._core.text, "question": asked(query)}
+        data = {"core": self._core.text, "question": query.asked}
         abstention = "" if query.options else NO_INFORMATION
         talk = self._talk("read", "memgpt_answer", data, steps=self.system.steps - 1, abstention=abstention)
         if talk.problem is None and not talk.text:
@@ -169,7 +162,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         for left in reversed(range(self.system.steps)):
             choice = "auto" if left or turns else "none"
             body = {"messages": [*messages], "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
-            reply = send(self, replace(request, messages=(), body=body))
+            (reply,) = self.send(replace(request, messages=(), body=body))
             talk.replies.append(reply)
             if reply.failure is not None:
                 talk.problem = failed(stage, reply)
@@ -195,7 +188,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         sources = tuple(turn.id for turn in turns)
         try:
             if name not in TOOLS or not (turns or name in _SEARCHED):
-                raise ToolError("there is no such tool")
+                raise NotValid("there is no such tool")
             arguments = read_value(given, TOOLS[name][1])
             if name in _SEARCHED:
                 result = self._search(name, arguments["query"], arguments.get("page", 0), talk)
@@ -205,13 +198,13 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             elif name == "core_memory_append":
                 result = self._write(f"{self._core.text}\n{one_line(arguments['content'])}", sources)
             elif arguments["old_content"] not in self._core.text:
-                raise ToolError("old_content is not in core memory")
+                raise NotValid("old_content is not in core memory")
             else:
                 text = self._core.text.replace(arguments["old_content"], arguments["new_content"])
                 result = self._write(text, sources)
             talk.used.append([name, given, ""])
             return result
-        except (ToolError, NotValid) as error:
+        except NotValid as error:
             talk.used.append([name, given, str(error)])
             return f"Error: {error}"
 
@@ -220,7 +213,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         first = page * self.system.page
         ranked = (
             number
-            for number, score in self.ranker.rank(query, method)
+            for number, score in self.store.rank(query, method)
             # BM25 ranks those without any of the words, too
             if (method == "dense" or score > 0) and self.store.memory(number).kind == kind
         )
@@ -228,13 +221,13 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if not numbers:
             return "There are no further results." if page else "Nothing was found."
         talk.found |= dict.fromkeys(numbers)
-        lines = "\n".join(one_line(dated(self.store.memory(number))) for number in numbers)
+        lines = "\n".join(one_line(self.store.memory(number).dated) for number in numbers)
         return fenced("found", lines, code_for([lines]))
 
     def _write(self, text: str, sources: tuple[str, ...]) -> str:
         """Put a text in place of the core memory."""
         text = "\n".join(line for line in map(one_line, text.splitlines()) if line)
         if len(text) > self.system.limit:
-            raise ToolError(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
+            raise NotValid(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
         self.put(Draft("core", (*(self._core.sources or ()), *sources), text, ()), _CORE)
         return "Core memory is now:\n" + fenced("core", text, code_for([text])) if text else "Core memory is empty."

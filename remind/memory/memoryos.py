@@ -17,11 +17,10 @@ from torch import Tensor
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Written, ask, mapping, texts, words
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft
-from remind.memory.times import day_of
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, words
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
 CONTINUE_SCHEMA = object_schema(continues={"type": "boolean"})
@@ -34,7 +33,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True)
-class MemoryOSSystem(Written):
+class MemoryOSSystem(System):
     """Pages, each an exchange, and what is known of the speakers. Shown are the short-term queue, the best pages of the
     best segments, knowledge near the question, and the profile."""
 
@@ -91,25 +90,21 @@ class _State:
 class MemoryOSBank(Bank, of=MemoryOSSystem):
     system: MemoryOSSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         state = self._state or _State(session.turns[0].speaker)
         for turns in pages(session.turns, state.user):
             said, when = "\n".join(map(turn_text, turns)), turns[0].time or session.time
             note = {"said": said, "overview": ""}
             state.short.append(self.put(Draft("page", tuple(turn.id for turn in turns), said, (said,), when, note)))
             while len(state.short) > self.system.short:
-                self._move(state, state.short.pop(0), day_of(when), lost)
+                self._move(state, state.short.pop(0), day_of(when))
         self.store.log(asdict(state))
-        return lost
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         if (state := self._state) is None:
             return
-        system, lost = self.system, list[str]()
-        reply = ask(self, lost, "read", "memoryos_query", {"question": query.text}, system.room, QUERY_SCHEMA)
-        if lost:
-            trace["failed"] = lost
+        system = self.system
+        reply = self.ask("read", "memoryos_query", {"question": query.text}, system.room, QUERY_SCHEMA)
         keywords = trace["keywords"] = texts(mapping(reply).get("keywords"))
         vector = self.encoder.encode([query.text])[0]
         scores = _best(self._scores(state.segments, vector, keywords), system.top_segments)
@@ -130,30 +125,30 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         entries = self.store.journal()
         return _State(**entries[-1]) if entries else None
 
-    def _move(self, state: _State, page: int, today: date | None, lost: list[str]) -> None:
+    def _move(self, state: _State, page: int, today: date | None) -> None:
         """A page goes from the queue to the segment of its topic."""
         said, room = self.store.note(page)["said"], self.system.room
         before = ""
         if state.chain:
             last = self.store.note(state.chain[-1])
             data = {"earlier": last["said"], "later": said}
-            reply = ask(self, lost, "update", "memoryos_continue", data, room, CONTINUE_SCHEMA)
+            reply = self.ask("update", "memoryos_continue", data, room, CONTINUE_SCHEMA)
             if mapping(reply).get("continues") is True:
                 before = last["overview"]
             else:
                 state.chain.clear()
         state.chain.append(page)
-        reply = ask(self, lost, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
+        reply = self.ask("summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
         overview = one_line(words(reply)) if reply.failure is None else before
         for number in state.chain:
             part = self.store.note(number)["said"]
             self._change(number, f"{part}\nOverview: {overview}" if overview else part, overview=overview)
-        topic = mapping(ask(self, lost, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
+        topic = mapping(self.ask("summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA))
         summary = one_line(topic.get("summary", "")) or one_line(said)
         segment = self._file(state, page, summary, texts(topic.get("keywords")), today)
         note = self.store.note(segment)
         if note["fresh"] and self._heat(note, today) >= self.system.hot:
-            self._learn(state, note["fresh"], lost)
+            self._learn(state, note["fresh"])
             self._change(segment, fresh=[])
 
     def _file(self, state: _State, page: int, summary: str, keywords: list[str], today: date | None) -> int:
@@ -187,17 +182,17 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         away = 0 if today is None or last is None else max(0, (today - last).days) * _DAY
         return float(len(note["fresh"]) + math.exp(-away / self.system.decay))
 
-    def _learn(self, state: _State, learned_from: Sequence[int], lost: list[str]) -> None:
+    def _learn(self, state: _State, learned_from: Sequence[int]) -> None:
         """Profile and knowledge of pages that were not learned from yet."""
         told = "\n\n".join(self.store.note(page)["said"] for page in learned_from)
         sources, room = self._sources(learned_from), self.system.room
         data = {"person": one_line(state.user), "exchanges": told}
         old = None if state.profile is None else self.store.memory(state.profile)
-        reply = ask(self, lost, "extract", "memoryos_profile", {**data, "profile": old.text if old else ""}, room)
+        reply = self.ask("extract", "memoryos_profile", {**data, "profile": old.text if old else ""}, room)
         if reply.failure is None and (text := words(reply)):
             draft = Draft("profile", (*((old and old.sources) or ()), *sources), text, ())
             state.profile = self.put(draft, state.profile)
-        facts = mapping(ask(self, lost, "extract", "memoryos_knowledge", data, room, KNOWLEDGE_SCHEMA))
+        facts = mapping(self.ask("extract", "memoryos_knowledge", data, room, KNOWLEDGE_SCHEMA))
         for side in SIDES:
             known = state.known[side]
             for fact in texts(facts.get(side)):
@@ -227,7 +222,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
     def _cosines(self, numbers: Sequence[int], vector: Tensor) -> dict[int, float]:
         if not numbers:
             return {}
-        found = (self.store.vectors(self.store.rows(numbers)) @ vector).tolist()
+        found = (self.store.vectors(numbers) @ vector).tolist()
         return dict(zip(numbers, found, strict=True))
 
 

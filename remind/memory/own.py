@@ -16,12 +16,10 @@ from remind.grounding import GroundingConfig
 from remind.llm.asking import TEMPLATES
 from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Stage
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft, Store
-from remind.memory.systems import System
+from remind.memory.bank import Bank, Store
+from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, told, turn_scores
-from remind.states.prompts import prompt_id
 from remind.states.pyramid import AttentionalState, turn_text
 
 if TYPE_CHECKING:
@@ -54,13 +52,13 @@ class RemindSystem(System):
             return ()
         return ("cues", "strategy") if self.perception.kind == "infer" else ("cues",)
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "perception": asdict(self.perception),
-            "prompts": {stage: prompt_id(TEMPLATES[stage]) for stage in self.stages},
-            "degraded": [f"{stage}: by rule where no endpoint is named, not by an LLM" for stage in self.stages],
-        }
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return tuple(TEMPLATES[stage] for stage in self.stages)
+
+    @property
+    def not_as_published(self) -> tuple[str, ...]:
+        return tuple(f"{stage}: by rule where no endpoint is named, not by an LLM" for stage in self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +108,14 @@ class GroundedSystem(RemindSystem):
         return with_cap(build, size_of(self.backbone)).perception
 
     def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`. Raises ModelError where the folder holds no SAEs."""
+        """As `System.about`. Raises ModelError where the folder holds no SAEs."""
         from sae.topk import file_hashes
 
         if not (hashes := file_hashes(Path(self.sae))):
             raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
         elsewhere = ("codes_folder", "cached_dialogues", "image_root")
         grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}
-        models = {"backbone": self.backbone, "dtype": self.dtype, "saes": hashes}
-        return {**super().about(), "grounding": grounding, **models}
+        return {**super().about(), "sae": None, "device": None, "grounding": grounding, "saes": hashes}
 
 
 class RemindBank(Bank, of=RemindSystem):
@@ -137,11 +134,9 @@ class RemindBank(Bank, of=RemindSystem):
     def settings(self) -> PerceptionConfig:
         return self.system.perception
 
-    def remember(self, session: Session) -> Iterable[str]:
-        counts = self.encoder.count_many([turn_text(turn) for turn in session.turns])
-        for turn, tokens in zip(session.turns, counts, strict=True):
-            self.store.add(Draft("turn", (turn.id,), keys=()), tokens)
-        return ()
+    def remember(self, session: Session) -> None:
+        drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
+        self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
 
     def complete(self) -> None:
         """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""
@@ -160,8 +155,7 @@ class RemindBank(Bank, of=RemindSystem):
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         if not self.store.count():
             return ()
-        question = self._told(query)
-        trace["dimension"] = question.dimension
+        question = self._told(query, trace)
         numbers = self.store.numbers()
         return ((numbers[position], score) for position, score in self._ranked(question))
 
@@ -179,12 +173,11 @@ class RemindBank(Bank, of=RemindSystem):
             order = by_falling(relevance(vector, index.vectors[start : end + 1]))
             yield from ((start + place, float(scores[number])) for place in order)
 
-    def _bare(self, query: Query) -> Question:
-        return Question(query.id, self.dialogue_id, query.text, query.format, query.options, time=query.time)
-
-    def _told(self, query: Query) -> Question:
+    def _told(self, query: Query, trace: dict[str, Any]) -> Question:
         """The query as perception takes it."""
-        return told(self.llm, [self._bare(query)], self.settings.kind)[0]
+        (question,) = told(self.llm, [query.question(self.dialogue_id)], self.settings.kind)
+        trace["dimension"] = question.dimension
+        return question
 
     _built: tuple[Store, int, Dialogue, Perception] | None = None
 
@@ -238,12 +231,12 @@ class GroundedBank(RemindBank, of=GroundedSystem):
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         if not self.store.count():
             return ()
-        question = self._told(query)
+        question = self._told(query, trace)
         dialogue, perception = self._perception()
-        (factual,) = perception.perceive(dialogue, [self._bare(query)])
+        (factual,) = perception.perceive(dialogue, [query.question(self.dialogue_id)])
         salience = marked(self.grounder.ground(factual))
         turns = dialogue.turns
-        trace["dimension"], trace["strategy"] = question.dimension, asdict(factual.strategy)
+        trace["strategy"] = asdict(factual.strategy)
         # a turn without tokens has none, and JSON no infinity
         trace["marked"] = {turns[p].id: None if value == float("-inf") else value for p, value in salience.items()}
         others = (position for position, _ in self._ranked(question) if position not in salience)

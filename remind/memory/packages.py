@@ -11,15 +11,15 @@ import hashlib
 import logging
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
-from remind.core.errors import RemindError
+from remind.core.errors import ConfigError, RemindError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import Written, needs_endpoint
-from remind.memory.base import Bank
+from remind.memory.bank import Bank
+from remind.memory.base import System
 from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt
 
@@ -30,16 +30,15 @@ _LONGEST = 400
 
 
 @dataclass(frozen=True)
-class PackageSystem(Written):
+class PackageSystem(System):
     """Base of the systems whose memories a package writes, from batches of turns."""
 
-    templates = ()
     provenance = "batch"
     batch: PositiveInt = 2
     """Turns that the package is given together; Mem0's authors have 2 in their evaluation on LoCoMo."""
 
     def described(self, package: str, prompt: str) -> dict[str, Any]:
-        """As `MemorySystem.about`, with the version of the package and the hash of its prompt."""
+        """As `System.about`, with the version of the package and the hash of its prompt."""
         made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
         return {**super().about(), "package": f"{package} {metadata.version(package)}", "prompt_hashes": made_of}
 
@@ -59,7 +58,7 @@ class PackageBank(Bank):
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         """Give the package turns of the session and put what changed into the store."""
 
-    def remember(self, session: Session) -> Iterable[str]:
+    def remember(self, session: Session) -> None:
         package, batch, logger = self.load(), self.system.batch, logging.getLogger(self.logger)
         for start in range(0, len(session.turns), batch):
             self._lost = _Lost(logging.ERROR)
@@ -75,16 +74,16 @@ class PackageBank(Bank):
                 self._lost.lines = [f"{type(error).__name__}: {error}"]
             finally:
                 logger.removeHandler(self._lost)
-            yield from (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
+            self.lost += (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
 
     def is_user(self, turn: Turn) -> bool:
         """Whether the speaker of the dialogue's first turn said it, whom packages take for their user."""
-        return turn.speaker == next(self.store.sessions()).turns[0].speaker
+        return turn.speaker == self.store.sessions()[0].turns[0].speaker
 
     def url(self) -> str:
         """The run's endpoint for a client of the package's own. Raises ConfigError where the run names none."""
         if self.services.url is None:
-            raise needs_endpoint(self.system.name, "extract")
+            raise ConfigError(f"{self.system.name} needs a chat model; name one: --llm.default.base_url URL")
         return self.services.url(self.system.name, self.dialogue_id, "extract")
 
     def direct(self) -> Any:

@@ -1,8 +1,7 @@
-"""What a page shows of memory systems: tables, a plot, questions side by side."""
+"""What a page shows of memory systems: tables, and questions side by side."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,6 @@ from remind.evaluation.personalisation import BUCKETS, LABELS
 from remind.memory.systems import COLUMNS, SYSTEMS
 from sae import pages
 
-#: Okabe and Ito's palette, which colour-blind readers tell apart; systems beyond it repeat with dashes.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-#: Of the plot, in pixels.
-WIDTH, HEIGHT, EDGE = 720, 380, 44
 #: Questions that are shown.
 _SHOWN = 30
 
@@ -47,7 +42,6 @@ def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answe
         "remind.memory",
         "report.html.j2",
         sections=sections,
-        plot=(WIDTH, HEIGHT, EDGE),
         personal=("p13n", *LABELS),
         stages=BUCKETS,
         **{key: scores[key] for key in ("p13n", "failures", "notes")},
@@ -72,34 +66,8 @@ def _section(
             for name in systems
             if name in SYSTEMS and SYSTEMS[name].row is not None
         ],
-        "lines": _lines(rows, systems),
         "questions": _side_by_side(units, answered),
     }
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> dict[str, Any]:
-    """Recall over tokens: a line per system through all of its places."""
-    known = [row for row in rows if row["recall"] is not None and row["tokens"] > 0]
-    if not known:
-        return {"curves": [], "ticks": []}
-    low = math.log10(max(10.0, min(row["tokens"] for row in known)))
-    high = max(math.log10(max(row["tokens"] for row in known)), low + 0.1)
-
-    def place(row: Mapping[str, Any]) -> tuple[float, float]:
-        share = (math.log10(max(10.0, row["tokens"])) - low) / (high - low)
-        return EDGE + share * (WIDTH - 2 * EDGE), HEIGHT - EDGE - row["recall"] * (HEIGHT - 2 * EDGE)
-
-    curves = []
-    for number, name in enumerate(systems):
-        points = sorted(place(row) for row in known if row["system"] == name)
-        if points:
-            dash = ("", "5 3", "2 2")[number // len(COLOURS) % 3]
-            curves.append({"name": name, "colour": COLOURS[number % len(COLOURS)], "dash": dash, "points": points})
-    decades = [
-        step * 10**power for power in range(1, 6) for step in (1, 3) if low <= math.log10(step * 10**power) <= high
-    ]
-    ticks = [(place({"tokens": tokens, "recall": 0.0})[0], f"{tokens:,}") for tokens in decades]
-    return {"curves": curves, "ticks": ticks}
 
 
 def _side_by_side(units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> list[dict[str, Any]]:

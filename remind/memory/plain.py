@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Query
-from remind.memory.store import Draft, Method
-from remind.memory.systems import System
+from remind.memory.bank import Bank, Method
+from remind.memory.base import Draft, Query, System
 from remind.states.pyramid import turn_text
 
 Unit = Literal["turn", "round", "session"]
@@ -34,25 +33,17 @@ class PlainSystem(System):
 class PlainBank(Bank, of=PlainSystem):
     system: PlainSystem
 
-    def remember(self, session: Session) -> Iterable[str]:
-        system = self.system
-        parts = list(cut(session, system.unit))
-        texts = [[turn_text(turn) for turn in part] for part in parts]
-        tokens = self.encoder.count_many(["\n".join(words) for words in texts])
-        sources = [tuple(turn.id for turn in part) for part in parts]
-        keys = texts if system.keys == "turns" else [["\n".join(words)] for words in texts]
-        if system.method in ("recent", "none"):
-            keys = [[] for _ in texts]
-        encoded = system.method in ("dense", "hybrid")
-        vectors = self.encoder.encode_apart([key for part in keys for key in part]) if encoded else None
-        start = 0
-        for named_turns, part_keys, count in zip(sources, keys, tokens, strict=True):
+    def remember(self, session: Session) -> None:
+        system, drafts, texts = self.system, list[Draft](), list[str]()
+        for part in cut(session, system.unit):
+            lines = [turn_text(turn) for turn in part]
             # a single key is the memory's own text
-            named = (None,) if len(part_keys) == 1 else tuple(part_keys)
-            draft = Draft(system.unit, named_turns, keys=named)
-            self.store.add(draft, count, None if vectors is None else vectors[start : start + len(part_keys)])
-            start += len(part_keys)
-        return ()
+            keys = (None,) if system.keys == "whole" or len(lines) == 1 else tuple(lines)
+            if system.method in ("recent", "none"):
+                keys = ()
+            drafts.append(Draft(system.unit, tuple(turn.id for turn in part), keys=keys))
+            texts.append("\n".join(lines))
+        self.put_all(drafts, texts, encoded=system.method in ("dense", "hybrid"))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         method = self.system.method
@@ -60,7 +51,7 @@ class PlainBank(Bank, of=PlainSystem):
             return ()
         if method == "recent":
             return ((number, float(number)) for number in reversed(self.store.numbers()))
-        return self.ranker.rank(query.text, method)
+        return self.store.rank(query.text, method)
 
 
 def cut(session: Session, unit: Unit) -> Iterator[tuple[Turn, ...]]:

@@ -6,31 +6,34 @@ What a unit, a system with a dialogue, found and cost is one file of the run; a 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
 from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import Cache, read_json, sha256_json, sweep, write_json
+from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
-from remind.data.dialogue import Dialogue, Question, Turn
+from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
 from remind.evaluation.personalisation import TEMPLATE
 from remind.llm.request import Stage
-from remind.memory.asking import dated
-from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, Retrieval, Services, System
 from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import RunMemoryConfig
-from remind.memory.learning import courses, learning
+from remind.memory.learning import Course, learning
 from remind.memory.meter import Meter
-from remind.memory.readers import Answers, ChatReader, Reading, as_turns, in_order
+from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
+from remind.memory.rmm import RmmSystem
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
@@ -93,7 +96,7 @@ class Memories:
         out: Path,
         held: ExitStack,
         reads: bool = True,
-        own: Mapping[str, MemorySystem] | None = None,
+        own: Mapping[str, System] | None = None,
     ) -> None:
         self.cfg, self.out = cfg, out
         self.systems = dict(own or {})
@@ -117,7 +120,11 @@ class Memories:
         cites = cfg.reader == "cite" and self.reads
         # nothing can be learned from stand-ins
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not cites) else cfg.citer
-        self.courses = courses(self.systems, self.citer, out / "learned", self.encoder)
+        self.courses = {
+            name: Course(system, out / "learned" / name, self.encoder.dimension)
+            for name, system in self.systems.items()
+            if self.citer != "none" and isinstance(system, RmmSystem) and system.scope == "shared"
+        }
         self.about = {name: chosen.about() for name, chosen in self.systems.items()}
         self.datasets: dict[str, str] = {}
         self.units: list[str] = []
@@ -163,112 +170,103 @@ class SystemContexts:
 
     def contexts(self, questions: Sequence[Question], dialogue: Dialogue) -> list[Context]:
         """A context for each question, from the unit of this dialogue, which is made where it is not there."""
-        run, system = self._run, self.system
+        run = self._run
         dataset = run.datasets.get(dialogue.id, "")
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
         course = run.courses.get(self.name)
-        begins = [] if course is None else [course.begins]
+        begins = getattr(self.system, "weights", None) if course is None else sha256_file(course.now)
         settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
         models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
-        made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads]
-        key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions)), *begins])
+        made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads, begins]
+        key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions))])
         path = f"units/{self.name}/{key[:24]}.json"
-        unit = _made(run.out / path, key)
-        if unit is None:
-            asked = (
-                self._control(dialogue, questions) if system is None else self._ask(system, dialogue, questions, key)
-            )
+        if (unit := _made(run.out / path, key)) is None:
             about = {"dataset": dataset, "system": self.name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
-            unit = {"key": key, **about, "k": run.cfg.k, "notes": run.notes, **asked}
+            unit = {"key": key, **about, "k": run.cfg.k, "notes": run.notes, **self._ask(dialogue, questions, key)}
             write_json(run.out / path, unit)
         if course is not None:
             course.advance(key)
         run.units.append(path)
         if unit["failed"] is not None:
             message = f"{unit['failed']['stage']}: {unit['failed']['message']}"
-            lost = Generation("", 0, failure="error", message=message)
-            return [Context("", output=lost)] * len(questions)
+            return [Context("", output=Generation("", 0, failure="error", message=message))] * len(questions)
         return [_context(row) for row in unit["rows"]]
 
-    def _ask(self, system: MemorySystem, dialogue: Dialogue, questions: Sequence[Question], key: str) -> dict[str, Any]:
-        run, cfg, name = self._run, self._run.cfg, _bank_name(dialogue)
-        # memories that a model writes are that model's
-        writes = run.writing is not None and (self.name not in SYSTEMS or SYSTEMS[self.name].stages)
-        made_by = sha256_json([run.about[self.name], run.writing.identity if run.writing and writes else None])
-        folder = run.out / "banks" / f"{self.name}-{made_by[:8]}" / sha256_json(dialogue.id)[:16]
-        stage, report, failed = "ingest", {}, None
-        rows, shown, readings = list[dict[str, Any]](), list[tuple[Memory, ...]](), list[Reading]()
-        k, budget = None if cfg.budget_tokens else cfg.answer_k, cfg.budget_tokens
+    def _ask(self, dialogue: Dialogue, questions: Sequence[Question], key: str) -> dict[str, Any]:
+        """What is found for each question and read from it."""
+        run, cfg, system, name = self._run, self._run.cfg, self.system, _bank_name(dialogue)
+        stage, report, rows = "ingest", dict[str, Any](), list[dict[str, Any]]()
+        shown, readings = list[Sequence[Memory]](), list[Reading]()
+        limits = {"k": None if cfg.budget_tokens else cfg.answer_k, "budget": cfg.budget_tokens}
+        chat: ChatOf = partial(run.meter.chat, self.name, name)
         try:
-            with system.open(folder, name, run.services) as made:
-                self._ingest(made, dialogue)
-                report = {**made.report(), "ingest_seconds": sum(_seconds(folder).values())}
-                with learning(run.citer, made, run.out, run.courses.get(self.name), key) as bank:
-                    answers = isinstance(bank, Answers) and run.reads
-                    for question in questions:
-                        stage, query = "retrieve", Query.of(question)
-                        rows.append(self._row(question, bank.retrieve))
-                        found = Retrieval((), "") if answers else bank.retrieve(query, k=k, budget=budget)
-                        shown.append(found.memories)
+            with ExitStack() as held:
+                bank = None
+                if system is None:
+                    shows = control(self.name, dialogue, run.encoder)
+                    limits = {"k": None, "budget": cfg.full_tokens if self.name == "full_context" else None}
+                else:
+                    # memories that a model writes are that model's
+                    writes = self.name not in SYSTEMS or SYSTEMS[self.name].stages
+                    made_by = [run.about[self.name], run.writing.identity if run.writing and writes else None]
+                    folder = run.out / "banks" / f"{self.name}-{sha256_json(made_by)[:8]}"
+                    bank = held.enter_context(system.open(folder / sha256_json(dialogue.id)[:16], name, run.services))
+                    seconds = self._ingest(bank, dialogue)
+                    report = {**bank.report(), "ingest_seconds": seconds}
+                    if run.citer != "none":
+                        bank = held.enter_context(learning(bank, run.out, run.courses.get(self.name), key))
+                    chat = bank.chat
+                answers = getattr(bank, "answer", None) if run.reads else None
+                for question in questions:
+                    stage, query = "retrieve", Query.of(question)
+                    retrieve = bank.retrieve if bank is not None else shows(question)
+                    rows.append(self._row(question, retrieve))
+                    found = Retrieval(query, ()) if answers is not None else retrieve(query, **limits)
+                    shown.append(found.memories)
+                    if bank is not None:
                         tell(run.citer, bank, question, cfg.answer_k)
                         if run.citer == "reader" and bank.learns:
                             stage = "answer"
-                            readings.append(run.reader.read(query, found.memories, bank.chat))
+                            readings.append(run.reader.read(query, found.memories, chat))
                             if (cited := readings[-1].cited) is not None:
-                                bank.feedback(found.token, cited)
-                    stage = "answer"
-                    if isinstance(bank, Answers) and run.reads:
-                        own = [bank.answer(Query.of(question)) for question in questions]
-                        readings = [Reading(one.text, one.cited, one.usage, one.failure) for one in own]
-                        shown = [one.retrieval.memories for one in own]
-                    self._read(dialogue, questions, rows, shown, readings, bank)
+                                bank.feedback(found, cited)
+                stage, queries = "answer", list(map(Query.of, questions))
+                if answers is not None:
+                    readings = list(map(answers, queries))
+                    shown = [one.memories for one in readings]
+                elif run.reads and not readings:
+                    readings = run.reader.read_all(list(zip(queries, shown, strict=True)), chat)
+                for row, query, memories, reading in zip_longest(rows, queries, shown, readings):
+                    row.update(self._read(query, memories, reading, bank))
         except RemindError as error:
-            failed = {"stage": stage, "message": str(error)}
             # of all questions or of none
-            rows = rows if len(rows) == len(questions) else []
-        return {"failed": failed, "report": report, "rows": rows}
+            whole = rows if len(rows) == len(questions) else []
+            return {"failed": {"stage": stage, "message": str(error)}, "report": report, "rows": whole}
+        return {"failed": None, "report": report, "rows": rows}
 
-    def _ingest(self, bank: Bank, dialogue: Dialogue) -> None:
-        """Sessions that the bank does not hold yet, and what each took, in a file beside the bank."""
-        run = self._run
+    def _ingest(self, bank: Bank, dialogue: Dialogue) -> float:
+        """Give the bank what it does not hold yet; the seconds that all of it took, kept in a file beside the bank."""
+        run, beside = self._run, bank.folder.with_name(f"{bank.folder.name}.seconds.json")
         if run.writing is not None:
             bank.repair()
-        seconds = _seconds(bank.folder)
-
-        def clock() -> float:
-            # vectors from the cache count as if they were computed now
-            return time.perf_counter() + run.encoder.saved
-
-        def timed(name: str, start: float) -> None:
-            seconds[name] = clock() - start
-            write_json(_beside(bank.folder), seconds)
-
-        with ProgressBar(f"{self.name} {dialogue.id}", len(dialogue.sessions)) as bar:
-            for session in dialogue.sessions:
-                start = clock()
-                if session.turns and not bank.ingest(session).known:
-                    timed(session.id, start)
+        seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
+        told = [session for session in dialogue.sessions if session.turns]
+        steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
+        with ProgressBar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
+            for name, step in [*steps, ("", bank.finish)]:
+                # vectors from the cache count as if they were computed now
+                start = time.perf_counter() + run.encoder.saved
+                step()
+                if name not in seconds:
+                    seconds[name] = time.perf_counter() + run.encoder.saved - start
+                    write_json(beside, seconds)
                 bar.step()
-        start = clock()
-        bank.finish()
-        if "" not in seconds:
-            timed("", start)
-
-    def _control(self, dialogue: Dialogue, questions: Sequence[Question]) -> dict[str, Any]:
-        run, rows, shown = self._run, list[dict[str, Any]](), list[tuple[Memory, ...]]()
-        shows = control(self.name, dialogue, run.encoder)
-        limit = run.cfg.full_tokens if self.name == "full_context" else None
-        for question in questions:
-            retrieve = shows(question)
-            rows.append(self._row(question, retrieve))
-            shown.append(retrieve(Query.of(question), budget=limit).memories)
-        self._read(dialogue, questions, rows, shown)
-        return {"failed": None, "report": {}, "rows": rows}
+        return sum(seconds.values())
 
     def _row(self, question: Question, retrieve: Retrieve) -> dict[str, Any]:
         """A question and the memories that are found at every k and budget, as JSON."""
-        cfg, encoder, query = self._run.cfg, self._run.encoder, Query.of(question)
-        encoder.forget()
+        cfg, query = self._run.cfg, Query.of(question)
+        self._run.encoder.forget()
         start = time.perf_counter()
         top = retrieve(query, k=max(cfg.k, default=1))
         milliseconds = 1e3 * (time.perf_counter() - start)
@@ -285,33 +283,22 @@ class SystemContexts:
         }
 
     def _read(
-        self,
-        dialogue: Dialogue,
-        questions: Sequence[Question],
-        rows: list[dict[str, Any]],
-        shown: Sequence[Sequence[Memory]],
-        readings: Sequence[Reading] = (),
-        bank: Bank | None = None,
-    ) -> None:
-        """Put what each question is answered from into its row, and the reader's answer."""
-        run, queries = self._run, list(map(Query.of, questions))
-        if run.reads and not readings:
-            tasks = list(zip(queries, shown, strict=True))
-            readings = run.reader.read_all(tasks, partial(run.meter.chat, self.name, _bank_name(dialogue)))
-        for number, (row, query, memories) in enumerate(zip(rows, queries, shown, strict=True)):
-            ordered = [memories[place] for place in in_order(memories)]
-            known = [memory.sources for memory in ordered]
-            sources = None if None in known else list(dict.fromkeys(turn for one in known for turn in one or ()))
-            row["context"] = {"text": as_turns(ordered), "sources": sources, "tokens": sum(m.tokens for m in ordered)}
-            if readings:
-                one = readings[number]
-                cited = None if one.cited is None else sorted(one.cited)
-                used = [one.usage.prompt_tokens, one.usage.completion_tokens]
-                row["answer"] = {"text": one.text, "cited": cited, "failed": one.failure, "tokens": used}
-            if run.cfg.judge == "p13n":
-                profile = "\n".join(map(dated, memories))
-                held = profile if bank is None else "\n".join(map(dated, _nearest(bank, query, run.cfg.full_tokens)))
-                row["remembered"] = [profile, held]
+        self, query: Query, memories: Sequence[Memory], reading: Reading | None, bank: Bank | None
+    ) -> dict[str, Any]:
+        """What a question is answered from as JSON, and the reader's answer."""
+        cfg, ordered = self._run.cfg, [memories[place] for place in in_order(memories)]
+        known = [memory.sources for memory in ordered]
+        sources = None if None in known else list(dict.fromkeys(turn for one in known for turn in one or ()))
+        context = {"text": as_turns(ordered), "sources": sources, "tokens": sum(one.tokens for one in ordered)}
+        row: dict[str, Any] = {"context": context, "answer": None}
+        if reading is not None:
+            cited = None if reading.cited is None else sorted(reading.cited)
+            used = list(reading.tokens)
+            row["answer"] = {"text": reading.text, "cited": cited, "failed": reading.failure, "tokens": used}
+        if cfg.judge == "p13n":
+            whole = memories if bank is None else _nearest(bank, query, cfg.full_tokens)
+            row["remembered"] = ["\n".join(one.dated for one in told) for told in (memories, whole)]
+        return row
 
 
 def control(name: str, dialogue: Dialogue, encoder: SentenceEncoder) -> Callable[[Question], Retrieve]:
@@ -321,38 +308,28 @@ def control(name: str, dialogue: Dialogue, encoder: SentenceEncoder) -> Callable
     Args:
         name: one of `CONTROLS`.
     """
-    if name == "gold":
-        return lambda question: _first(_memories(dialogue, list(map(dialogue.turn, question.evidence)), encoder))
-    whole = _first(_memories(dialogue, list(reversed(dialogue.turns)) if name == "full_context" else [], encoder))
-    return lambda question: whole
+    texts = [turn_text(turn) for turn in dialogue.turns]
+    every = list[Memory]()
+    for turn, text, tokens in zip(dialogue.turns, texts, encoder.count_many(texts), strict=True):
+        when = turn.time or dialogue.session_of[turn.id].time
+        every.append(Memory(turn.id, text, "turn", (turn.id,), when, 0.0, tokens, len(every)))
 
+    def shows(question: Question) -> Retrieve:
+        gold = [every[dialogue.positions[turn]] for turn in question.evidence]
+        chosen = {"gold": gold, "full_context": every[::-1]}.get(name, [])
 
-def _memories(dialogue: Dialogue, turns: Sequence[Turn], encoder: SentenceEncoder) -> list[Memory]:
-    tokens = encoder.count_many([turn_text(turn) for turn in turns])
-    times = [turn.time or dialogue.session_of[turn.id].time for turn in turns]
-    return [
-        Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count, dialogue.positions[turn.id])
-        for turn, when, count in zip(turns, times, tokens, strict=True)
-    ]
+        def first(query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
+            spent = list(accumulate(memory.tokens for memory in chosen[:k]))
+            return Retrieval(query, tuple(chosen[: len(spent) if budget is None else bisect_right(spent, budget)]))
 
+        return first
 
-def _first(memories: Sequence[Memory]) -> Retrieve:
-    def first(query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        chosen: list[Memory] = []
-        spent = 0
-        for memory in memories[:k]:
-            spent += memory.tokens
-            if budget is not None and spent > budget:
-                break
-            chosen.append(memory)
-        return Retrieval(tuple(chosen), "")
-
-    return first
+    return shows
 
 
 def _nearest(bank: Bank, query: Query, budget: int) -> Iterator[Memory]:
     """The memories of a bank, nearest first; before them those without vectors: a block that is always shown."""
-    places = {number: place for place, (number, _) in enumerate(bank.ranker.rank(query.text, "dense"))}
+    places = {number: place for place, (number, _) in enumerate(bank.store.rank(query.text, "dense"))}
     for number in sorted(bank.store.numbers(), key=lambda number: places.get(number, -1)):
         memory = bank.store.memory(number)
         budget -= memory.tokens
@@ -399,14 +376,6 @@ def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
 def _bank_name(dialogue: Dialogue) -> str:
     """What a system knows a dialogue by: LongMemEval's ids end in `_abs` where the dialogue holds no answer."""
     return dialogue.id.removesuffix("_abs")
-
-
-def _beside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.seconds.json")
-
-
-def _seconds(folder: Path) -> dict[str, float]:
-    return read_json(_beside(folder)) if _beside(folder).exists() else {}
 
 
 def _record(memory: Memory) -> list[Any]:

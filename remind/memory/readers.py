@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import NO_INFORMATION, Question
+from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
 from remind.llm.asking import plain, question_lines
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced, from_template
-from remind.memory.base import Memory, Query, Retrieval
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage
+from remind.memory.bank import filled
+from remind.memory.base import Memory, Query
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
 from remind.text.thoughts import without_thoughts
-from sae.ranges import PositiveInt, check_ranges
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). con_separate: first a
 #: request for a note on each memory. cite: the answer with the memories it rests on (RMM, D.2). respond: as one would
@@ -40,59 +40,28 @@ _EMPTY = re.compile(r"\W*empty\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What reading took.
-
-    Attributes:
-        calls: HTTP requests sent; 0 where all replies were cached.
-        prompt_tokens, completion_tokens: as the server counts them.
-        seconds: of all requests together.
-    """
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0
-
-    @staticmethod
-    def of(replies: Iterable[Reply]) -> Usage:
-        """The sum over replies."""
-        replies = list(replies)
-        return Usage(
-            sum(reply.calls for reply in replies),
-            sum(reply.prompt_tokens for reply in replies),
-            sum(reply.completion_tokens for reply in replies),
-            sum(reply.seconds for reply in replies),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """What a reader makes of memories.
 
     Attributes:
         text: the answer; "" where there is none.
+        memories: what it was made of; of a bank that answers by itself.
         cited: places, in what was given, of the memories it rests on; empty: it says that none helped. None: it does
             not tell, so that nothing can be learned from it.
-        usage: what it took.
+        tokens: of prompts and of replies, as the server counts them.
         failure: why there is no answer, in a line.
     """
 
     text: str
+    memories: tuple[Memory, ...] = ()
     cited: frozenset[int] | None = None
-    usage: Usage = Usage()
+    tokens: tuple[int, int] = (0, 0)
     failure: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reading, and the retrieval it is of. Unless `cited` is None, both go into `Bank.feedback`."""
-
-    text: str
-    cited: frozenset[int] | None
-    retrieval: Retrieval
-    usage: Usage
-    failure: str | None = None
+def tokens(replies: Sequence[Reply]) -> tuple[int, int]:
+    """Of prompts and of replies, in all."""
+    return sum(one.prompt_tokens for one in replies), sum(one.completion_tokens for one in replies)
 
 
 class ChatOf(Protocol):
@@ -101,32 +70,15 @@ class ChatOf(Protocol):
     def __call__(self, stage: Stage) -> ChatModel | None: ...
 
 
-@runtime_checkable
-class Answers(Protocol):
-    """A bank that answers by itself."""
-
-    def answer(self, query: Query) -> Answer: ...
-
-
 @dataclass(frozen=True)
 class ChatReader:
     """Asks the chat models of the stages read and note.
 
     Attributes:
         mode: how memories are read.
-        style: memories as JSON, or each under a heading.
-        context: tokens that the model reads and writes; the lowest memories are left out until the others fit, counted
-            in the vocabulary of the run's encoder. None: all are shown.
-        abstention: whether the prompt says what to answer if the memories do not contain it.
     """
 
     mode: Mode = "con"
-    style: Literal["json", "nl"] = "json"
-    context: PositiveInt | None = None
-    abstention: bool = True
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
     def read(self, query: Query, memories: Sequence[Memory], chat: ChatOf) -> Reading:
         return self.read_all([(query, memories)], chat)[0]
@@ -142,10 +94,10 @@ class ChatReader:
         requests = [self.request(*task, shown, notes) for task, (shown, notes, _) in zip(tasks, noted, strict=True)]
         readings = []
         for reply, (shown, _, before) in zip(model.complete(requests), noted, strict=True):
-            usage = Usage.of([*before, reply])
+            spent = tokens([*before, reply])
             text, cited = without_thoughts(reply.text).strip(), None
             if reply.failure is not None:
-                readings.append(Reading("", None, usage, f"{reply.failure}: {reply.message}"))
+                readings.append(Reading("", tokens=spent, failure=f"{reply.failure}: {reply.message}"))
                 continue
             if self.mode == "cite":
                 text, cited = citations(text, len(shown))
@@ -153,14 +105,15 @@ class ChatReader:
                 text = parse_answer(text).answer
             elif self.mode != "direct" and (found := _ANSWER.findall(text)):
                 text = found[-1].strip()
-            readings.append(Reading(text, None if cited is None else frozenset(shown[one] for one in cited), usage))
+            places = None if cited is None else frozenset(shown[one] for one in cited)
+            readings.append(Reading(text, cited=places, tokens=spent))
         return readings
 
     def _noted(
         self, query: Query, memories: Sequence[Memory], chat: ChatOf
     ) -> tuple[list[int], dict[int, str] | None, list[Reply]]:
         """Places of what is shown, the notes that stand for it, and the replies these are from."""
-        shown = self.shown(memories)
+        shown = in_order(memories)
         if self.mode != "con_separate" or not shown:
             return shown, None, []
         replies = _model(chat, "note").complete([note_request(query, memories[place]) for place in shown])
@@ -174,22 +127,6 @@ class ChatReader:
                 notes[place] = note
         return list(notes), notes, replies
 
-    def shown(self, memories: Sequence[Memory]) -> list[int]:
-        """Places of the memories that fit the context, in the order of the dialogue.
-
-        Those whose turns are not known come last, in the order of their dates.
-        """
-        # room for the prompt's own words
-        left = None if self.context is None else self.context - ROOM[self.mode] - 1000
-        count = 0
-        for memory in memories:
-            if left is not None:
-                left -= memory.tokens
-                if left < 0:
-                    break
-            count += 1
-        return in_order(memories[:count])
-
     def request(
         self, query: Query, memories: Sequence[Memory], shown: Sequence[int], notes: dict[int, str] | None = None
     ) -> Request:
@@ -200,42 +137,25 @@ class ChatReader:
             notes: what stands for their texts.
         """
         if self.mode == "x0":
-            text, asked = self._state(query, [memories[place] for place in shown]), prompts.prompt_id("answer")
-            return Request((Message("user", text),), "read", query.id, asked, ROOM["x0"])
-        texts = [memories[place].text if notes is None else notes[place] for place in shown]
-        times = [one_line(memories[place].time or "unknown") for place in shown]
-        if self.style == "json":
-            rows = [
-                {"memory": number, "date": time, "content": text}
-                for number, (time, text) in enumerate(zip(times, texts, strict=True))
-            ]
-            history = json.dumps(rows, ensure_ascii=False, indent=1)
-        else:
-            history = "\n\n".join(
-                f"### Memory [{number}]\nDate: {time}\n{text}"
-                for number, (time, text) in enumerate(zip(times, texts, strict=True))
-            )
-        question, options = _question(query)
-        code = code_for([history, question, options])
-        return from_template(
-            "read",
-            "memory_read",
-            query.id,
-            None,
-            ROOM[self.mode],
-            code=code,
-            mode=self.mode,
-            notes=notes is not None,
-            format=query.format,
-            abstention=NO_INFORMATION if self.abstention and not query.options else "",
-            memories=fenced("memories", history, code),
-            question=fenced("question", question, code),
-            options=fenced("options", options, code) if options else "",
-        )
-
-    def _state(self, query: Query, memories: Sequence[Memory]) -> str:
-        """The prompt of x0 with memories for its turns, those of each day under a head."""
-        return as_turns(memories).join(frame(_as_question(query), self.abstention))
+            # memories in place of its turns
+            text = as_turns([memories[place] for place in shown]).join(frame(query.question(), True))
+            return Request((Message("user", text),), "read", query.id, prompts.prompt_id("answer"), ROOM["x0"])
+        rows = [
+            {
+                "memory": number,
+                "date": one_line(memories[place].time or "unknown"),
+                "content": memories[place].text if notes is None else notes[place],
+            }
+            for number, place in enumerate(shown)
+        ]
+        question, options = question_lines(query.question())
+        data = {"memories": json.dumps(rows, ensure_ascii=False, indent=1), "question": question, "options": options}
+        told: dict[str, Any] = {
+            "notes": notes is not None,
+            "abstention": "" if query.options else NO_INFORMATION,
+            "mode": self.mode,
+        }
+        return filled(query.id, "read", "memory_read", data, ROOM[self.mode], format=query.format, **told)
 
 
 def in_order(memories: Sequence[Memory]) -> list[int]:
@@ -266,11 +186,8 @@ def as_turns(memories: Sequence[Memory]) -> str:
 def note_request(query: Query, memory: Memory) -> Request:
     """What in one memory bears on the question (Appendix E, Chain-of-Note)."""
     text = f"Date: {one_line(memory.time or 'unknown')}\n{memory.text}"
-    question, options = _question(query)
-    question = f"{question}\n{options}" if options else question
-    code = code_for([text, question])
-    parts = {"memory": fenced("memory", text, code), "question": fenced("question", question, code)}
-    return from_template("note", "memory_note", query.id, None, _NOTE_ROOM, code=code, **parts)
+    data = {"memory": text, "question": "\n".join(filter(None, question_lines(query.question())))}
+    return filled(query.id, "note", "memory_note", data, _NOTE_ROOM)
 
 
 def citations(text: str, count: int) -> tuple[str, frozenset[int] | None]:
@@ -294,15 +211,6 @@ def citations(text: str, count: int) -> tuple[str, frozenset[int] | None]:
     if none:
         return answer, None if numbers else frozenset()
     return answer, cited or None
-
-
-def _question(query: Query) -> tuple[str, str]:
-    """The question with its day, and its options a line each."""
-    return question_lines(_as_question(query))
-
-
-def _as_question(query: Query) -> Question:
-    return Question(query.id, "", query.text, query.format, query.options, time=query.time)
 
 
 def _model(chat: ChatOf, stage: Stage) -> ChatModel:

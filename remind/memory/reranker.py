@@ -140,11 +140,7 @@ class Reranker:
 
         Args:
             query: unit vector [d]. memories: unit rows [K, d]. base: logits [K], or None.
-
-        Raises:
-            DataError: a vector of another dimension, with NaN or infinity, or of length zero; base of another length.
         """
-        self._check(query, memories, base)
         # q′ᵀ(m + W_m m) = (q′ + W_mᵀ q′)ᵀ m: one product with the candidates
         change = self.w_q @ query
         adapted = query + change
@@ -187,13 +183,9 @@ class Reranker:
             Whether there was anything to learn from.
 
         Raises:
-            DataError: as `scores`; rewards that do not match the choice or are not finite. Nothing has changed then.
             ConfigError: a gradient that is not finite. Nothing has changed then.
         """
         sampled = [episode for episode in episodes if episode.choice.noise is not None]
-        for number, episode in enumerate(sampled):
-            if episode.rewards.shape != episode.choice.order.shape or not np.isfinite(episode.rewards).all():
-                raise DataError(f"rewards must be {len(episode.choice.order)} finite numbers", record=number)
         if not sampled:
             return False
         mean = float(np.mean([episode.rewards.mean() for episode in sampled]))
@@ -228,28 +220,6 @@ class Reranker:
         found[order] += weights
         return found / tau
 
-    def pretrain(self, labelled: Sequence[Episode], lr: float = 1e-4, epochs: int = 10, batch: int = 32) -> None:
-        """Supervised contrastive training before anything is learned online (Section 8.6, settings of A.1).
-
-        The loss is −log of the softmax share of each positive among the candidates, averaged over the positives. The
-        paper trains the retriever so; here the retriever stays as it is. Raises as `learn`.
-
-        Args:
-            labelled: chosen memories with rewards above 0 are the positives; episodes without any are left out.
-        """
-        kept = [episode for episode in labelled if (episode.rewards > 0).any()]
-        shuffled = np.random.default_rng(self.config.seed)
-        for places in (shuffled.permutation(len(kept)) for _ in range(epochs)):
-            for start in range(0, len(kept), batch):
-                chosen = [kept[place] for place in places[start : start + batch]]
-                self._ascend(chosen, [self._contrast(episode) for episode in chosen], lr)
-
-    def _contrast(self, episode: Episode) -> np.ndarray:
-        positive = episode.choice.order[episode.rewards > 0]
-        found = -softmax(self.scores(episode.query, episode.memories, episode.base))
-        found[positive] += 1 / len(positive)
-        return found
-
     def gradient(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Factors (a, q, p, v), each [B, d], of the mean gradient: ∇W_q = aᵀq, ∇W_m = pᵀv.
 
@@ -271,13 +241,7 @@ class Reranker:
         self.w_q += (rate * adapted).T @ queries
         self.w_m += (rate * probes).T @ values
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `reranker.safetensors`."""
-        path = Path(folder) / NAME
-        self.write(path)
-        return path
-
-    def write(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write weights and state as safetensors."""
         import torch
 
@@ -286,44 +250,32 @@ class Reranker:
         write_tensors(path, tensors, {"reranker": json.dumps(state)})
 
     @classmethod
-    def load(cls, folder: str | Path) -> Reranker:
-        """What `save` wrote. Raises DataError where it cannot be read."""
-        return cls.read(Path(folder) / NAME)
+    def load(cls, path: str | Path, config: RerankerConfig | None = None, dimension: int | None = None) -> Reranker:
+        """What `save` wrote.
 
-    @classmethod
-    def read(cls, path: Path) -> Reranker:
-        """What `write` wrote. Raises DataError for anything else."""
+        Args:
+            config, dimension: what it goes on with; None: what it was written with.
+
+        Raises:
+            DataError: it cannot be read, or is for other candidates, another scale or dimension.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, framework="numpy") as file:
-                weights = [file.get_tensor(name) for name in ("w_q", "w_m")]
+                w_q, w_m = (file.get_tensor(name) for name in ("w_q", "w_m"))
                 state = json.loads((file.metadata() or {})["reranker"])
-            config, ema, step = RerankerConfig(**state["config"]), state["ema"], int(state["step"])
-            size = len(weights[0])
-            if any(one.shape != (size, size) or not np.isfinite(one).all() for one in weights):
-                raise DataError("its weights are not two finite square matrices of one size")
-            found = cls(config, size, weights[0].dtype.type)
-            found.ema = None if ema is None else float(ema)
+            written = RerankerConfig(**state["config"])
+            found = cls(config or written, dimension or len(w_q), w_q.dtype.type)
+            found.w_q, found.w_m, found.ema, found.step = w_q, w_m, state["ema"], int(state["step"])
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RemindError) as error:
             raise DataError(f"not a reranker that can be read: {error}", path) from None
-        found.w_q, found.w_m, found.step = weights[0], weights[1], step
+        have = (written.candidates, written.scale, len(w_q))
+        wanted = (found.config.candidates, found.config.scale, found.dimension)
+        if have != wanted or w_q.shape != w_m.shape:
+            words = "{} candidates, scale {:g} and dimension {}"
+            raise DataError(f"the weights are for {words.format(*have)}, not for {words.format(*wanted)}", path)
         return found
-
-    def _check(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None) -> None:
-        size = self.dimension
-        if query.shape != (size,) or memories.ndim != 2 or memories.shape[1] != size:
-            shapes = f"{list(query.shape)} and {list(memories.shape)}"
-            raise DataError(f"query [{size}] and memories [K, {size}] are expected, not {shapes}; another encoder?")
-        if len(memories) == 0:
-            raise DataError("there are no candidates to rerank")
-        # squares are NaN, infinite or zero where a vector cannot be used
-        lengths = np.concatenate([[query @ query], np.einsum("kd,kd->k", memories, memories)])
-        if len(bad := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))):
-            record = f"memory {bad[0] - 1}" if bad[0] else "query"
-            raise DataError("its vector has NaN or infinity, or is zero", record=record)
-        if base is not None and (base.shape != (len(memories),) or not np.isfinite(base).all()):
-            raise DataError(f"base logits must be {len(memories)} finite numbers, not of shape {list(base.shape)}")
 
 
 def rewards(order: np.ndarray, cited: set[int]) -> np.ndarray:

@@ -13,14 +13,13 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import MemoryStage, Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, asked, failed, filled, mapping, send
-from remind.memory.base import Memory, Query
-from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
+from remind.memory.bank import failed, filled, mapping
+from remind.memory.base import TEXT, Memory, Query
+from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema
-from remind.memory.systems import System
-from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import day_of
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply by role.
@@ -43,25 +42,17 @@ _SOON = re.compile(
 
 
 @dataclass(frozen=True)
-class SaliMorySystem(System):
+class SaliMorySystem(PolicySystem):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
+    roles = ("salimory_filter", "salimory_booster", "salimory_utilizer")
     name: str = "salimory"
-    """As the user calls it."""
-    policy: Policy = "llm"
-    """Who filters, writes and tells. llm: the endpoint of memory and profile, and where there is none or it fails the
-    rules, which marks the session. extractive: the rules, which keep what each turn tells; retrieved are then entries
-    and no profile."""
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""
     window_sessions: PositiveInt = 2
     """The same in sessions, where times are not known."""
     whole: PositiveInt = 200
     """Entries up to which booster and utilizer are shown all of them; of more the nearest."""
-
-    def about(self) -> dict[str, Any]:
-        names = ("salimory_filter", "salimory_booster", "salimory_utilizer")
-        return {"system": "salimory", **super().about(), **about(self.policy, *names)}
 
 
 class SaliMoryBank(LoggedBank, of=SaliMorySystem):
@@ -72,24 +63,21 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     # the offline stage: filter and booster
 
-    def remember(self, session: Session) -> Iterable[str]:
-        lost: list[str] = []
+    def remember(self, session: Session) -> None:
         self._retire(session)
-        for turn in self._filter(session, lost):
+        for turn in self._filter(session):
             occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), RULES)
-            self.commit(self._boost(occasion, session, turn, lost))
-        return lost
+            self.commit(self._boost(occasion, session, turn))
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
-        now, here = day_of(session.time), self.store.session(session.id)
+        now, here = day_of(session.time), self.store.count("sessions")
         gone = []
         for number in self.store.numbers("working"):
             if now is not None and day_of(self.store.memory(number).time) is not None:
                 old = self._aged(self.store.memory(number), now)
             else:
-                passed = here.number - self.store.note(number)["session"] if here is not None else 0
-                old = passed >= self.system.window_sessions
+                old = here - self.store.note(number)["session"] >= self.system.window_sessions
             gone += [f"m{number}"] if old else []
         first, place = self.first(), (self.dialogue_id, session.id, "working", "DELETE")
         self.commit([Operation(first + count, *place, refs=(name,), by=RULES) for count, name in enumerate(gone)])
@@ -99,33 +87,32 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         said = day_of(memory.time)
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
-    def _filter(self, session: Session, lost: list[str]) -> list[Turn]:
+    def _filter(self, session: Session) -> list[Turn]:
         """The turns that are worth remembering; a rule stands for verdicts that do not come."""
         verdicts = dict[str, bool]()
         if self.system.policy == "llm":
             requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
-            if (answered := replies(self, "memory", requests)) is None:
-                lost.append("memory: no endpoint is named")
+            if (answered := self.replies(requests)) is None:
+                self.lost.append("memory: no endpoint is named")
             for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
                 if reply.failure is None:
                     verdicts[turn.id] = mapping(reply)["salient"]
                 else:
-                    lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
+                    self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
         return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))]
 
-    def _boost(self, occasion: Occasion, session: Session, turn: Turn, lost: list[str]) -> list[Operation]:
+    def _boost(self, occasion: Occasion, session: Session, turn: Turn) -> list[Operation]:
         """What the booster makes of a turn; where it does not reply, an entry by rule."""
         first = self.first()
         if self.system.policy == "llm" and self.chat("memory") is not None:
             entries = self.entries(self._bank(turn_text(turn)))
             data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
-            for reply, by in replies(self, "memory", [request("booster", self.dialogue_id, data)]) or ():
+            for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
                 if reply.failure in (None, "invalid"):
                     return propose("booster", reply.text, replace(occasion, by=by), entries, first)
-                lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
+                self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
         store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        place = (first, self.dialogue_id, session.id, store, "ADD", f"m{first}", (), taken(session, turn))
-        return [Operation(*place, time=occasion.time, sources=(turn.id,), by=RULES)]
+        return [self.by_rule(session, turn, store, first)]
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -145,27 +132,26 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
             if not memories:
                 return
             profile = self._profile(query, memories, trace)
-            if "failed" not in trace:
+            if not self.lost:
                 yield from profile
                 return
-        for number, score in self.ranker.rank(query.text, "dense"):
+        for number, score in self.store.rank(query.text, "dense"):
             if number not in stale:
                 yield number, score
 
     def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
-        """The profile for a question; none where it is empty, or where `trace` says why there is none."""
-        data = {"entries": listed((one.kind, one.text) for one in memories), "question": asked(query)}
-        reply = send(self, request("utilizer", self.dialogue_id, data))
+        """The profile for a question; none where it is empty or there was no reply."""
+        data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
+        (reply,) = self.send(request("utilizer", self.dialogue_id, data))
         if reply.failure is not None:
-            trace["failed"] = [failed("profile", reply)]
+            self.lost.append(failed("profile", reply))
             return []
         value = mapping(reply)
         used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
         text, when = value["profile"].strip(), used[0].time if used else None
-        sources = tuple(dict.fromkeys(source for one in used for source in one.sources or ()))
-        tokens = self.encoder.count_tokens(text)
-        return [Memory("profile", text, "profile", sources or None, when, 1.0, tokens)] if text else []
+        sources = (source for one in used for source in one.sources or ())
+        return [self.written("profile", text, sources, when)] if text else []
 
 
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:

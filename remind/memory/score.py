@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,14 +15,15 @@ from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import Used, assess, tally
 from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
 from remind.evaluation.statistics import bootstrap, paired_bootstrap, several
+from remind.evaluation.tables import markdown_table
 from remind.llm.ledger import percentile
+from remind.memory.base import QUESTION_STAGES
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
 from remind.memory.provider import Memories
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a system retrieved for a question at one place.
 
     Attributes:
@@ -37,12 +37,8 @@ class Found:
     tokens: int
 
 
-#: Stages of chat models that belong to a question; the others belong to ingest.
-QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
 #: ("k" or "tokens", value).
 Place = tuple[str, int]
-#: Score and dialogue by question.
-Scored = Mapping[str, tuple[float, str]]
 MANIFEST, FORMAT = "manifest.json", 3
 
 
@@ -83,30 +79,22 @@ def score_units(
         their evidence. `paired`: the same of the differences between systems, over the questions both were asked.
         `costs`, `failures`: see `costs`. `notes`: what must be said beside the figures.
     """
-    names = ("rows", "paired", "costs", "failures")
-    scores: dict[str, Any] = {name: [] for name in names}
-    draws = (resamples, seed)
-    by_dataset = sorted(units, key=lambda unit: unit["dataset"])
-    for dataset, group in groupby(by_dataset, key=lambda unit: unit["dataset"]):
-        members = list(group)
-        systems = list(dict.fromkeys(unit["system"] for unit in members))
-        own = {name: [unit for unit in members if unit["system"] == name] for name in systems}
-        found = {name: found_by(own[name]) for name in systems}
-        scores["rows"] += [row for name in systems for row in _rows(dataset, name, found[name], draws)]
-        recalls = {
-            name: {place: _known(questions) for place, questions in places.items()} for name, places in found.items()
-        }
-        scores["costs"] += [costs(dataset, name, own[name], spent) for name in systems]
-        for one, other in permutations(systems, 2):
-            head = {"dataset": dataset, "system": one, "minus": other}
-            for at, value in recalls[one]:
-                if gain := _paired(recalls[one][at, value], recalls[other].get((at, value), {}), draws):
-                    scores["paired"].append({**head, "at": at, "value": value, **gain})
-        scores["failures"] += [
-            {"dataset": dataset, "system": unit["system"], "dialogue": unit["dialogue"], **unit["failed"]}
-            for unit in members
-            if unit["failed"] is not None
-        ]
+    draws, scores = (resamples, seed), dict[str, Any](rows=[], paired=[], costs=[], failures=[])
+    own: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for unit in sorted(units, key=lambda unit: str(unit["dataset"])):
+        own.setdefault((unit["dataset"], unit["system"]), []).append(unit)
+        if unit["failed"] is not None:
+            where = {name: unit[name] for name in ("dataset", "system", "dialogue")}
+            scores["failures"].append({**where, **unit["failed"]})
+    found = {named: found_by(members) for named, members in own.items()}
+    for (dataset, name), places in found.items():
+        scores["rows"] += [_row(dataset, name, place, one, draws) for place, one in places.items()]
+        scores["costs"].append(costs(dataset, name, own[dataset, name], spent))
+    for one, other in permutations(found, 2):
+        for (at, value), questions in found[one].items() if one[0] == other[0] else ():
+            if gain := _paired(questions, found[other].get((at, value), {}), draws):
+                head = {"dataset": one[0], "system": one[1], "minus": other[1], "at": at, "value": value}
+                scores["paired"].append({**head, **gain})
     scores["notes"] = list(dict.fromkeys(note for unit in units for note in unit["notes"]))
     return scores
 
@@ -146,13 +134,14 @@ def score_and_show(cfg: ScoreMemoryConfig) -> None:
     """Score, and print a table for each dataset."""
     scores = score_memory(cfg)
     for dataset, rows in groupby(scores["rows"], key=lambda row: row["dataset"]):
-        by_system = {name: list(group) for name, group in groupby(rows, key=lambda row: row["system"])}
-        places = [(row["at"], row["value"]) for row in next(iter(by_system.values()))]
-        heads = "".join(f"{f'@{value}' if at == 'k' else f'{value} tokens':>19}" for at, value in places)
-        print(f"{dataset}: evidence recall (tokens)\n{'':<16}{heads}")
-        for name, cells in by_system.items():
-            texts = ["-" if row["recall"] is None else "{recall:.3f} ({tokens:.0f})".format(**row) for row in cells]
-            print(f"{name:<16}" + "".join(f"{text:>19}" for text in texts))
+        by_system: dict[str, list[str]] = {}
+        heads: dict[str, None] = {}
+        for row in rows:
+            heads[f"@{row['value']}" if row["at"] == "k" else f"{row['value']} tokens"] = None
+            text = "-" if row["recall"] is None else "{recall:.3f} ({tokens:.0f})".format(**row)
+            by_system.setdefault(row["system"], []).append(text)
+        print(f"{dataset}: evidence recall (tokens)")
+        print(markdown_table(["system", *heads], [[name, *texts] for name, texts in by_system.items()]))
     for failure in scores["failures"]:
         print(f"failed: {failure['system']} {failure['dialogue']}, {failure['stage']}: {failure['message']}")
     print(f"scores are in {cfg.out}, the page in {Path(cfg.out).with_suffix('.html')}")
@@ -198,16 +187,12 @@ def found_by(units: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Found]
     found: dict[Place, dict[str, Found]] = {}
     for unit in units:
         for row in unit["rows"]:
-            if not row["evidence"]:
-                continue
-            ks = unit["k"]
-            places: Iterable[tuple[Place, Sequence[Any]]] = [(("k", k), row["top"][:k]) for k in ks]
-            places = [*places, *((("tokens", int(budget)), shown) for budget, shown in row["budgets"].items())]
-            for place, memories in places:
-                result = Found(
-                    unit["dialogue"], evidence_recall(row["evidence"], memories), sum(m[2] for m in memories)
-                )
-                found.setdefault(place, {})[row["question"]] = result
+            shown: dict[Place, Sequence[Any]] = {("k", k): row["top"][:k] for k in unit["k"]}
+            shown |= {("tokens", int(budget)): memories for budget, memories in row["budgets"].items()}
+            for place, memories in shown.items() if row["evidence"] else ():
+                recall = evidence_recall(row["evidence"], memories)
+                one = Found(unit["dialogue"], recall, sum(tokens for _, _, tokens, _ in memories))
+                found.setdefault(place, {})[row["question"]] = one
     return found
 
 
@@ -219,37 +204,34 @@ def evidence_recall(gold: Sequence[str], memories: Sequence[Sequence[Any]]) -> f
     return len(sources & {*gold}) / len({*gold})
 
 
-def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], draws: tuple[int, int]) -> Iterator[Any]:
-    for (at, value), questions in found.items():
-        known = [one.recall for one in questions.values() if one.recall is not None]
-        clusters = several([one.dialogue for one in questions.values() if one.recall is not None])
-        estimate = bootstrap(known, *draws, clusters)
-        yield {
-            "dataset": dataset,
-            "system": name,
-            "at": at,
-            "value": value,
-            "tokens": float(np.mean([one.tokens for one in questions.values()])),
-            "recall": estimate and estimate["value"],
-            "low": estimate and estimate["low"],
-            "high": estimate and estimate["high"],
-            "any": float(np.mean([one > 0 for one in known])) if known else None,
-            "all": float(np.mean([one == 1 for one in known])) if known else None,
-            "n": len(known),
-        }
+def _row(dataset: str, name: str, place: Place, found: Mapping[str, Found], draws: tuple[int, int]) -> dict[str, Any]:
+    known = {question: one for question, one in found.items() if one.recall is not None}
+    recalls = [one.recall or 0.0 for one in known.values()]
+    estimate = bootstrap(recalls, *draws, several([one.dialogue for one in known.values()]))
+    spread = {"recall": estimate["value"], "low": estimate["low"], "high": estimate["high"]} if estimate else {}
+    return {
+        "dataset": dataset,
+        "system": name,
+        "at": place[0],
+        "value": place[1],
+        "tokens": float(np.mean([one.tokens for one in found.values()])),
+        "recall": None,
+        "low": None,
+        "high": None,
+        **spread,
+        "any": float(np.mean([one > 0 for one in recalls])) if recalls else None,
+        "all": float(np.mean([one == 1 for one in recalls])) if recalls else None,
+        "n": len(recalls),
+    }
 
 
-def _paired(one: Scored, other: Scored, draws: tuple[int, int]) -> dict[str, Any] | None:
-    """Mean of one less mean of the other over the questions that both have a score for; None: there are none."""
-    both = [name for name in one if name in other]
-    clusters = several([one[name][1] for name in both])
-    first, second = [other[name][0] for name in both], [one[name][0] for name in both]
-    gain = paired_bootstrap(first, second, clusters, *draws)
+def _paired(one: Mapping[str, Found], other: Mapping[str, Found], draws: tuple[int, int]) -> dict[str, Any] | None:
+    """Mean of one less mean of the other over the questions that both have a recall for; None: there are none."""
+    pairs = [(own, other[name]) for name, own in one.items() if name in other]
+    both = [(b.recall, a.recall, a.dialogue) for a, b in pairs if a.recall is not None and b.recall is not None]
+    first, second, dialogues = ([pair[place] for pair in both] for place in range(3))
+    gain = paired_bootstrap(first, second, several(dialogues), *draws)  # type: ignore[arg-type]
     return gain and {"difference": gain["value"], "low": gain["low"], "high": gain["high"]}
-
-
-def _known(questions: Mapping[str, Found]) -> Scored:
-    return {name: (one.recall, one.dialogue) for name, one in questions.items() if one.recall is not None}
 
 
 def costs(
@@ -258,23 +240,20 @@ def costs(
     """What a system took: sessions, memories, bytes on disk, seconds of ingest, milliseconds of a retrieval, and what
     chat models were asked: in all for ingest, and per question."""
     times = sorted(row["ms"] for unit in units for row in unit["rows"])
-    reports = [unit["report"] for unit in units if unit["report"]]
-    fields = ("sessions", "turns", "memories", "bytes", "ingest_seconds")
-    sums = {field: sum(report[field] for report in reports) for field in fields}
-    dialogues = {unit["bank"] for unit in units}
+    reports, dialogues = [unit["report"] for unit in units if unit["report"]], {unit["bank"] for unit in units}
     # judging is the benchmark's cost
     own = [row for row in spent if row["system"] == name and row["dialogue"] in dialogues and row["stage"] != "judge"]
-    asking = [row for row in own if row["stage"] in QUESTION_STAGES]
+    asking, taking = ([row for row in own if (row["stage"] in QUESTION_STAGES) == of] for of in (True, False))
+    fields = ("sessions", "turns", "memories", "bytes", "ingest_seconds")
     return {
         "dataset": dataset,
         "system": name,
         "dialogues": len(units),
         "questions": len(times),
-        **sums,
-        "ingest": _spent([row for row in own if row["stage"] not in QUESTION_STAGES], 1),
+        **{field: sum(report[field] for report in reports) for field in fields},
+        "ingest": _spent(taking, 1),
         "question": _spent(asking, max(1, len(times))),
-        "p50_ms": percentile(times, 50),
-        "p95_ms": percentile(times, 95),
+        **{f"p{share}_ms": percentile(times, share) for share in (50, 95)},
         "failed": sum(unit["failed"] is not None for unit in units),
     }
 

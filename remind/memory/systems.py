@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import ConfigError, shown
-from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
-    from remind.memory.base import MemorySystem, Services
+    from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
 COLUMNS = (
@@ -47,30 +45,6 @@ TABLE_1: Mapping[str, tuple[float | None, ...]] = {
 
 
 @dataclass(frozen=True)
-class System:
-    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
-    `class MyBank(Bank, of=MySystem)`.
-
-    Attributes:
-        name: as the user calls it.
-    """
-
-    banks: ClassVar[Any]
-    name: str
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`."""
-        return asdict(self)
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Any:
-        """The bank, as `MemorySystem.open`. Raises whatever `about` does."""
-        return self.banks(folder, dialogue_id, self, services)
-
-
-@dataclass(frozen=True)
 class Listed:
     """A system that can be named.
 
@@ -97,12 +71,6 @@ class Listed:
         """The class; imported when it is needed, and torch with it."""
         module, _, name = self.kind.partition(".")
         return getattr(import_module(f"{__package__}.{module}"), name)
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Options that must be given."""
-        own = (one for one in fields(self.type) if one.default is MISSING and one.default_factory is MISSING)
-        return tuple(one.name for one in own if one.name != "name" and one.name not in self.defaults)
 
     @property
     def paper(self) -> dict[tuple[str, str], float | None]:
@@ -244,7 +212,7 @@ SYSTEMS: Mapping[str, Listed] = {
 }
 
 
-def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> MemorySystem:
+def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> System:
     """A system with its defaults and these options; options that are groups are mappings themselves.
 
     Args:
@@ -256,10 +224,8 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
     """
     if system not in SYSTEMS:
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
-    entry, given = SYSTEMS[system], dict(options or {})
-    if missing := [option for option in entry.required if option not in given]:
-        raise ConfigError(f"{system} needs {missing[0]}")
-    made: MemorySystem = _filled(entry.type, _merged(entry.defaults, given), system, {"name": name or system})
+    entry = SYSTEMS[system]
+    made: System = _filled(entry.type, _merged(entry.defaults, options or {}), system, {"name": name or system})
     return made
 
 
@@ -287,4 +253,5 @@ def _filled(kind: Any, options: Mapping[str, Any], where: str, fixed: Mapping[st
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, (where, *first["loc"])))
-        raise ConfigError(f"{place}: {first['msg']}, not {shown(first['input'])}") from None
+        given = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise ConfigError(f"{place}: {first['msg']}{given}") from None

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, ask, failed, filled, mapping, send, words
-from remind.memory.base import Bank
+from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.base import TEXT, words
 from remind.memory.expansions import Annotations, gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
@@ -55,7 +55,7 @@ class Merge:
     text: str
 
 
-def extracted(bank: Bank, session: Session, lost: list[str]) -> list[Topic]:
+def extracted(bank: Bank, session: Session) -> list[Topic]:
     """The topics of each speaker by the chat model (Appendix D.1.1); where it does not tell, by rule.
 
     A turn of the paper is an exchange: what is said until the opener of the session speaks again.
@@ -65,9 +65,9 @@ def extracted(bank: Bank, session: Session, lost: list[str]) -> list[Topic]:
     topics: list[Topic] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
         data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
-        reply = send(bank, filled(bank.dialogue_id, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA))
+        (reply,) = bank.send(filled(bank.dialogue_id, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA))
         if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
-            lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
+            bank.lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
             topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
         for one in mapping(reply).get("extracted_memories", ()):
             numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
@@ -102,7 +102,7 @@ def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
     return topics
 
 
-def decided(bank: Bank, topic: Topic, entries: Sequence[str], lost: list[str]) -> list[Merge | None]:
+def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | None]:
     """What becomes of the topic by the chat model (Appendix D.1.2); None: it is added. Empty: it does not tell.
 
     Args:
@@ -112,10 +112,10 @@ def decided(bank: Bank, topic: Topic, entries: Sequence[str], lost: list[str]) -
         "history": json.dumps({"history_summaries": list(entries)}, ensure_ascii=False, indent=0),
         "new": json.dumps({"new_summary": topic.summary}, ensure_ascii=False),
     }
-    reply = ask(bank, lost, "update", "rmm_update", data, ROOM["update"])
+    reply = bank.ask("update", "rmm_update", data, ROOM["update"])
     actions = [] if reply.failure is not None else read_actions(words(reply), len(entries))
     if reply.failure is None and not actions:
-        lost.append("rmm_update: the reply is neither Add() nor Merge(i, text) of an entry")
+        bank.lost.append("rmm_update: the reply is neither Add() nor Merge(i, text) of an entry")
     return actions
 
 

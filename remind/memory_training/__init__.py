@@ -1,1 +1,1 @@
-"""Training a policy that writes memories by reinforcement learning (MemBuilder, SaliMory) with TRL."""
+"""Training a policy that writes memories by reinforcement learning (MemBuilder, SaliMory)."""

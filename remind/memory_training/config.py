@@ -10,15 +10,7 @@ from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
-from sae.ranges import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    PositiveShare,
-    Seed,
-    Share,
-    check_ranges,
-)
+from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare, Seed, Share, check_ranges
 
 Method = Literal["sft", "adrpo", "salimory_sft", "salimory"]
 #: Endpoints that training on dialogues needs.
@@ -30,8 +22,15 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
+class _Checked:
+    """Settings whose ranges are held to their types."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 @dataclass(frozen=True)
-class MemoryWorldConfig:
+class MemoryWorldConfig(_Checked):
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -51,12 +50,9 @@ class MemoryWorldConfig:
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class MemoryDataConfig:
+class MemoryDataConfig(_Checked):
     """Dialogues to train on, instead of the memory world."""
 
     input: str | list[str]
@@ -73,12 +69,9 @@ class MemoryDataConfig:
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(_Checked):
     """Rewards of MemBuilder (Eq. 6-8). The defaults are the paper's; sessions of the memory world are far shorter."""
 
     length_penalty: Share = 0.8
@@ -89,25 +82,15 @@ class RewardConfig:
     """θ_max of Eq. 7: growth that costs everything."""
     free_below: NonNegativeFloat = 200
     """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
-    low: PositiveFloat = 0.5
-    """γ_l of Eq. 8."""
-    high: PositiveFloat = 1.3
-    """γ_u of Eq. 8."""
-    least: PositiveFloat = 0.2
-    """γ_min of Eq. 8; not in the paper, from the released configuration."""
-    most: PositiveFloat = 2.0
-    """γ_max of Eq. 8; not in the paper, from the released configuration."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
-        if not self.least < self.low <= self.high < self.most:
-            raise ConfigError("reward needs least < low <= high < most")
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig:
+class SaliMoryConfig(_Checked):
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -124,25 +107,18 @@ class SaliMoryConfig:
     """λ_μ of Eq. 3."""
     filter_weight: NonNegativeFloat = 0.1
     """λ_κ of Eq. 3."""
-    recall_weight: Share = 0.6
-    """w_r of κ: the share of recall."""
     similarity: Share = 0.15
     """τ_sim of Eq. 4: two rollouts of the utilizer are compared where their memories are more alike."""
     boost: NonNegativeFloat = 0.15
     """λ_b of Eq. 5: weight of the booster's contrastive term."""
     utilize: NonNegativeFloat = 0.1
     """λ_u of Eq. 5: weight of the utilizer's."""
-    contrast_scale: PositiveFloat = 0.15
-    """η of the contrastive terms, in nats a token."""
     e2_literal: bool = False
     """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(_Checked):
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8
@@ -160,12 +136,8 @@ class PolicyGradientConfig:
     weighting: Literal["advantage", "printed"] = "advantage"
     """Where α acts. advantage: on both terms of the clipped surrogate, as described; printed: on the unclipped one
     alone, as Eq. 12 stands."""
-    scale_rewards: bool = True
-    """Divide advantages by the standard deviation of their group."""
     temperature: PositiveFloat = 0.8
     """Of sampling."""
-    top_p: PositiveShare = 1.0
-    """Nucleus of sampling; below 1 the ratios are biased, since log-probabilities are of the whole distribution."""
     reply_tokens: PositiveInt | None = None
     """Longest reply, in tokens; none: 24 of pico's commands, 1024 of JSON."""
     vllm: Literal["off", "colocate", "server"] = "off"
@@ -179,12 +151,9 @@ class PolicyGradientConfig:
     """Limit in nats per token for the KL between the sampling policy and the current one; beyond it, the remaining
     steps of a generation are skipped. None: no limit."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class TrainMemoryConfig:
+class TrainMemoryConfig(_Checked):
     """Train a policy that writes memories: on an expert's replies, or by reinforcement learning."""
 
     out: str
@@ -238,15 +207,13 @@ class TrainMemoryConfig:
     """Continue from the newest checkpoint in out; the result equals that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if self.lora is not None and self.model == "pico":
             raise ConfigError("lora: pico starts from random weights, which adapters do not train; leave it out")
         if self.lora is None and self.dtype == "bfloat16":
             raise ConfigError("weights in bfloat16 do not move at small learning rates: set dtype float32, or lora")
-        if self.data is not None:
-            self._check_data()
-
-    def _check_data(self) -> None:
+        if self.data is None:
+            return
         if self.model == "pico":
             raise ConfigError("data: pico knows the words of the memory world only; name an instruction model")
         if self.llm.dry_run is not None:

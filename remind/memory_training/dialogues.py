@@ -1,37 +1,69 @@
-"""MemBuilder's task on one's own dialogues, with chat models behind endpoints (arXiv 2601.05488, Section 3.4).
+"""Tasks on one's own dialogues, with chat models behind endpoints.
 
-An expert (`llm.memory`) keeps the memory of each dialogue. SFT imitates its replies, and a rollout starts from its
-memory before a session. A question is asked after the session of its last evidence turn: `llm.answer` answers from the
-core block and the nearest entries of the rollout's memory, and `llm.judge` compares with the gold answers.
+MemBuilder (arXiv 2601.05488, Section 3.4): an expert (`llm.memory`) keeps the memory of each dialogue. SFT imitates its
+replies, and a rollout starts from its memory before a session. A question is asked after the session of its last
+evidence turn: `llm.answer` answers from the core block and the nearest entries of the rollout's memory, and `llm.judge`
+compares with the gold answers.
+
+SaliMory (arXiv 2606.04120, Algorithm 1, Appendix E): an episode is a question and at most `salimory.turns` turns around
+its evidence. `llm.answer` replies from the utilizer's profile, and `llm.judge` grades the reply (E.1), every entry of
+the memory (E.2) and the profile (E.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from remind.core.errors import DataError
-from remind.core.progress import ProgressBar, warn
-from remind.data.dialogue import Corpus, Dialogue, Question, spread
+from remind.core.progress import track, warn
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
 from remind.llm import asking
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
-from remind.llm.request import ChatModel, Request, Stage
+from remind.llm.request import ChatModel, Request, Stage, code_for, fenced, from_template
+from remind.llm.structured import object_schema
+from remind.memory import membuilder, salimory
 from remind.memory.base import Memory, Query, Services
-from remind.memory.logged import dated
-from remind.memory.membuilder import ROLES, MemBuilderSystem, request
-from remind.memory.operations import Entry, State
-from remind.memory.proposals import Occasion, Role, propose, undated
+from remind.memory.logged import dated, numbered
+from remind.memory.membuilder import ROLES, MemBuilderSystem
+from remind.memory.operations import Entry, State, fold
+from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
 from remind.memory.readers import ChatReader
-from remind.memory_training.config import MemoryDataConfig
-from remind.memory_training.episodes import Examined
-from remind.memory_training.rewards import RETRIEVED, task_reward
+from remind.memory.salimory import SaliMorySystem, listed, shown
+from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
+from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together, traced
+from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, task_reward
+from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
+from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
+from remind.refmem.styles import episode
+from remind.states.pyramid import turn_text
+from remind.text.days import day_of
+
+TEMPLATE = "reward_salimory"
+#: Tokens of a judge's reply; models that think first need some of it.
+ROOM = 2048
+_GRADE, _TRUTH = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "boolean"}
+#: Of the judge's replies, by what is graded.
+GRADES: Mapping[str, Mapping[str, Any]] = {
+    "response": object_schema(accuracy=_GRADE, personalisation={"anyOf": [_GRADE, {"type": "null"}]}),
+    "memory": object_schema(entries={"type": "array", "items": object_schema(factual=_TRUTH, vague=_TRUTH)}),
+    "profile": object_schema(score=_GRADE),
+}
+_FORMS = {
+    "response": {"accuracy": 0.7, "personalisation": None},
+    "memory": {"entries": [{"factual": True, "vague": False}]},
+    "profile": {"score": 0.7},
+}
 
 
 @dataclass(frozen=True)
@@ -40,10 +72,6 @@ class Asked:
 
     role: str
     asked: Request
-
-    def prompt(self) -> str:
-        """Pico has no words for it."""
-        raise NotImplementedError
 
     def request(self) -> Request:
         """As a chat."""
@@ -72,35 +100,6 @@ class View(Asked):
     def occasion(self, dialogue: str) -> Occasion:
         """Where its operations are proposed."""
         return self.place
-
-
-@dataclass(frozen=True)
-class DialogueLesson:
-    """One session of a dialogue with the memory that the expert had before it: a `Lesson`."""
-
-    dialogue: str
-    state: State
-    views: tuple[View, ...]
-    replies: tuple[str, ...]
-    questions: tuple[Question, ...]
-    exam: Exam | None
-
-    @property
-    def asks(self) -> int:
-        return len(self.questions)
-
-    @property
-    def examples(self) -> Iterator[tuple[View, str]]:
-        """Replies without a rejected operation, with what was shown."""
-        for view, reply in zip(self.views, self.replies, strict=True):
-            operations = propose(view.role, reply, view.place, view.entries, self.state.seq + 1)
-            if all(one.status == "applied" for one in operations):
-                yield view, reply
-
-    def examined(self, states: Sequence[State]) -> list[Examined]:
-        """What memories are worth after the session."""
-        assert self.exam is not None
-        return self.exam.examined(states, self.questions)
 
 
 class Exam:
@@ -176,7 +175,7 @@ class Source:
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
-    def lessons(self, length: Callable[[View], int], longest: int) -> list[DialogueLesson]:
+    def lessons(self, length: Callable[[View], int], longest: int) -> list[Lesson]:
         """All sessions as the expert goes through the dialogues; its replies come from the cache where they are in it.
 
         Args:
@@ -190,14 +189,13 @@ class Source:
         encoder, exam = SentenceEncoder(), None
         if "judge" in self.models:
             exam = Exam(encoder, self.models["answer"], self.models["judge"], self.cfg.top)
-        found: list[DialogueLesson | None] = []
-        with ProgressBar("expert", sum(len(one.sessions) for one in self.dialogues)) as bar:
-            for dialogue in self.dialogues:
-                own = (one for one in self.questions if one.dialogue_id == dialogue.id)
-                asks = asked_after(dialogue, own, self.cfg.questions)
-                for lesson in _lessons(dialogue, self.models["memory"], encoder, asks, exam):
-                    found.append(lesson)
-                    bar.step()
+        expert = self.models["memory"]
+        lessons_of = (
+            _lessons(one, expert, encoder, asked_after(one, self.questions, self.cfg.questions), exam)
+            for one in self.dialogues
+        )
+        sessions = sum(len(one.sessions) for one in self.dialogues)
+        found = list(track((lesson for own in lessons_of for lesson in own), "expert", sessions))
         lessons = [one for one in found if one is not None]
         if not lessons:
             raise DataError("the expert's replies could not be had in any session", self.dialogues[0].id)
@@ -216,7 +214,7 @@ def asked_after(dialogue: Dialogue, questions: Iterable[Question], most: int) ->
     """By session the questions whose last evidence is in it, at most so many, evenly apart."""
     session_of = {turn.id: session.id for session in dialogue.sessions for turn in session.turns}
     found: dict[str, list[Question]] = {}
-    for one in questions:
+    for one in (one for one in questions if one.dialogue_id == dialogue.id):
         last = max(one.evidence, key=dialogue.positions.__getitem__)
         found.setdefault(session_of[last], []).append(one)
     return {name: tuple(spread(own, most)) for name, own in found.items()}
@@ -228,7 +226,7 @@ def _lessons(
     encoder: SentenceEncoder,
     asks: Mapping[str, tuple[Question, ...]],
     exam: Exam | None,
-) -> Iterator[DialogueLesson | None]:
+) -> Iterator[Lesson | None]:
     """The sessions of a dialogue in order; None for one where not every role replied."""
     services = Services(encoder, lambda system, name, stage: expert)
     with (
@@ -242,13 +240,150 @@ def _lessons(
                 yield None
                 continue
             place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
-            ask = partial(request, dialogue=dialogue.id, session=session)
+            ask = partial(membuilder.request, dialogue=dialogue.id, session=session)
             told = [(role, *bank.told[role][:2]) for role in ROLES]
-            yield DialogueLesson(
-                dialogue.id,
-                state,
-                tuple(View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told),
-                tuple(text for _, text, _ in told),
-                asks.get(session.id, ()),
-                exam,
+            views = [View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told]
+            replies = [text for _, text, _ in told]
+            examples = [
+                (view, text)
+                for view, text in zip(views, replies, strict=True)
+                for own in [propose(view.role, text, place, view.entries, state.seq + 1)]
+                if all(one.status == "applied" for one in own)
+            ]
+            questions = asks.get(session.id, ())
+            examined: Any = exam and partial(exam.examined, questions=questions)
+            yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
+
+
+# SaliMory (arXiv 2606.04120, Algorithm 1, Appendix E)
+
+
+def play(dialogue: Dialogue, question: Question) -> Generator[list[Asked], list[str], Played]:
+    """The roles go through a dialogue with an empty memory, then write a profile for a question, as `SaliMoryBank`."""
+    state, flagged, valid = State(), list[str](), list[bool]()
+    numbers = {session.id: n for n, session in enumerate(dialogue.sessions)}
+
+    def aged(entry: Entry, time: str | None, session: Session | None = None) -> bool:
+        now, said = day_of(time), day_of(entry.time)
+        if now is not None and said is not None:
+            return now - said > timedelta(SaliMorySystem.window_days)
+        return session is not None and numbers[session.id] - numbers[entry.session] >= SaliMorySystem.window_sessions
+
+    for session in dialogue.sessions:
+        old = [one for one in state.current("working") if aged(one, session.time, session)]
+        state = retired(state, old, dialogue.id, session.id)
+        verdicts = yield [
+            Asked("filter", salimory.request("filter", dialogue.id, shown(session, turn))) for turn in session.turns
+        ]
+        read = [read_reply(reply, "filter") for reply in verdicts]
+        valid += [verdict is not None for verdict in read]
+        for turn in (turn for turn, verdict in zip(session.turns, read, strict=True) if verdict and verdict["salient"]):
+            flagged.append(turn.id)
+            entries = _listed(state)
+            data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
+            (written,) = yield [Asked("booster", salimory.request("booster", dialogue.id, data))]
+            place = Occasion(dialogue.id, session.id, dated(turn.time or session.time), (turn.id,))
+            operations = propose("booster", written, place, entries, state.seq + 1)
+            valid.append(all(one.status == "applied" for one in operations))
+            state = fold(operations, state)
+    entries = [one for one in _listed(state) if not (one.store == "working" and aged(one, question.time))]
+    profile = ""
+    if entries:
+        data = {
+            "entries": listed((one.store, one.text) for one in entries),
+            "question": Query.of(question).asked,
+        }
+        (written,) = yield [Asked("utilizer", salimory.request("utilizer", dialogue.id, data))]
+        value = read_reply(written, "utilizer")
+        valid.append(value is not None)
+        profile = value["profile"].strip() if value else ""
+    return Played(tuple(state.current(*BANKS)), tuple(flagged), tuple(valid), profile)
+
+
+def _listed(state: State) -> list[Entry]:
+    """What booster and utilizer are shown: an episode is too short for more."""
+    return state.current(*BANKS)[-SaliMorySystem.whole :]
+
+
+def imitated(source: Source, turns: int) -> Iterator[tuple[Asked, str]]:
+    """What an expert is asked in all episodes, and its replies that could be read and applied."""
+
+    def answer(steps: Sequence[Asked]) -> list[str]:
+        replies = source.models["memory"].complete([one.request() for one in steps])
+        return [one.text if one.failure in (None, "invalid") else "" for one in replies]
+
+    for pair in track(episodes(source, turns), "expert", len(source.questions)):
+        ((played, traces),) = together([traced(play(*pair))], answer)
+        yield from (one for one, valid in zip(traces, played.valid, strict=True) if valid)
+
+
+def episodes(source: Source, turns: int) -> list[tuple[Dialogue, Question]]:
+    """A dialogue of its own for each question."""
+    dialogues = {one.id: one for one in source.dialogues}
+    return [episode(dialogues[one.dialogue_id], one, turns) for one in source.questions]
+
+
+class SaliMoryDialoguesTask(SaliMoryTask):
+    """Each row is an episode; all roles of a rollout share one reward (Algorithm 1, line 8)."""
+
+    def __init__(self, source: Source, tokenizer: Any, cfg: SaliMoryConfig) -> None:
+        super().__init__(episodes(source, cfg.turns), tokenizer, cfg)
+        self.answerer, self.judge = source.models["answer"], source.models["judge"]
+
+    def episode(self, row: int) -> Episode:
+        """Prompts of the roles in their order; returns what is `Played`."""
+        return spoken(play(*self.rows[row]), self.speech)
+
+    def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
+        """The replies of the answerer go out together, then all that the judge grades; without a grade a reward is NaN.
+
+        An empty profile is worth nothing, and an empty memory is not graded, see `memory_reward`.
+        """
+        dialogue, question = self.rows[row]
+        query, said = Query.of(question), "\n".join(turn_text(turn) for turn in dialogue.turns)
+        about = {"question": query.text, "right": numbered(question.answers)}
+        profiles = [Memory("profile", one.profiles, "profile", None, None, 1.0, 0) for one in outcomes]
+        tasks = [(query, [one] if one.text else []) for one in profiles]
+        readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
+        given: dict[tuple[int, str], dict[str, str]] = {}
+        for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
+            memory = {"memory": listed((entry.store, entry.text) for entry in one.bank)}
+            if reading.text:
+                given[n, "response"] = {**about, "reply": reading.text, **memory}
+            if one.bank:
+                given[n, "memory"] = {"conversation": said, **memory}
+            if one.profiles:
+                given[n, "profile"] = {**about, "profile": one.profiles, **memory}
+        replies = self.judge.complete([_graded(step, question.id, parts) for (_, step), parts in given.items()])
+        known = zip(given, replies, strict=True)
+        grades: dict[tuple[int, str], Any] = {place: {} if one.failure else one.value for place, one in known}
+        judged = []
+        for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
+            response = grades.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
+            judged.append(
+                Judged(
+                    one,
+                    accuracy=response.get("accuracy", nan),
+                    personalisation=response.get("personalisation"),
+                    shares=_shares(grades.get((n, "memory")), one.bank),
+                    profile=grades.get((n, "profile"), {"score": 0.0}).get("score", nan),
+                )
             )
+        return scores(judged, set(question.evidence), self.cfg)
+
+
+def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | None]:
+    """φ_f and φ_v, as `shares` of the memory world; NaN where the judge did not grade every entry."""
+    if not bank:
+        return None, None
+    entries = (grade or {}).get("entries", ())
+    if len(entries) != len(bank):
+        return nan, nan
+    return tuple(sum(one[name] for one in entries) / len(bank) for name in ("factual", "vague"))  # type: ignore[return-value]
+
+
+def _graded(step: str, sample: str, given: Mapping[str, str]) -> Request:
+    code, form = code_for(list(given.values())), json.dumps(_FORMS[step])
+    parts = [fenced(name, text, code) for name, text in given.items()]
+    settings = {"step": step, "form": form, "code": code, "parts": parts}
+    return from_template("judge", TEMPLATE, sample, GRADES[step], ROOM, **settings)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from remind.memory_training.rewards import Pair
+from remind.memory.operations import State
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,48 @@ class Prompt:
     ids: list[int]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One completed prompt."""
-
-    role: str
-    prompt: list[int]
-    completion: list[int]
-
-
 #: A rollout: yields prompts that may be answered together, is sent their completions, returns what is to be scored.
 Episode = Generator[list[Prompt], list[list[int]], Any]
+Made = TypeVar("Made")
+
+
+def together(
+    runs: Sequence[Generator[list[Any], list[Any], Made]], answer: Callable[[list[Any]], Sequence[Any]]
+) -> list[Made]:
+    """What rollouts return; in each round what all that go on ask is answered at once."""
+    made: dict[int, Made] = {}
+    asked = {n: next(run) for n, run in enumerate(runs)}
+    while asked:
+        replies = iter(answer([one for own in asked.values() for one in own]))
+        for n, own in list(asked.items()):
+            try:
+                asked[n] = runs[n].send([next(replies) for _ in own])
+            except StopIteration as end:
+                made[n] = end.value
+                del asked[n]
+    return [made[n] for n in range(len(runs))]
+
+
+def traced(run: Generator[list[Any], list[Any], Made]) -> Generator[list[Any], list[Any], tuple[Made, list[Any]]]:
+    """A rollout that returns its traces, too: what was asked, each with its reply."""
+    traces, asked = list[tuple[Any, Any]](), next(run)
+    while True:
+        replies = yield asked
+        traces += zip(asked, replies, strict=True)
+        try:
+            asked = run.send(replies)
+        except StopIteration as end:
+            return end.value, traces
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rollouts of a group, the better and the worse of one role, and by how much they differ."""
+
+    role: str
+    winner: int
+    loser: int
+    gap: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +91,27 @@ class Examined:
     task: float
     held_out: float | None
     retrieved: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One session of a dialogue with the memory that MemBuilder's expert had before it.
+
+    Attributes:
+        dialogue: its id.
+        views: what each role is shown, in the order of `ROLES`. replies: of the expert as these roles.
+        examples: what is imitated: what a role is shown, and its reply.
+        asks: how many questions are rewarded.
+        examined: what memories are worth after the session, `Examined` of each.
+    """
+
+    dialogue: str
+    state: State
+    views: Sequence[Any]
+    replies: Sequence[str]
+    examples: Sequence[tuple[Any, str]]
+    asks: int
+    examined: Callable[[Sequence[State]], list[Examined]]
 
 
 class Task(Protocol):

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 from remind.memory.operations import Operation, State
 from remind.memory_training.config import RewardConfig
-from remind.memory_training.episodes import Episode, Examined, Prompt, Scores
+from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt, Scores
 from remind.memory_training.pico import remember
-from remind.memory_training.rewards import (
-    ROLES,
-    LengthTolerance,
-    attribution,
-    core_length_penalty,
-    length_penalty,
-    role_reward,
-)
-from remind.memory_training.speech import speech_of, word_count
-
-
-class Lesson(Protocol):
-    """One session of a dialogue with the memory that the expert had before it."""
-
-    @property
-    def dialogue(self) -> str:
-        """Its id."""
-
-    @property
-    def state(self) -> State:
-        """The memory before the session."""
-
-    @property
-    def views(self) -> Sequence[Any]:
-        """What each role is shown, in the order of `ROLES`."""
-
-    @property
-    def replies(self) -> Sequence[str]:
-        """Of the expert as these roles."""
-
-    @property
-    def examples(self) -> Iterable[tuple[Any, str]]:
-        """What is imitated: what a role is shown, and its reply."""
-
-    @property
-    def asks(self) -> int:
-        """How many questions are rewarded."""
-
-    def examined(self, states: Sequence[State]) -> list[Examined]:
-        """What memories are worth after the session."""
+from remind.memory_training.rewards import ROLES, attribution, core_length_penalty, length_penalty, role_reward
+from remind.memory_training.speech import speech_of
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
@@ -60,34 +22,29 @@ def written(operations: Sequence[Operation], length: Callable[[str], int]) -> in
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Examined):
     """What the replies of one rollout are worth.
 
     Attributes:
         rewards: by role (Eq. 6).
         penalties: by role (Eq. 7-8).
-        task, held_out, retrieved: as in `Examined`.
         valid: by role, whether all its operations were applied.
     """
 
     rewards: dict[str, float]
     penalties: dict[str, float]
-    task: float
-    held_out: float | None
     valid: dict[str, bool]
-    retrieved: tuple[str, ...]
 
 
 class Scorer:
     """Scores the replies to one lesson; what the expert wrote is worked out once.
 
     Args:
-        length: of a text in tokens of the policy; pico's are words.
+        length: of a text in tokens of the policy.
     """
 
-    def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int] = word_count) -> None:
+    def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int]) -> None:
         self.lesson, self.cfg, self.length = lesson, cfg, length
-        self.tolerance = LengthTolerance(cfg.free_below, cfg.low, cfg.high, cfg.least, cfg.most)
 
     @cached_property
     def expert(self) -> dict[str, int]:
@@ -109,20 +66,17 @@ class Scorer:
         operations = dict(zip(ROLES, proposed, strict=True))
         valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
         penalties = {
-            role: length_penalty(written(own, self.length), self.expert[role], self.tolerance)
+            role: length_penalty(written(own, self.length), self.expert[role], self.cfg.free_below)
             for role, own in operations.items()
         }
-        grown = self._core_length(state) - self._core_length(self.lesson.state)
-        penalties["core"] = core_length_penalty(grown, self.cfg.core_free, self.cfg.core_full)
+        now, before = (self.length(one.block.text) if one.block else 0 for one in (state, self.lesson.state))
+        penalties["core"] = core_length_penalty(now - before, self.cfg.core_free, self.cfg.core_full)
         task, strength = examined.task, self.cfg.length_penalty
         rewards = {role: role_reward(valid[role], task, penalties[role], strength) for role in ROLES}
-        return Result(rewards, penalties, task, examined.held_out, valid, examined.retrieved)
+        return Result(**vars(examined), rewards=rewards, penalties=penalties, valid=valid)
 
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
         return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))
-
-    def _core_length(self, state: State) -> int:
-        return self.length(state.block.text) if state.block else 0
 
 
 class MemBuilderTask:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from remind.core.files import atomic_folder
 from remind.llm.request import Request
 from remind.memory.membuilder import request
 from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose
-from remind.memory_training.episodes import Examined
-from remind.memory_training.rewards import ROLES, task_reward
+from remind.memory_training.episodes import Examined, Lesson
+from remind.memory_training.rewards import ROLES, SALIMORY, task_reward
 from remind.testbed.memory_world import FORMS, Ask, Expert, Life, Meeting, read, vocabulary
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ PAD, END = "<pad>", "<end>"
 MAX_TURNS, SHOWN = 10, 4
 #: Entries that SaliMory's utilizer is shown.
 LISTED = 12
-#: SaliMory's roles.
-SALIMORY = ("filter", "booster", "utilizer")
 #: Command by its number of turns and entries, in the order they follow it.
 COMMANDS = {"ADD": "t", "UPDATE": "mt", "MERGE": "mm", "SKIP": "t"}
 #: Tokens of a reply, at most.
@@ -57,8 +54,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END, unk_token=PAD)
 
 
-def write_pico(folder: str | Path, seed: int, layers: int = 4, hidden_size: int = 96) -> None:
-    """A folder with random weights, as any policy's."""
+def make_pico(seed: int, layers: int = 4, hidden_size: int = 96) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Pico with random weights, and its tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -78,9 +75,7 @@ def write_pico(folder: str | Path, seed: int, layers: int = 4, hidden_size: int 
         bos_token_id=None,
     )
     torch.manual_seed(seed)
-    with atomic_folder(folder) as temporary:
-        Qwen3ForCausalLM(config).save_pretrained(temporary)
-        vocabulary.save_pretrained(temporary)
+    return Qwen3ForCausalLM(config), vocabulary
 
 
 @dataclass(frozen=True)
@@ -223,45 +218,6 @@ def expert_reply(view: View, expert: Expert, random: Random) -> str:
     return " ".join([*commands, END])
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """One session of a dialogue with the memory that the expert had before it, and what it replied."""
-
-    life: Life
-    number: int
-    state: State
-    views: tuple[View, ...]
-    replies: tuple[str, ...]
-
-    @property
-    def meeting(self) -> Meeting:
-        return self.life.meetings[self.number]
-
-    @property
-    def dialogue(self) -> str:
-        return self.life.id
-
-    @property
-    def asks(self) -> int:
-        """How many questions are rewarded."""
-        return len(self.meeting.rewarded)
-
-    @property
-    def examples(self) -> Iterable[tuple[View, str]]:
-        """What is imitated: what the expert was shown, and its replies."""
-        return zip(self.views, self.replies, strict=True)
-
-    def examined(self, states: Sequence[State]) -> list[Examined]:
-        """What memories are worth after the session, by the reader of the memory world."""
-        return [self._examined(state) for state in states]
-
-    def _examined(self, state: State) -> Examined:
-        readings, held_out = read(state, self.meeting.rewarded), correct(state, self.meeting.held_out)
-        right = [ask.answer == one.answer for ask, one in zip(self.meeting.rewarded, readings, strict=True)]
-        retrieved = tuple(store for one in readings for store in one.retrieved)
-        return Examined(task_reward(right), task_reward(held_out) if held_out else None, retrieved)
-
-
 def correct(state: State, asks: Sequence[Ask]) -> list[bool]:
     """Which questions are answered right from a memory."""
     return [ask.answer == one.answer for ask, one in zip(asks, read(state, asks), strict=True)]
@@ -274,5 +230,17 @@ def lessons(life: Life, expert: Expert, seed: int = 0, most: int = SHOWN) -> Ite
         views = tuple(view(role, meeting, state, most) for role in ROLES)  # type: ignore[arg-type]
         # one judgement of each turn, whatever the role
         replies = tuple(expert_reply(one, expert, Random(f"expert {seed} {life.id} {number}")) for one in views)
-        yield Lesson(life, number, state, views, replies)
-        state, _ = remember(state, life.id, list(zip(views, replies, strict=True)))
+        pairs = list(zip(views, replies, strict=True))
+        yield Lesson(life.id, state, views, replies, pairs, len(meeting.rewarded), partial(examined, meeting))
+        state, _ = remember(state, life.id, pairs)
+
+
+def examined(meeting: Meeting, states: Sequence[State]) -> list[Examined]:
+    """What memories are worth after a session, by the reader of the memory world."""
+    found = []
+    for state in states:
+        readings, held_out = read(state, meeting.rewarded), correct(state, meeting.held_out)
+        right = [ask.answer == one.answer for ask, one in zip(meeting.rewarded, readings, strict=True)]
+        retrieved = tuple(store for one in readings for store in one.retrieved)
+        found.append(Examined(task_reward(right), task_reward(held_out) if held_out else None, retrieved))
+    return found

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
+from typing import Any
 
-from remind.core.errors import DataError
+from remind.memory.operations import Entry
+from remind.memory_training.config import SaliMoryConfig
+from remind.memory_training.episodes import Pair, Scores
 
 #: MemBuilder's roles; ties of Eq. 9 are broken in this order.
 ROLES = ("core", "episodic", "semantic", "procedural")
+#: SaliMory's roles.
+SALIMORY = ("filter", "booster", "utilizer")
 #: Roles whose entries are retrieved.
 RETRIEVED = ROLES[1:]
+#: γ_l and γ_u of MemBuilder's Eq. 8: ratios to what the expert wrote that cost nothing; and γ_min and γ_max, beyond
+#: which they cost 1: not in the paper, from the released configuration.
+LOW, HIGH, LEAST, MOST = 0.5, 1.3, 0.2, 2.0
 
 
 def task_reward(correct: Sequence[bool]) -> float:
-    """Share of the session's questions that were answered correctly (MemBuilder, Eq. 5). DataError if there is none."""
-    if not correct:
-        raise DataError("a session without questions has no reward; leave it out")
+    """Share of the session's questions that were answered correctly (MemBuilder, Eq. 5); there must be one."""
     return sum(correct) / len(correct)
 
 
@@ -32,40 +39,22 @@ def core_length_penalty(increment: float, free: float = 150, full: float = 400) 
     return min(max((increment - free) / (full - free), 0.0), 1.0)
 
 
-@dataclass(frozen=True)
-class LengthTolerance:
-    """Bounds of MemBuilder's Eq. 8: what a role writes against what the expert wrote, in tokens of the policy."""
-
-    free_below: float = 200
-    """δ: smaller differences in tokens cost nothing."""
-    low: float = 0.5
-    """γ_l: lower end of the ratios that cost nothing."""
-    high: float = 1.3
-    """γ_u: upper end of the ratios that cost nothing."""
-    least: float = 0.2
-    """γ_min: ratios below it cost 1."""
-    most: float = 2.0
-    """γ_max: ratios above it cost 1."""
-
-
-def length_penalty(written: int, expert: int, tolerance: LengthTolerance | None = None) -> float:
+def length_penalty(written: int, expert: int, free_below: float = 200) -> float:
     """Penalty in [0, 1] on the tokens that a role wrote in this session (MemBuilder, Eq. 8).
 
     Where the expert wrote nothing the ratio is undefined: any difference of at least δ costs 1.
+
+    Args:
+        free_below: δ, differences in tokens that cost nothing.
     """
-    bounds = tolerance or LengthTolerance()
-    if abs(written - expert) < bounds.free_below:
+    if abs(written - expert) < free_below:
         return 0.0
     if not expert:
         return 1.0
     ratio = written / expert
-    if bounds.low <= ratio <= bounds.high:
-        return 0.0
-    if bounds.high < ratio <= bounds.most:
-        return (ratio - bounds.high) / (bounds.most - bounds.high)
-    if bounds.least <= ratio < bounds.low:
-        return (bounds.low - ratio) / (bounds.low - bounds.least)
-    return 1.0
+    if ratio <= HIGH:
+        return min(max((LOW - ratio) / (LOW - LEAST), 0.0), 1.0)
+    return min((ratio - HIGH) / (MOST - HIGH), 1.0)
 
 
 def role_reward(valid: bool, task: float, penalty: float, strength: float = 0.8) -> float:
@@ -73,22 +62,15 @@ def role_reward(valid: bool, task: float, penalty: float, strength: float = 0.8)
     return task * (1 - strength * penalty) if valid else 0.0
 
 
-def dominant(retrieved: Iterable[str]) -> str | None:
-    """The role whose entries were retrieved most often over all questions of a rollout (MemBuilder, Eq. 9).
+def attribution(retrieved: Iterable[str], alpha: float = 4.0) -> dict[str, float]:
+    """Gradient weights w by role: α for the dominant one, else 1 (MemBuilder, Eq. 9-10).
 
     Args:
         retrieved: role of each retrieved entry, one item per retrieval; core is always in context and does not count.
-
-    Returns:
-        None where nothing was retrieved; ties go to the first in the order episodic, semantic, procedural.
+            The role with most is dominant, of equals the first in the order episodic, semantic, procedural.
     """
     counts = Counter(role for role in retrieved if role in RETRIEVED)
-    return max(RETRIEVED, key=lambda role: counts[role]) if counts else None
-
-
-def attribution(retrieved: Iterable[str], alpha: float = 4.0) -> dict[str, float]:
-    """Gradient weights w by role: α for the dominant one, else 1; core always 1 (MemBuilder, Eq. 10)."""
-    chosen = dominant(retrieved)
+    chosen = max(RETRIEVED, key=lambda role: counts[role]) if counts else None
     return {role: alpha if role == chosen else 1.0 for role in ROLES}
 
 
@@ -121,12 +103,7 @@ def memory_reward(
         vague: φ_v, share of entries without usable detail; None: the bank is empty.
         salient: whether the episode holds a turn worth keeping.
         e2_literal: follow appendix E.2 as it stands.
-
-    Raises:
-        DataError: one of the shares is missing.
     """
-    if (factual is None) != (vague is None):
-        raise DataError("give both factuality and vagueness, or neither")
     if factual is None or vague is None:
         if not (salient or e2_literal):
             return 0.0
@@ -167,16 +144,6 @@ def bank_similarity(one: Iterable[tuple[str, str]], other: Iterable[tuple[str, s
     return len(left & right) / len(left | right) if left | right else 1.0
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two rollouts of a group, the better and the worse of one role, and by how much they differ."""
-
-    role: str
-    winner: int
-    loser: int
-    gap: float
-
-
 def contrastive_pair(
     role: str, scores: Sequence[float], allowed: Callable[[int, int], bool] = lambda winner, loser: True
 ) -> Pair | None:
@@ -189,3 +156,78 @@ def contrastive_pair(
     order = range(len(scores))
     pairs = [Pair(role, w, l, scores[w] - scores[l]) for w in order for l in order if scores[w] > scores[l]]  # noqa: E741
     return max((pair for pair in pairs if allowed(pair.winner, pair.loser)), key=lambda pair: pair.gap, default=None)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What SaliMory's roles made of an episode.
+
+    Attributes:
+        bank: the entries at the end.
+        flagged: ids of the turns that the filter let through.
+        valid: of every reply, whether it could be read and applied.
+        profiles: what the utilizer made of it: of the memory world a `Profile` for each question, else a text, which is
+            empty where it wrote nothing, or nothing that can be read.
+    """
+
+    bank: tuple[Entry, ...]
+    flagged: tuple[str, ...]
+    valid: tuple[bool, ...]
+    profiles: Any
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One rollout. A NaN is a figure that could not be had.
+
+    Attributes:
+        accuracy, personalisation: α and p of Eq. 1; p is None where it does not apply.
+        shares: φ_f and φ_v of Eq. 2; None: the memory is empty.
+        profile: μ of Eq. 3.
+    """
+
+    played: Played
+    accuracy: float
+    personalisation: float | None
+    shares: tuple[float | None, float | None]
+    profile: float
+
+
+def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig) -> Scores:
+    """R1 + R2 + R3 of each rollout (Eq. 1-3), and the pairs of booster and utilizer (Eq. 4-5).
+
+    Args:
+        gold: ids of the salient turns.
+    """
+    banks = [[(entry.store, entry.text) for entry in one.played.bank] for one in judged]
+    memory = [
+        memory_reward(*one.shares, bool(gold), cfg.memory_penalty, cfg.memory_bonus, cfg.e2_literal) for one in judged
+    ]
+    profile = [one.profile for one in judged]
+    filtering = [filter_quality(one.played.flagged, gold) for one in judged]
+    rewards = [
+        response_reward(one.accuracy, one.personalisation)
+        + r2
+        + utilization_reward(one.profile, kappa, cfg.profile_weight, cfg.filter_weight)
+        for one, r2, kappa in zip(judged, memory, filtering, strict=True)
+    ]
+    recalled = [len({*gold} & {turn for entry in one.played.bank for turn in entry.sources}) for one in judged]
+    pairs = (
+        contrastive_pair("booster", memory, lambda w, l: cfg.e2_literal or recalled[w] >= recalled[l]),  # noqa: E741
+        contrastive_pair("utilizer", profile, lambda w, l: bank_similarity(banks[w], banks[l]) > cfg.similarity),  # noqa: E741
+    )
+    figures: dict[str, Sequence[float | None]] = {
+        "accuracy": [one.accuracy for one in judged],
+        "profile": profile,
+        "filter": [one or 0.0 for one in filtering],
+        "entries": [float(len(bank)) for bank in banks],
+        "valid": [sum(one.played.valid) / len(one.played.valid) for one in judged],
+        "factual": [one.shares[0] for one in judged],
+        "vague": [one.shares[1] for one in judged],
+    }
+    known = {name: [v for v in values if v is not None and not isnan(v)] for name, values in figures.items()}
+    return Scores(
+        dict.fromkeys(SALIMORY, rewards),
+        pairs=tuple(pair for pair in pairs if pair is not None),
+        metrics={name: sum(values) / len(values) for name, values in known.items() if values},
+    )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -24,24 +25,12 @@ from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose, undated
 from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Episode, Scores
+from remind.memory_training.episodes import Episode, Scores, together, traced
 from remind.memory_training.pico import END, LISTED, SHOWN
-from remind.memory_training.salimory_scores import Judged, scores
+from remind.memory_training.rewards import Judged, Played, scores
 from remind.memory_training.speech import speech_of, spoken
-from remind.testbed.memory_world import (
-    ATTRIBUTES,
-    CONTEXT_WORDS,
-    ENTRY_WORDS,
-    USER,
-    Ask,
-    Expert,
-    Knowledge,
-    Life,
-    Meeting,
-    Said,
-    learnt,
-    unknown,
-)
+from remind.testbed import memory_world as world
+from remind.testbed.memory_world import Ask, Expert, Knowledge, Life, Meeting, Said, learnt, unknown
 
 YES, NO = f"YES {END}", f"NO {END}"
 #: Days that an entry stays in working memory.
@@ -98,7 +87,7 @@ class Asked:
         entries = {"entries": listed((one.store, one.text) for one in self.entries)}
         if self.turn is None:
             return request(self.role, "", {**entries, "question": self.ask.text if self.ask else ""})
-        told = shown(Session("", self.day.isoformat(), ()), Turn("", USER, self.turn.text))
+        told = shown(Session("", self.day.isoformat(), ()), Turn("", world.USER, self.turn.text))
         return request(self.role, "", {**told, **entries} if self.role == "booster" else told)
 
     def as_json(self, reply: str) -> str:
@@ -115,9 +104,7 @@ class Asked:
         """A chat model's reply as commands, read as `remind run-memory` reads it; the booster's stays JSON."""
         if self.role == "booster":
             return text.replace(END, "?")
-        try:
-            value = read_value(text, SCHEMAS[self.role])
-        except NotValid:
+        if (value := read_reply(text, self.role)) is None:
             return "?"
         if self.role == "filter":
             return YES if value["salient"] else NO
@@ -134,9 +121,9 @@ class Profile:
     def answer(self, ask: Ask) -> str:
         """By the reader of the memory world, from as many entries as it is given room for."""
         lines: list[tuple[str, str]] = []
-        room = CONTEXT_WORDS
+        room = world.CONTEXT_WORDS
         for one in self.used or ():
-            words = one.text.split()[:ENTRY_WORDS]
+            words = one.text.split()[: world.ENTRY_WORDS]
             if len(words) <= room:
                 room -= len(words)
                 lines.append((one.time or "", " ".join(words)))
@@ -152,28 +139,8 @@ class Profile:
         return 2 * len(right & named) / (len(right) + len(named))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the roles made of some turns and questions.
-
-    Attributes:
-        flagged: ids of the turns that the filter let through.
-        valid: of every reply, whether it could be read and applied.
-    """
-
-    state: State
-    flagged: tuple[str, ...]
-    profiles: tuple[Profile, ...]
-    valid: tuple[bool, ...]
-
-    @property
-    def bank(self) -> list[Entry]:
-        """The entries at the end."""
-        return self.state.current(*BANKS)
-
-
 #: Yields what may be answered together, is sent the replies.
-Rollout = Generator[list[Asked], list[str], Outcome]
+Rollout = Generator[list[Asked], list[str], Played]
 
 
 def told(meeting: Meeting) -> list[Told]:
@@ -209,7 +176,8 @@ def rollout(
         valid += [reply in (YES, NO) for reply in verdicts]
         for one in (one for one, reply in zip(turns, verdicts, strict=True) if reply == YES):
             flagged.append(one.id)
-            state = fold(_retired(state, life, one), state)
+            old = [e for e in state.current("working") if one.day - date.fromisoformat(e.time or "") > WINDOW]
+            state = retired(state, old, life, one.session)
             near = _nearest(state, one.said.key, limits[0])
             (reply,) = yield [Asked("booster", near, one.said, day=one.day)]
             occasion = Occasion(life, one.session, one.day.isoformat(), (one.id,))
@@ -219,7 +187,8 @@ def rollout(
     lists = [_nearest(state, ask.key, limits[1]) for ask in asks]
     replies = yield [Asked("utilizer", near, ask=ask) for near, ask in zip(lists, asks, strict=True)]
     profiles = tuple(Profile(near, _named(reply, near)) for near, reply in zip(lists, replies, strict=True))
-    return Outcome(state, tuple(flagged), profiles, (*valid, *(one.used is not None for one in profiles)))
+    valid += [one.used is not None for one in profiles]
+    return Played(tuple(state.current(*BANKS)), tuple(flagged), tuple(valid), profiles)
 
 
 def _nearest(state: State, key: str, most: int) -> tuple[Entry, ...]:
@@ -229,13 +198,18 @@ def _nearest(state: State, key: str, most: int) -> tuple[Entry, ...]:
     return tuple(entries[n] for n in sorted(near))
 
 
-def _retired(state: State, life: str, now: Told) -> list[Operation]:
-    """Deletions of what has left the window of working memory."""
-    old = [one for one in state.current("working") if now.day - date.fromisoformat(one.time or "") > WINDOW]
-    return [
-        Operation(seq, life, now.session, "working", "DELETE", refs=(one.id,))
-        for seq, one in enumerate(old, start=state.seq + 1)
-    ]
+def retired(state: State, old: Sequence[Entry], dialogue: str, session: str) -> State:
+    """Without the entries that have left the window of working memory."""
+    place = dialogue, session, "working", "DELETE"
+    return fold((Operation(seq, *place, refs=(one.id,)) for seq, one in enumerate(old, state.seq + 1)), state)
+
+
+def read_reply(text: str, role: str) -> Any:
+    """The JSON of a chat model as filter or utilizer, as `remind run-memory` reads it; None where it cannot be."""
+    try:
+        return read_value(text, SCHEMAS[role])
+    except NotValid:
+        return None
 
 
 def compile_reply(reply: str, day: date) -> str:
@@ -291,14 +265,14 @@ def shares(bank: Sequence[Entry], told: Mapping[str, Told]) -> tuple[float | Non
 class SaliMoryTask:
     """Each row is a window and its question; all roles of a rollout share one reward (Algorithm 1, line 8)."""
 
-    def __init__(self, rows: Sequence[Window], tokenizer: Any, cfg: SaliMoryConfig) -> None:
+    def __init__(self, rows: Sequence[Any], tokenizer: Any, cfg: SaliMoryConfig) -> None:
         self.rows, self.speech, self.cfg = rows, speech_of(tokenizer), cfg
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def episode(self, row: int) -> Episode:
-        """Prompts of the roles in their order; returns the `Outcome`."""
+        """Prompts of the roles in their order; returns what is `Played`."""
         window = self.rows[row]
         return spoken(rollout(window.life, [window.told], window.asks[:1], self.speech.limits), self.speech)
 
@@ -313,13 +287,11 @@ class SaliMoryTask:
         gold = {one.id for one in window.told if one.said.store and one.said.key in keys}
         judged = [
             Judged(
+                one,
                 accuracy=float(one.profiles[0].answer(ask) == ask.answer),
                 personalisation=None,
                 shares=shares(one.bank, turns),
                 profile=one.profiles[0].quality(ask),
-                flagged=one.flagged,
-                bank=one.bank,
-                valid=sum(one.valid) / len(one.valid),
             )
             for one in outcomes
         ]
@@ -335,7 +307,7 @@ def expert_reply(asked: Asked, expert: Expert, random: Random) -> str:
     if asked.role == "filter" and turn:
         return YES if expert.keeps(turn, random) else NO
     if turn:
-        taste = turn.key in ATTRIBUTES["semantic"]
+        taste = turn.key in world.ATTRIBUTES["semantic"]
         store = "PREFERENCE" if taste else "FACT"
         old = [n for n, one in enumerate(asked.entries, start=1) if f"my {turn.key} " in f"{one.text} "]
         same = [n for n in old if asked.entries[n - 1].store == store.lower()]
@@ -352,13 +324,10 @@ def lessons(
 ) -> Iterator[tuple[Asked, str]]:
     """What the expert is asked in all windows of a dialogue, all their questions included, and replies."""
     for number, window in enumerate(windows(life, turns)):
-        random = Random(f"expert {seed} {life.id} {number}")
-        inner = rollout(window.life, [window.told], window.asks, limits)
-        asked = next(inner)
-        while asked:
-            replies = [expert_reply(one, expert, random) for one in asked]
-            yield from zip(asked, replies, strict=True)
-            try:
-                asked = inner.send(replies)
-            except StopIteration:
-                break
+        answer = partial(_replies, expert, Random(f"expert {seed} {life.id} {number}"))
+        ((_, traces),) = together([traced(rollout(window.life, [window.told], window.asks, limits))], answer)
+        yield from traces
+
+
+def _replies(expert: Expert, random: Random, asked: Sequence[Asked]) -> list[str]:
+    return [expert_reply(one, expert, random) for one in asked]

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from remind.core.errors import ModelError
-from remind.llm.request import Request
 from remind.memory.membuilder import MemBuilderSystem
 from remind.memory_training.episodes import Episode, Prompt
 from remind.memory_training.pico import END, LISTED, REPLY, SHOWN
+from remind.models.backbone import Backbone
 from remind.models.chat import chat_ids, end_token_id, tokenize
-
-
-class Shown(Protocol):
-    """What a role is shown, and its replies in both languages."""
-
-    def prompt(self) -> str:
-        """As words of pico's vocabulary."""
-
-    def request(self) -> Request:
-        """As a chat."""
-
-    def as_json(self, reply: str) -> str:
-        """Commands as JSON."""
-
-    def from_json(self, text: str) -> str:
-        """JSON as what a rollout takes."""
-
-
-def word_count(text: str) -> int:
-    """Tokens of pico."""
-    return len(text.split())
+from remind.models.generate import continue_rows, decoding
 
 
 class Commands:
     """The language of pico.
+
+    What a role is shown says it in words (`prompt`) and as a chat (`request`), and turns replies in commands into JSON
+    (`as_json`) and back into what a rollout takes (`from_json`).
 
     Attributes:
         limits: entries that a role is shown: those of MemBuilder and the booster, the utilizer.
@@ -47,25 +30,21 @@ class Commands:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def prompt(self, shown: Shown) -> list[int]:
+    def prompt(self, shown: Any) -> list[int]:
         """Token ids that are completed by a reply."""
-        return self._ids(shown.prompt())
+        return list(self.tokenizer(shown.prompt())["input_ids"])
 
-    def target(self, shown: Shown, reply: str) -> list[int]:
+    def target(self, shown: Any, reply: str) -> list[int]:
         """Token ids of an expert's reply, which is given in commands."""
-        return self._ids(reply)
+        return list(self.tokenizer(reply)["input_ids"])
 
-    def reply(self, shown: Shown, ids: Sequence[int]) -> str:
+    def reply(self, shown: Any, ids: Sequence[int]) -> str:
         """What a policy replied, as rollouts take it."""
         return str(self.tokenizer.decode(ids))
 
     def length(self, text: str) -> int:
         """Of a text in tokens of the policy."""
-        return word_count(text)
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text)["input_ids"]
-        return ids
+        return len(text.split())
 
 
 class Chat(Commands):
@@ -76,13 +55,13 @@ class Chat(Commands):
 
     limits, room = (MemBuilderSystem.shown, 99), 1024
 
-    def prompt(self, shown: Shown) -> list[int]:
+    def prompt(self, shown: Any) -> list[int]:
         return chat_ids(self.tokenizer, shown.request().chat)
 
-    def target(self, shown: Shown, reply: str) -> list[int]:
+    def target(self, shown: Any, reply: str) -> list[int]:
         return [*tokenize(self.tokenizer, shown.as_json(reply)).ids, end_token_id(self.tokenizer)]
 
-    def reply(self, shown: Shown, ids: Sequence[int]) -> str:
+    def reply(self, shown: Any, ids: Sequence[int]) -> str:
         return shown.from_json(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def length(self, text: str) -> int:
@@ -108,3 +87,16 @@ def spoken(inner: Generator[list[Any], list[str], Any], speech: Commands) -> Epi
             asked = inner.send([speech.reply(one, ids) for one, ids in zip(asked, replies, strict=True)])
         except StopIteration as end:
             return end.value
+
+
+def sampling(policy: Backbone, room: int, temperature: float = 0.0) -> Any:
+    """Settings of `complete`: of at most `room` tokens, the likeliest ones at temperature 0."""
+    settings = decoding(policy, room, temperature)
+    # the one that replies of the expert end with
+    settings.eos_token_id = [end_token_id(policy.tokenizer)]
+    return settings
+
+
+def complete(model: Any, prompts: Sequence[Sequence[int]], settings: Any) -> list[list[int]]:
+    """Token ids that a policy completes prompts with, the end token included where it came."""
+    return [[*new, *settings.eos_token_id] if ended else new for new, ended in continue_rows(model, prompts, settings)]

@@ -1,362 +1,344 @@
-"""GRPO over memory episodes: TRL's `GRPOTrainer` generates, we say what an episode is and what is minimised."""
+"""Trainers of policies: imitation of an expert's replies (SFT), and GRPO over episodes of several prompts.
+
+Both are a `transformers.Trainer` with the checkpoints, signals and metrics of `PRATrainer`. A group of rollouts is
+sampled, scored and trained on as a whole, and everything sampled follows from the seed and the number of the
+generation, so that a resumed run needs no state of generators.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import islice
+from math import ceil
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from accelerate.utils import gather_object, send_to_device
+from torch import Tensor, nn
+from transformers import PrinterCallback, TrainingArguments
 
+from remind.alignment.runs import RunTrainer
 from remind.core import optional
-from remind.core.errors import ModelError
-from remind.memory_training.episodes import Episode, Prompt, Scores, Task, Trace
-from remind.memory_training.objective import (
-    Weighting,
-    advantages,
-    contrastive_loss,
-    grpo_loss,
-    k3,
-    mean_logp,
-)
-from remind.memory_training.packing import Packed, can_pack, pack, packed_logp
+from remind.core.errors import ConfigError, DataError
+from remind.core.progress import ProgressBar
+from remind.core.run_folder import RunFolder, as_dict, flatten
+from remind.memory_training import objective
+from remind.memory_training.config import TrainMemoryConfig
+from remind.memory_training.episodes import Prompt, Scores, Task, together, traced
+from remind.memory_training.speech import complete, sampling, speech_of
+from remind.models.backbone import Backbone
+from remind.models.chat import end_token_id
 
-trl = optional("trl", "reinforcement learning")
-#: Largest difference in log-probability that the reference may have from the policy before the first step.
-SAME = 1e-3
+#: Methods of reinforcement learning.
+RL = ("adrpo", "salimory")
+#: Settings that may change when a run is resumed.
+FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the loss needs beside TRL's arguments."""
+def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
+    """The settings as transformers has them; a step is one of the optimiser.
 
-    clip: float = 0.2
-    weighting: Weighting = "advantage"
-    scale_rewards: bool = True
-    contrast: Mapping[str, float] = field(default_factory=dict)
-    contrast_scale: float = 0.15
-    kl_stop: float | None = None
+    Raises:
+        ConfigError: processes that did not connect, or a batch that they cannot share.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    updates, size = (cfg.rl.inner_epochs, cfg.rl.micro_groups) if cfg.method in RL else (1, cfg.batch_size // processes)
+    if not size or cfg.batch_size % (size * processes):
+        raise ConfigError(f"batch_size {cfg.batch_size} is not a multiple of {size or 1} x {processes} processes")
+    args = TrainingArguments(
+        cfg.out,
+        seed=cfg.seed,
+        max_steps=cfg.steps * updates,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=cfg.batch_size // (size * processes),
+        train_sampling_strategy="sequential",
+        learning_rate=cfg.lr,
+        lr_scheduler_type="cosine" if cfg.schedule == "cosine" else "constant_with_warmup",
+        warmup_steps=ceil(cfg.warmup * cfg.steps * updates),
+        optim="adamw_torch",
+        weight_decay=cfg.weight_decay,
+        max_grad_norm=cfg.max_grad_norm,
+        gradient_checkpointing=cfg.gradient_checkpointing or None,
+        save_strategy="steps",
+        save_steps=cfg.save_every * updates,
+        save_total_limit=cfg.keep_last,
+        disable_tqdm=True,
+        # without it, processes on a machine without a GPU would each train alone
+        use_cpu=torch.accelerator.current_accelerator(check_available=True) is None,
+        ddp_find_unused_parameters=False,
+    )
+    args._n_gpu = min(args._n_gpu, 1)  # one process trains on one GPU
+    if args.world_size != processes:
+        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
+    return args
+
+
+class PolicyTrainer(RunTrainer):
+    """Imitation: the next tokens of replies, in the mean over all of their tokens.
+
+    Args:
+        policy: as it is trained.
+        material: prompts and what follows, as token ids.
+        args: of `arguments`.
+
+    Raises:
+        DataError: there is nothing to train on.
+    """
+
+    temperature = 1.0
+
+    def __init__(self, policy: Backbone, material: Any, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
+        if not (count := len(material)):
+            raise DataError("there is nothing to train on: no reply of the expert could be used, or no question")
+        self.cfg, self.material, self.updates = cfg, material, args.max_steps // cfg.steps
+        needed, epochs = cfg.steps * cfg.batch_size, range(-(-cfg.steps * cfg.batch_size // count))
+        order = [row for epoch in epochs for row in Random(f"order {cfg.seed} {epoch}").sample(range(count), count)]
+        steps = [order[start : start + cfg.batch_size] for start in range(0, needed, cfg.batch_size)]
+        # the optimiser's steps on a generation read the same rows
+        rows: Any = [row for step in steps for _ in range(self.updates) for row in step]
+        tokenizer = policy.tokenizer
+        super().__init__(policy.model, args, data_collator=list, train_dataset=rows, processing_class=tokenizer)
+        self.remove_callback(PrinterCallback)
+        self.pad, self.end = tokenizer.pad_token_id, end_token_id(tokenizer)
+        #: Of the step under way, from all its passes: values by name.
+        self._seen: dict[str, list[float]] = defaultdict(list)
+        self._clock = perf_counter()
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
+
+    def _begin(self, start: Path | None) -> None:
+        done = int(start.name.rpartition("-")[2]) if start else 0
+        self.bar = ProgressBar("train-memory", self.args.max_steps, done)
+        if self.is_world_process_zero():
+            RunFolder(self.args.output_dir).write(self.cfg)
+
+    def _module(self, model: nn.Module) -> nn.Module:
+        return objective.PolicyModel(model, self.temperature)
+
+    def chunks(self, batches: list[list[int]]) -> Sequence[Any]:
+        """What each pass of a step trains on, from its rows: of as many steps as read the same."""
+        rows = [[self.material[row] for row in batch] for batch in batches]
+        (tokens,) = self.summed(sum(len(reply) for batch in rows for _, reply in batch))
+        return [(self.packed(*zip(*batch, strict=True)), tokens) for batch in rows]
+
+    def loss(self, model: Any, chunk: Any) -> Tensor:
+        """The share of a pass in the mean over all passes and processes, []."""
+        packed, tokens = chunk
+        return -model(packed).sum() / tokens
+
+    def packed(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Any:
+        """`objective.Packed` on the device."""
+        share = objective.can_share(self.model.config)
+        return send_to_device(objective.pack(prompts, completions, self.pad, share), self.args.device)
+
+    def summed(self, *numbers: float) -> list[float]:
+        """Over all processes."""
+        return [sum(column) for column in zip(*gather_object([numbers]), strict=True)]
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[Any, None]:
+        """The passes of a step."""
+        batches = list(islice(epoch_iterator, num_batches))
+        if self.state.global_step % self.updates == 0:
+            self._chunks = self.chunks(batches)
+        return self._chunks, None
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one pass."""
+        model.train()
+        loss = self.loss(model, inputs) * self.accelerator.num_processes  # gradients are averaged over processes
+        self.accelerator.backward(loss)
+        self._seen["loss"].append(float(loss.detach()) / self.accelerator.num_processes)
+        if self.accelerator.sync_gradients:
+            self._end_step()
+        return loss.detach()
+
+    def _end_step(self) -> None:
+        """The row of metrics of a step. A signal that any process was sent ends the run behind a generation."""
+        step = self.state.global_step + 1
+        found = gather_object([(self._signals.requested, dict(self._seen))])
+        if step % self.updates == 0:
+            self._stop = max(signal for signal, _ in found)
+        seen = {name: [v for _, own in found for v in own.get(name, ())] for name in {n for _, o in found for n in o}}
+        self._seen.clear()
+        now, before, self._clock = perf_counter(), self._clock, perf_counter()
+        figures = {"loss": sum(seen.pop("loss")), **self._figures(seen), "learning_rate": self._get_learning_rate()}
+        self._rows.append({"step": step, "kind": "train", **figures, "seconds": now - before})
+        self.bar.step(note=f"loss {figures['loss']:.3f}")
+
+    def _figures(self, seen: dict[str, list[float]]) -> dict[str, float]:
+        return {name: fmean(seen[name]) for name in sorted(seen) if seen[name]}
+
+
+#: Of each rollout of a group the traces.
+Group = Sequence[Sequence[tuple[Prompt, list[int]]]]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole groups of one generation, padded: what one forward and backward pass takes.
+    """Whole groups of one generation: what one forward and backward pass takes, B traces.
 
     Attributes:
-        real: [B], 0 at the stand-in of a chunk without traces.
+        advantage, weight: [B].
         pairs: (role, gap, rows of the winner, rows of the loser).
-        total: real traces of the generation, over all processes.
-        groups: groups of the generation, over all processes.
-        packed: the same traces with each prompt once; None: the model cannot take them so, or no prompt is shared.
+        total, groups: traces and groups of the generation, over all processes.
+        old, ref: [B, T] log-probabilities under the policy that sampled and the reference, where the loss needs them.
     """
 
-    prompt: Tensor
-    prompt_mask: Tensor
-    completion: Tensor
-    mask: Tensor
+    packed: objective.Packed
     advantage: Tensor
     weight: Tensor
-    real: Tensor
-    roles: tuple[str, ...]
     pairs: tuple[tuple[str, float, Tensor, Tensor], ...]
     total: float
-    groups: int
-    old: Tensor | None = None
-    ref: Tensor | None = None
-    packed: Packed | None = None
+    groups: float
+    old: Tensor | None
+    ref: Tensor | None
 
 
-def grpo_arguments(out: str, seed: int, **changes: Any) -> Any:
-    """`GRPOConfig` with the defaults that matter here set, whatever TRL's are; nothing is reported or saved."""
-    settings: dict[str, Any] = {
-        "output_dir": out,
-        "seed": seed,
-        "report_to": [],
-        "save_strategy": "no",
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_bias_correction_kl": False,
-        "loss_type": "grpo",
-        "shuffle_dataset": False,
-        "remove_unused_columns": False,
-        "disable_dropout": True,
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "lr_scheduler_type": "constant",
-    }
-    return trl.GRPOConfig(**settings | changes)
+class EpisodeTrainer(PolicyTrainer):
+    """GRPO over the episodes of a `Task` (MemBuilder's ADRPO, SaliMory); `inner_epochs` steps on each generation.
 
-
-class MemoryGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
-    """TRL's trainer for episodes of several prompts (MemBuilder's ADRPO, SaliMory).
-
-    To TRL a micro-batch is one row: `_generate_and_score_completions` returns a list of chunks, each with whole groups,
-    so that neither shuffling nor splitting tears a group or drops a trace. Everything sampled follows from the seed and
-    the number of the generation, so that a resumed run needs no state of generators.
+    Raises:
+        ModelError: vLLM is to sample, and TRL is missing.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        rows: Sequence[int],
-        settings: Settings,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        args: Any,
-        first: int = 0,
-        callbacks: Sequence[TrainerCallback] = (),
-        optimizers: tuple[Any, Any] = (None, None),
-    ) -> None:
-        """See `trl.GRPOTrainer`.
-
-        Args:
-            rows: rows of the task in the order of training, those that are still to come.
-            model: the policy, loaded from a folder: with `args.beta` TRL reads the reference from there again.
-            first: number of the first generation; above 0 in a resumed run.
-        """
-        if args.gradient_accumulation_steps != args.steps_per_generation:
-            raise ModelError("a generation is one optimiser step (or num_iterations): steps_per_generation differs")
-        if args.per_device_train_batch_size % args.num_generations:
-            raise ModelError(f"a micro-batch holds whole groups of {args.num_generations} rollouts")
-        from datasets import Dataset  # comes with trl
-
-        self.task, self.settings, self.first = task, settings, first
-        self._kl: list[Tensor] = []
-        self._stopped = False
-        super().__init__(
-            model=model,
-            reward_funcs=[_by_task],
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": [""] * len(rows), "row": list(rows)}),
-            processing_class=tokenizer,
-            callbacks=[*callbacks, _StopOnKL(self)],
-            optimizers=optimizers,
-        )
-
-    def _send_telemetry(self) -> None:
-        """TRL would tell its makers that a trainer was built."""
+    def __init__(self, policy: Backbone, material: Task, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
+        super().__init__(policy, material, cfg, args)
+        rl = cfg.rl
+        room, self.temperature = rl.reply_tokens or speech_of(policy.tokenizer).room, rl.temperature
+        self.reference: nn.Module | None = None
+        if rl.beta and cfg.lora is None:
+            self.reference = self._module(deepcopy(self.model)).requires_grad_(False)
+        self.decoding = sampling(policy, room, rl.temperature)
+        self.vllm: Any = None
+        self._synced, self._stopped = -1, False
+        if rl.vllm != "off":
+            # it copies the weights to vLLM's workers or server, adapters merged
+            self.vllm = optional("trl.generation.vllm_generation", f"rl.vllm {rl.vllm}").VLLMGeneration(
+                self.model,
+                self.accelerator,
+                policy.tokenizer,
+                mode=rl.vllm,
+                server_base_url=rl.vllm_server,
+                gpu_memory_utilization=rl.vllm_memory,
+                temperature=rl.temperature,
+                max_completion_length=room,
+            )
 
     # rollouts
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        args, size = self.args, self.args.num_generations
-        generation = self.first + self._step // (args.steps_per_generation * args.num_iterations)
-        torch.manual_seed((args.seed * 1_000_003 + generation) * 1009 + self.accelerator.process_index)
+    def chunks(self, batches: list[list[int]]) -> list[Chunk]:
+        """Sample and score a generation."""
+        size, process = self.cfg.rl.group, self.accelerator.process_index
+        generation = self.state.global_step // self.updates
+        torch.manual_seed((self.cfg.seed * 1_000_003 + generation) * 1009 + process)
         self._stopped = False
-        rows = [int(row["row"]) for row in inputs[::size]]
-        outcomes, traces = self._lockstep([self.task.episode(row) for row in rows for _ in range(size)])
-        scores = [self.task.score(row, outcomes[n * size : (n + 1) * size]) for n, row in enumerate(rows)]
-        self._record(scores, traces)
-        counts = torch.tensor([sum(map(len, traces)), len(rows)], device=self.accelerator.device)
-        total, groups = self.accelerator.reduce(counts, "sum").tolist()
-        share = args.per_device_train_batch_size // size
-        chunks = [
-            self._with_references(
-                self._chunk(scores[n : n + share], traces[n * size : (n + share) * size], total, groups),
-                check=generation == 0,
-            )
-            for n in range(0, len(rows), share)
+        rows = [row for batch in batches for row in batch]
+        made = together([traced(self.material.episode(row)) for row in rows for _ in range(size)], self._sample)
+        while self._sample([]):  # processes with shorter episodes take part until the last has ended
+            pass
+        groups = [made[start : start + size] for start in range(0, len(made), size)]
+        scores = [
+            self.material.score(row, [outcome for outcome, _ in group]) for row, group in zip(rows, groups, strict=True)
         ]
-        return {"index": torch.arange(len(chunks)), "chunk": chunks}
+        traces: list[Group] = [[own for _, own in group] for group in groups]
+        self._note(scores, traces)
+        total, count = self.summed(sum(len(own) for group in traces for own in group), len(rows))
+        share = self.cfg.rl.micro_groups
+        parts = [slice(start, start + share) for start in range(0, len(rows), share)]
+        return [self._chunk(scores[part], traces[part], max(total, 1), count) for part in parts]
 
-    def _lockstep(self, episodes: list[Episode]) -> tuple[list[Any], list[list[Trace]]]:
-        """Run episodes side by side: in each round all that are open are answered in one batch."""
-        outcomes: list[Any] = [None] * len(episodes)
-        traces: list[list[Trace]] = [[] for _ in episodes]
-        asked: dict[int, list[Prompt]] = {}
+    def _sample(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Completions of prompts. Every process asks equally many: a server takes those of all together."""
+        ids = [prompt.ids for prompt in prompts]
+        ids += [[self.end]] * (max(gather_object([len(ids)])) - len(ids))
+        if self.vllm is None:
+            with self.accelerator.autocast():
+                return complete(self.model, ids, self.decoding) if ids else []
+        if ids and self._synced != self.state.global_step:
+            self.vllm.sync_weights()
+            self._synced = self.state.global_step
+        completions: list[list[int]] = self.vllm.generate(ids, None, 1)[1] if ids else []
+        return completions
 
-        def advance(n: int, replies: list[list[int]] | None) -> None:
-            try:
-                asked[n] = next(episodes[n]) if replies is None else episodes[n].send(replies)
-            except StopIteration as end:
-                asked.pop(n, None)
-                outcomes[n] = end.value
+    def _note(self, scores: Sequence[Scores], groups: Sequence[Group]) -> None:
+        for score in scores:
+            for name, value in score.metrics.items():
+                self._seen[name].append(value)
+            for rewards in score.rewards.values():
+                self._seen["reward"] += [value for value in rewards if value == value]
+                self._seen["groups_without_signal"].append(not any(objective.advantages(rewards)))
+        self._seen["completion_length"] += [len(reply) for group in groups for own in group for _, reply in own]
 
-        for n in range(len(episodes)):
-            advance(n, None)
-        while most := self._most(sum(map(len, asked.values()))):
-            prompts = [prompt for n in asked for prompt in asked[n]]
-            # every process asks equally many, however few episodes of its own are open
-            ids = [p.ids for p in prompts] + [[self._tokenizer.eos_token_id]] * (most - len(prompts))
-            replies = iter(self._generate_single_turn(ids, None, {}, 1)[0])
-            for n, own in list(asked.items()):
-                answers = list(islice(replies, len(own)))
-                traces[n] += [Trace(p.role, p.ids, reply) for p, reply in zip(own, answers, strict=True)]
-                advance(n, answers)
-        return outcomes, traces
-
-    def _most(self, count: int) -> int:
-        """The largest count of any process."""
-        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
-
-    def _record(self, scores: Sequence[Scores], traces: Sequence[Sequence[Trace]]) -> None:
-        log = self._metrics["train"]
-        for name in sorted({name for score in scores for name in score.metrics}):
-            values = [score.metrics[name] for score in scores if name in score.metrics]
-            log[name].append(sum(values) / len(values))
-        rewards = [list(values) for score in scores for values in score.rewards.values()]
-        flat = [value for values in rewards for value in values if value == value]
-        log["reward"].append(sum(flat) / max(len(flat), 1))
-        log["groups_without_signal"].append(sum(not any(advantages(v)) for v in rewards) / max(len(rewards), 1))
-        lengths = [len(trace.completion) for group in traces for trace in group]
-        log["completion_length"].append(sum(lengths) / max(len(lengths), 1))
-
-    # tensors
-
-    def _chunk(self, scores: Sequence[Scores], traces: list[list[Trace]], total: int, groups: int) -> Chunk:
-        rows: list[tuple[Trace, float, float]] = []
+    def _chunk(self, scores: Sequence[Scores], groups: Sequence[Group], total: float, count: float) -> Chunk:
+        rows: list[tuple[Prompt, list[int], float, float]] = []
         pairs: list[tuple[str, float, Tensor, Tensor]] = []
         device = self.accelerator.device
-        for score, group in zip(scores, _groups(traces, self.args.num_generations), strict=True):
-            by_role = {role: advantages(r, self.settings.scale_rewards) for role, r in score.rewards.items()}
-            places: dict[tuple[str, int], list[int]] = {}
+        for score, group in zip(scores, groups, strict=True):
+            by_role = {role: objective.advantages(r) for role, r in score.rewards.items()}
+            places: dict[tuple[str, int], list[int]] = defaultdict(list)
             for n, rollout in enumerate(group):
-                for trace in rollout:
-                    weight = score.weights[trace.role][n] if trace.role in score.weights else 1.0
-                    places.setdefault((trace.role, n), []).append(len(rows))
-                    rows.append((trace, by_role[trace.role][n], weight))
+                for prompt, reply in rollout:
+                    weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
+                    places[prompt.role, n].append(len(rows))
+                    rows.append((prompt, reply, by_role[prompt.role][n], weight))
             for pair in score.pairs:
-                winner, loser = (places.get((pair.role, n), []) for n in (pair.winner, pair.loser))
+                winner, loser = (places[pair.role, n] for n in (pair.winner, pair.loser))
                 if winner and loser:
                     ends = torch.tensor(winner, device=device), torch.tensor(loser, device=device)
                     pairs.append((pair.role, pair.gap, *ends))
-        real = torch.ones(len(rows), device=device)
-        if not rows:  # every process makes equally many passes
-            eos = [self._tokenizer.eos_token_id]
-            rows, real = [(Trace("", eos, eos), 0.0, 1.0)], torch.zeros(1, device=device)
-        prompt, prompt_mask = self._padded([trace.prompt for trace, *_ in rows], "left")
-        completion, mask = self._padded([trace.completion for trace, *_ in rows], "right")
-        packed = None
-        if can_pack(self.model.config):
-            prompts, completions = zip(*((trace.prompt, trace.completion) for trace, *_ in rows), strict=True)
-            packed = pack(prompts, completions, self._tokenizer.pad_token_id)
-        return Chunk(
-            prompt=prompt,
-            prompt_mask=prompt_mask,
-            completion=completion,
-            mask=mask,
-            advantage=torch.tensor([advantage for _, advantage, _ in rows], device=device),
-            weight=torch.tensor([weight for *_, weight in rows], device=device),
-            real=real,
-            roles=tuple(trace.role for trace, *_ in rows),
-            pairs=tuple(pairs),
-            total=max(total, 1),
-            groups=max(groups, 1),
-            packed=packed and packed.to(device),
-        )
-
-    def _padded(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
-        """Token ids and mask, [B, longest]."""
-        width = max(1, *map(len, rows))
-        ids = torch.full((len(rows), width), self._tokenizer.pad_token_id)
-        mask = torch.zeros_like(ids)
-        for n, row in enumerate(rows):
-            place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-            ids[n, place], mask[n, place] = torch.tensor(row, dtype=torch.long), 1
-        return ids.to(self.accelerator.device), mask.to(self.accelerator.device)
-
-    def _logp(self, model: Any, chunk: Chunk) -> Tensor:
-        """Log-probabilities of the completions at the temperature of sampling, [B, T]."""
-        if chunk.packed is not None:
-            with self.accelerator.autocast():
-                return packed_logp(model, chunk.packed) * chunk.mask
-        ids = torch.cat([chunk.prompt, chunk.completion], 1)
-        mask = torch.cat([chunk.prompt_mask, chunk.mask], 1)
-        logp: Tensor = self._get_per_token_logps_and_entropies(model, ids, mask, chunk.completion.shape[1])[0]
-        return logp
-
-    @torch.no_grad()
-    def _with_references(self, chunk: Chunk, check: bool) -> Chunk:
-        """Add what the policy that sampled and the reference think of the traces, where the loss needs it.
-
-        Raises:
-            ModelError: before the first step the reference is another model than the policy.
-        """
+        # every process makes equally many passes
+        prompts, replies, *numbers = zip(*(rows or [(Prompt("", [self.end, self.end]), [], 0.0, 1.0)]), strict=True)
+        packed = self.packed([prompt.ids for prompt in prompts], replies)
+        advantage, weights = torch.tensor(numbers, device=device)
         old = ref = None
-        if self.args.num_iterations > 1 or check:
-            old = self._logp(self.model, chunk)
-        if self.beta:
-            if self.ref_model is None:
-                with self.accelerator.unwrap_model(self.model).disable_adapter():
-                    ref = self._logp(self.model, chunk)
-            else:
-                ref = self._logp(self.ref_model, chunk)
-            if check and old is not None and float(((old - ref) * chunk.mask).abs().max()) > SAME:
-                name = self.model.config._name_or_path
-                raise ModelError(f"{name}: the reference is not the policy training begins with; save the policy there")
-        return Chunk(**{**vars(chunk), "old": old if self.args.num_iterations > 1 else None, "ref": ref})
+        with torch.no_grad(), self.accelerator.autocast():
+            if self.updates > 1:
+                old = self._wrapped(packed)
+            if self.cfg.rl.beta:
+                with nullcontext() if self.reference else self.model.disable_adapter():
+                    ref = (self.reference or self._wrapped)(packed)
+        return Chunk(packed, advantage, weights, tuple(pairs), total, count, old, ref)
 
     # loss
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Tensor:
+    def loss(self, model: Any, chunk: Chunk) -> Tensor:
         """SaliMory's Eq. 6, MemBuilder's Eq. 12 with the sum over roles as a mean over traces."""
-        (chunk,) = inputs["chunk"]
-        logp = self._logp(model, chunk)
+        rl, sali, mask = self.cfg.rl, self.cfg.salimory, chunk.packed.mask
+        logp = model(chunk.packed)
         old = logp.detach() if chunk.old is None else chunk.old
-        traces = grpo_loss(
-            logp,
-            old,
-            chunk.ref,
-            chunk.mask,
-            chunk.advantage,
-            chunk.weight,
-            self.settings.clip,
-            self.beta,
-            self.settings.weighting,
-        )
-        loss = (traces * chunk.real).sum() / chunk.total
+        given = old, chunk.ref, mask, chunk.advantage, chunk.weight
+        traces = objective.grpo_loss(logp, *given, rl.clip, rl.beta, rl.weighting)
+        loss = traces.sum() / chunk.total
         for role, gap, winner, loser in chunk.pairs:
-            ends = mean_logp(logp, chunk.mask, winner), mean_logp(logp, chunk.mask, loser)
-            term = contrastive_loss(*ends, gap, self.settings.contrast_scale) / chunk.groups
-            loss = loss + self.settings.contrast.get(role, 0.0) * term
-            self._metrics["train"][f"contrast/{role}"].append(float(term.detach()) * chunk.groups)
-        with torch.no_grad():
-            counted = chunk.mask * chunk.real[:, None]
-            # of the policy that sampled to the present one: the roles of k3's arguments are swapped
-            self._kl.append(torch.stack([(k3(old, logp) * counted).sum(), counted.sum()]).detach())
-            if chunk.ref is not None:
-                self._metrics["train"]["kl"].append(
-                    float((k3(logp, chunk.ref) * counted).sum() / counted.sum().clamp(min=1))
-                )
-        # processes average their gradients
-        return loss * self.accelerator.num_processes
+            ends = objective.mean_logp(logp, mask, winner), objective.mean_logp(logp, mask, loser)
+            term = objective.contrastive_loss(*ends, gap)
+            self._seen[f"contrast/{role}"].append(float(term.detach()))
+            loss = loss + {"booster": sali.boost, "utilizer": sali.utilize}.get(role, 0.0) * term / chunk.groups
+        tokens, now = float(mask.sum()), logp.detach()
+        # of the policy that sampled to the present one: the roles of k3's arguments are swapped
+        self._seen["moved"].append(float((objective.k3(old, now) * mask).sum()))
+        self._seen["tokens"].append(tokens)
+        if chunk.ref is not None:
+            self._seen["kl"].append(float((objective.k3(now, chunk.ref) * mask).sum()) / max(tokens, 1))
+        return loss
 
-    def step_divergence(self) -> float:
-        """KL(π_old ‖ π_θ), nats a token, over the passes since the last call; over all processes."""
-        sums = self.accelerator.reduce(torch.stack(self._kl).sum(0), "sum")
-        self._kl.clear()
-        return float(sums[0] / sums[1].clamp(min=1))
-
-
-def _by_task(**_: Any) -> list[float]:
-    """TRL wants a reward function; the task scores whole groups instead."""
-    raise AssertionError
-
-
-def _groups(items: list[list[Trace]], size: int) -> list[list[list[Trace]]]:
-    return [items[n : n + size] for n in range(0, len(items), size)]
-
-
-class _StopOnKL(TrainerCallback):  # type: ignore[misc]
-    """Ends the updates of a generation where the policy has moved too far (SaliMory, Appendix B.2).
-
-    TRL's loop over a generation cannot be left; without gradients its remaining steps change nothing.
-    """
-
-    def __init__(self, trainer: MemoryGRPOTrainer) -> None:
-        self.trainer = trainer
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, limit = self.trainer, self.trainer.settings.kl_stop
-        divergence = trainer.step_divergence()
-        if limit is None:
-            return
-        trainer._metrics["train"]["kl_step"].append(divergence)
-        trainer._stopped = trainer._stopped or divergence > limit
-        if trainer._stopped:
-            trainer.model.zero_grad(set_to_none=True)
+    def _figures(self, seen: dict[str, list[float]]) -> dict[str, float]:
+        """Beyond `kl_stop` the updates of a generation end (SaliMory, Appendix B.2): without gradients its remaining
+        steps change nothing."""
+        moved, limit = sum(seen.pop("moved")) / max(sum(seen.pop("tokens")), 1), self.cfg.rl.kl_stop
+        if limit is not None:
+            seen["kl_step"] = [moved]
+            self._stopped = self._stopped or moved > limit
+        if self._stopped:
+            self.model.zero_grad(set_to_none=True)
+        return super()._figures(seen)

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
+from remind.grounding.ground import check_saes, load_saes
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.generate import check_generates
 from remind.viewing.config import CompareModelsConfig
+from remind.viewing.diff import SHARED, Diff, measure, questions_of
+from sae import TopKSAE
+from sae.dashboard import logit_effects
+from sae.figures import COLOURS, Picture, new_figure
 from sae.pages import page
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
-    from remind.viewing.diff import Diff
-    from sae import TopKSAE
-    from sae.figures import Picture
 
 Figures = dict[str, Any]
 
@@ -36,10 +37,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-    from remind.grounding.ground import check_saes, load_saes
-    from remind.models.backbone import load_backbone
-    from remind.models.generate import check_generates
-    from remind.viewing.diff import measure, questions_of
 
     out = Path(cfg.out)
     if (out / "diff.json").exists() and not cfg.overwrite:
@@ -66,8 +63,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
 
 def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
     """All figures of a comparison, intervals by dialogue."""
-    from remind.viewing.diff import SHARED
-
     dialogues = [question.record.dialogue_id for question in diff.questions]
     moved: Figures = {}
     for space in ("residual", "codes", "random"):
@@ -79,45 +74,40 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     others = _of_another_dialogue(dialogues)
     for layer in diff.layers:
         for kind in SHARED:
-            both = [one[layer][kind] for one in diff.means]
-            own = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
+            sides = [one[layer][kind] for one in diff.means]
+            own = [(float(m @ delta), float(delta @ delta)) for m, delta in sides]
             figures: Figures = {"own": ratio(own, dialogues, resamples)}
             if others is not None:
-                wrong = [both[number][1] for number in others]
-                shuffled = [(float(m @ delta), float(delta @ delta)) for (m, _), delta in zip(both, wrong, strict=True)]
+                both = [(m, sides[number][1]) for (m, _), number in zip(sides, others, strict=True)]
+                shuffled = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
                 figures["shuffled"] = ratio(shuffled, dialogues, resamples)
             means.setdefault(str(layer), {})[kind] = figures
-    salience: Figures = {"resonance": {}, "attention": {}}
-    for layer in diff.layers:
-        found = [(one[layer], name) for one, name in zip(diff.resonance, dialogues, strict=True)]
-        rows = [(*both, name) for both, name in found if both is not None]
-        salience["resonance"][str(layer)] = _paired(rows, resamples)
+    attention: Figures = {}
     read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
     for layer in range(read[0][0].shape[1] if read else 0):
         rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
-        salience["attention"][str(layer + 1)] = _paired(rows, resamples)
+        attention[str(layer + 1)] = _paired(rows, resamples)
     if read:
         rows = [(float(one[0].mean()), float(one[1].mean()), name) for one, name in read]
-        salience["attention"]["mean"] = _paired(rows, resamples)
+        attention["mean"] = _paired(rows, resamples)
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
-        fit[str(layer)] = {
-            "before": _fit(first),
-            "after": _fit(second),
-            "born": int(born.sum()),
-            "gone": int(dead.sum()),
+        figures = {"before": first.summary(), "after": second.summary()}
+        kept = {
+            when: {name: one[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
+            for when, one in figures.items()
         }
+        fit[str(layer)] = {**kept, "born": int(born.sum()), "gone": int(dead.sum())}
     listed = {
         str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
         for layer, kinds in diff.changes.items()
     }
-    return {"moved": moved, "moved_means": means, "salience": salience, "fit": fit, "features": listed}
+    return {"moved": moved, "moved_means": means, "salience": {"attention": attention}, "fit": fit, "features": listed}
 
 
 def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
     """Give each listed feature the tokens that it promotes."""
-    from sae.dashboard import logit_effects
 
     for layer, kinds in result["features"].items():
         rows = [row for listed in kinds.values() for row in listed]
@@ -142,20 +132,13 @@ def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
     return chosen
 
 
-def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures | None:
-    if not rows:
-        return None
+def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures:
     before, after, names = zip(*rows, strict=True)
     return {
         "before": bootstrap(before, resamples, clusters=names),
         "after": bootstrap(after, resamples, clusters=names),
         "difference": bootstrap([b - a for a, b in zip(before, after, strict=True)], resamples, clusters=names),
     }
-
-
-def _fit(figures: Any) -> Figures:
-    summary = figures.summary()
-    return {name: summary[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
 
 
 def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -168,10 +151,8 @@ def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
             cells = [result["moved"][space][layer][kind] for space in ("residual", "codes", "random")]
             moved.append([layer, kind, *map(_cell, [*cells, means["own"], means.get("shuffled")])])
     salience = [
-        [name, layer, *(_cell(figures[part]) for part in ("before", "after", "difference"))]
-        for name, layers in result["salience"].items()
-        for layer, figures in layers.items()
-        if figures is not None
+        [layer, *(_cell(figures[part]) for part in ("before", "after", "difference"))]
+        for layer, figures in result["salience"]["attention"].items()
     ]
     fit = []
     for layer, one in result["fit"].items():
@@ -184,8 +165,8 @@ def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
             moved,
         ),
         (
-            "Where answers are predicted: AUC of turns with gold evidence among those of x0",
-            ["by", "layer", "before", "after", "after - before"],
+            "Attention where answers are predicted: AUC of turns with gold evidence among those of x0",
+            ["layer", "before", "after", "after - before"],
             salience,
         ),
         ("The SAEs on both streams", ["layer", "FVU before", "after", "L0 before", "after", "born", "gone"], fit),
@@ -224,7 +205,6 @@ def _cell(figures: Figures | None) -> str:
 
 def plot(result: Figures) -> Picture:
     """Shares moved by layer with their control, and salience before and after."""
-    from sae.figures import COLOURS, Picture, new_figure
 
     figure = new_figure(11, 3.6)
     left, right = figure.subplots(1, 2)
@@ -244,14 +224,13 @@ def plot(result: Figures) -> Picture:
     left.set_xlabel("layer")
     left.set_ylabel("share of the way")
     left.legend(frameon=False, fontsize=8)
-    measured = result["salience"]["attention"] or result["salience"]["resonance"]
-    known = [(n, one) for n, one in measured.items() if one is not None and n != "mean"]
+    known = [(n, one) for n, one in result["salience"]["attention"].items() if n != "mean"]
     for name, colour in (("before", "#999999"), ("after", COLOURS[0])):
         right.plot(
             [n for n, _ in known], [one[name]["value"] for _, one in known], color=colour, label=name, marker="o"
         )
     right.axhline(0.5, color="#cccccc", linewidth=0.8)
     right.set_xlabel("layer")
-    right.set_ylabel("AUC of gold turns, " + ("attention" if result["salience"]["attention"] else "resonance"))
+    right.set_ylabel("AUC of gold turns, attention")
     right.legend(frameon=False, fontsize=8)
     return Picture(figure)

@@ -42,10 +42,6 @@ class InspectConfig:
     """Folder of SAEs; None: the one the states were built with."""
     grounding: GroundingConfig | None = None
     """Settings of grounding; None: those the states were built with."""
-    examples: str | list[str] | None = None
-    """Dialogues in which to look for each feature's top examples. None: the retrieved dialogue itself."""
-    examples_limit: PositiveInt | None = 400
-    """Read at most this many sessions of these dialogues, the first ones."""
     explanations: str | None = None
     """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None
@@ -54,7 +50,7 @@ class InspectConfig:
     max_new_tokens: PositiveInt = 160
     """Longest answer."""
     features: PositiveInt | None = 12
-    """Features shown of each token and layer; half are those that add most to its resonance. None: all."""
+    """Features shown of each token and layer: those that add most to its resonance, then the strongest. None: all."""
     per_feature: PositiveInt = 4
     """Examples shown of each feature."""
     device: str = "cpu"

@@ -10,7 +10,7 @@ same tokens, the question, and go on with the same answer, so that hidden states
   positions, beside the share of the question's own means; and in codes a random m, as long at every token: of entries
   at the edge of top-k any change exchanges some, as x2 does, so that the share is above 0 wherever it leads.
 - **salience**: which turns the positions that answer read, without any marker: the probability that a turn with gold
-  evidence gets more attention per token than one without (AUC; .5 is chance), and the same of the cosine of codes.
+  evidence gets more attention per token than one without (AUC; .5 is chance).
 - **fit**: FVU of the SAEs on the streams before and after, and features that fire in one only: whether they must be
   trained anew.
 """
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +30,13 @@ from remind.alignment.examples import example_of
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
-from remind.models.backbone import inner_model
+from remind.models.backbone import Backbone, inner_model
 from remind.states.dataset import iterate_states
 from remind.states.records import StateRecord
 from remind.viewing.turns import auc, evidence_turns, prompt_of
-from sae import SparseCodes
+from sae import SparseCodes, TopKSAE
 from sae.hooks import edited
 from sae.metrics import Evaluation
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
-    from sae import TopKSAE
 
 Kind = Literal["question", "answer", "dialogue"]
 KINDS: tuple[Kind, ...] = ("question", "answer", "dialogue")
@@ -174,8 +170,8 @@ class Diff:
         moved: of each question, by space (residual, codes; random: codes after a random change), layer and kind: ⟨m, Δ⟩
             and |Δ|² summed over positions.
         means: of each question, by layer and kind: means of m and Δ over positions, [2, d].
-        resonance: of each question, by layer: AUC before and after; None without gold turns beside others.
-        attention: of each question: AUC before and after by layer of the model, [2, n_layers], or None.
+        attention: of each question: AUC before and after by layer of the model, [2, n_layers]; None without gold turns
+            beside others.
         fit: by layer: figures before and after.
     """
 
@@ -183,7 +179,6 @@ class Diff:
     changes: dict[int, dict[Kind, Changes]]
     moved: list[dict[str, dict[int, dict[Kind, tuple[float, float]]]]] = field(default_factory=list)
     means: list[dict[int, dict[Kind, Tensor]]] = field(default_factory=list)
-    resonance: list[dict[int, tuple[float, float] | None]] = field(default_factory=list)
     attention: list[Tensor | None] = field(default_factory=list)
     fit: dict[int, tuple[Evaluation, Evaluation]] = field(default_factory=dict)
 
@@ -229,7 +224,6 @@ def measure(
             diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
-        resonance: dict[int, tuple[float, float] | None] = {}
         for layer, coder in saes.items():
             streams = (first[layer], second[layer])
             codes = []
@@ -241,8 +235,8 @@ def measure(
             for kind in KINDS:
                 at = question.positions(kind, 0).to(stream.device)
                 if len(at):
-                    group = torch.zeros(len(at), dtype=torch.int64, device=stream.device)
-                    changes[layer][kind].add(*(_pooled(part[at], group, 1, coder.d_sae)[0].double() for part in codes))
+                    before_after = (part[at].dense(coder.d_sae).mean(0).double().cpu() for part in codes)
+                    changes[layer][kind].add(*before_after)
             means[layer] = {}
             for part in moved.values():
                 part[layer] = {}
@@ -260,10 +254,8 @@ def measure(
                 )
                 moved["codes"][layer][kind] = _dots(aligned - base, there_codes - base)
                 moved["random"][layer][kind] = _dots(random - base, there_codes - base)
-            resonance[layer] = _resonance(codes, question, coder.d_sae)
         diff.moved.append(moved)
         diff.means.append(means)
-        diff.resonance.append(resonance)
     return diff
 
 
@@ -320,33 +312,6 @@ def _no_sink(h: Tensor) -> Tensor:
     """bool [T]."""
     norms = torch.linalg.vector_norm(h, dim=-1)
     return norms <= _SINK * norms.median()
-
-
-def _pooled(codes: SparseCodes, group: Tensor, n: int, d_sae: int) -> Tensor:
-    """Mean codes over the tokens of each group, [n, d_sae] on the CPU; 0 for a group without tokens.
-
-    Args:
-        codes: [T, k]. group: int64 [T].
-    """
-    out = torch.zeros(n * d_sae, device=group.device)
-    out.index_add_(0, (group[:, None] * d_sae + codes.indices).flatten(), codes.values.float().flatten())
-    return (out.view(n, d_sae) / torch.bincount(group, minlength=n).clamp(min=1)[:, None]).cpu()
-
-
-def _resonance(codes: Sequence[SparseCodes], question: Reading, d_sae: int) -> tuple[float, float] | None:
-    """AUC before and after of the cosine between mean codes of the answering positions and of each turn."""
-    figures = []
-    at, answering = question.positions("dialogue", 0), question.positions("answer", 0)
-    for part in codes:
-        device = part.values.device
-        turns = _pooled(part[at.to(device)], question.turn[at].to(device), len(question.record.x0.turns), d_sae)
-        group = torch.zeros(len(answering), dtype=torch.int64, device=device)
-        answer = _pooled(part[answering.to(device)], group, 1, d_sae)
-        found = auc(torch.cosine_similarity(turns, answer, dim=-1), question.evidence)
-        if found is None:
-            return None
-        figures.append(found)
-    return figures[0], figures[1]
 
 
 @dataclass

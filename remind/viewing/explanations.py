@@ -15,10 +15,9 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from sae.probe import Encoded, Example, TopExamples
     from sae.probe.pictures import TopPictures
 
-VERSION = 1
 TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
 NAME_WORDS = 20
@@ -48,6 +46,10 @@ _ROOM = 1024
 _BACKGROUND = 1000
 #: Words of a feature without a name, and the weight of the prior in words.
 _WORDS, _PRIOR = 5, 500.0
+
+
+#: Excerpts with the features that fire on them, to draw those from on which a feature does not fire.
+Background: TypeAlias = "Sequence[tuple[Excerpt, frozenset[int]]]"
 
 
 @dataclass(frozen=True)
@@ -86,36 +88,24 @@ def _cut(text: str, offsets: Sequence[Sequence[int]]) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-@dataclass(frozen=True)
-class Background:
-    """Excerpts at large with the features that fire on them, to draw those from on which a feature does not fire."""
+def background_of(texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> Background:
+    """Excerpts of encoded texts at large with the features that fire on them.
 
-    found: Sequence[tuple[Excerpt, frozenset[int]]]
-
-    @classmethod
-    def of(cls, texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> Background:
-        """Excerpts of encoded texts.
-
-        Args:
-            texts: at most 1000 windows of them are kept, drawn at random.
-            layer: whose features are meant.
-            size: tokens of an excerpt, at most.
-        """
-        # a text that is shorter than an excerpt is one as it is
-        windows = [(one, start) for one in texts for start in range(0, max(len(one) - size, 0) + 1, size)]
-        random.Random(seed).shuffle(windows)
-        found = []
-        for one, start in windows[:_BACKGROUND]:
-            part, codes = slice(start, start + size), one.layer(layer)
-            active = frozenset(codes.indices[part][codes.active()[part]].tolist())
-            pieces = _cut(one.text, one.offsets[part].tolist())
-            found.append((Excerpt(pieces, (False,) * len(pieces)), active))
-        return cls(found)
-
-    def without(self, feature: int, most: int, draws: random.Random) -> list[Excerpt]:
-        """At most so many excerpts on which the feature does not fire, at random."""
-        silent = [one for one, active in self.found if feature not in active]
-        return draws.sample(silent, min(most, len(silent)))
+    Args:
+        texts: at most 1000 windows of them are kept, drawn at random.
+        layer: whose features are meant.
+        size: tokens of an excerpt, at most.
+    """
+    # a text that is shorter than an excerpt is one as it is
+    windows = [(one, start) for one in texts for start in range(0, max(len(one) - size, 0) + 1, size)]
+    random.Random(seed).shuffle(windows)
+    found = []
+    for one, start in windows[:_BACKGROUND]:
+        part, codes = slice(start, start + size), one.layer(layer)
+        pieces = _cut(one.text, one.offsets[part].tolist())
+        active = frozenset(codes.indices[part][codes.active()[part]].tolist())
+        found.append((Excerpt(pieces, (False,) * len(pieces)), active))
+    return found
 
 
 @dataclass(frozen=True)
@@ -137,9 +127,9 @@ class Captions:
         found = [self.text[one.source] for one in self.top.examples(feature, most) if one.source in self.text]
         return [_plain(text) for text in dict.fromkeys(found)]
 
-    @cached_property
+    @property
     def background(self) -> Background:
-        return Background([(_plain(self.text[path]), on) for path, on in self.shown.items() if path in self.text])
+        return [(_plain(self.text[path]), on) for path, on in self.shown.items() if path in self.text]
 
 
 def _plain(text: str) -> Excerpt:
@@ -197,8 +187,7 @@ def words_of(texts: Mapping[int, Sequence[str]], counts: Mapping[str, int]) -> d
     return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
 
 
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(NamedTuple):
     """Excerpts with what is right for each."""
 
     kind: str
@@ -215,7 +204,8 @@ def _trial(kind: str, right: Sequence[str], wrong: Sequence[str], draws: random.
 
 
 def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> list[_Trial]:
-    silent = background.without(feature, len(held), draws)
+    silent = [one for one, active in background if feature not in active]
+    silent = draws.sample(silent, min(len(held), len(silent)))
     detection = _trial("detection", [one.text for one in held], [one.text for one in silent], draws)
     right = [one.marked(one.fires) for one in held[: len(held) // 2]]
     wrong = []
@@ -296,14 +286,8 @@ def explain(
         if name and "<<<" not in name:
             names[feature] = name
         else:
-            failures.append(
-                Failure(
-                    "explain",
-                    request.sample,
-                    reply.failure or "unusable",
-                    reply.message or "no name: empty, or the prompt",
-                )
-            )
+            why = (reply.failure or "unusable", reply.message or "no name: empty, or the prompt")
+            failures.append(Failure("explain", request.sample, *why))
     tasks: list[tuple[int, str, Sequence[bool], Request]] = []
     for feature, name in names.items():
         others = [text for other, text in names.items() if other != feature and text != name]
@@ -350,7 +334,6 @@ def write_explanations(
     summary: dict[str, Any] = {kind: bootstrap(values) for kind, values in zip(kinds, scores, strict=True)}
     summary["failures"] = dict(Counter(failure.failure for failure in failures))
     value = {
-        "version": VERSION,
         "layer": layer,
         "sae": tensors_hash(coder.state_dict()),
         "model": model,
@@ -379,13 +362,10 @@ def read_explanations(
     for path in sorted(Path(folder).glob("layer_*.explanations.json")):
         content = read_json(path)
         try:
-            layer = int(content["layer"])
-            found = {int(feature): _explanation(row) for feature, row in content["features"].items()}
-            sae = content["sae"] if content["version"] == VERSION else None
+            layer, sae = int(content["layer"]), content["sae"]
+            found = {int(feature): Explanation(**row) for feature, row in content["features"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError("no explanations of features as feature-pages writes them", path) from None
-        if sae is None:
-            raise DataError(f"another version than {VERSION}; write the pages again", path)
         if coders is not None and layer not in coders:
             continue
         if coders is not None and sae != tensors_hash(coders[layer].state_dict()):
@@ -394,14 +374,3 @@ def read_explanations(
     if not result:
         raise DataError("no layer_<number>.explanations.json of these layers; feature-pages writes them", folder)
     return result
-
-
-def _explanation(row: Mapping[str, Any]) -> Explanation:
-    """Raises KeyError, TypeError or ValueError for anything else."""
-    scores = {
-        str(kind): None if score is None else {name: float(score[name]) for name in ("value", "low", "high", "n")}
-        for kind, score in row["scores"].items()
-    }
-    if not isinstance(row["text"], str) or row["by"] not in ("model", "words"):
-        raise ValueError
-    return Explanation(row["text"], row["by"], scores)

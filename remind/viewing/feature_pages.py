@@ -5,32 +5,32 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.progress import ProgressBar
+from remind.data.dialogue import Dialogue
+from remind.llm.auxiliary import Failure
+from remind.llm.client import Chats
+from remind.models.backbone import Backbone
+from remind.models.images import thumbnail
+from remind.models.windows import Window, batches, make_windows, window_size
 from remind.states.pyramid import one_line
 from remind.text.words import words
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.workbench import open_workbench
+from remind.viewing.explanations import Captions, background_of, explain, words_of, write_explanations
+from remind.viewing.workbench import Workbench, open_workbench
+from sae import SAEError
+from sae.dashboard import strongest, write_dashboard
+from sae.probe import Encoded
 from sae.probe.examples import TopExamples
 from sae.probe.pictures import TopPictures
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remind.data.dialogue import Dialogue
-    from remind.llm.client import Chats
-    from remind.models.backbone import Backbone
-    from remind.models.windows import Window
-    from remind.viewing.explanations import Captions, Explanation
-    from remind.viewing.workbench import Workbench
-    from sae import TopKSAE
-    from sae.probe import Encoded
 
 #: Longer side of an image on a page, in pixels.
 PICTURE_SIZE = 160
@@ -55,14 +55,8 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         DataError, FormatError: dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used, a layer without one, or a chat model that cannot be used.
     """
-    from remind.llm.client import Chats
-    from remind.models.images import thumbnail
-    from remind.viewing.explanations import Captions
-    from sae import SAEError
-    from sae.dashboard import strongest, write_dashboard
-
     chats = Chats(cfg.llm)
-    chats.stage("explain")  # an endpoint that cannot be used is reported before any work
+    chat = chats.stage("explain")  # an endpoint that cannot be used is reported before any work
     bench = open_workbench(cfg.backbone, cfg.data or None, cfg.sae, device=cfg.device, dtype=cfg.dtype)
     layers = bench.layers if cfg.layers is None else cfg.layers
     pages = {layer: Path(cfg.out) / f"layer_{layer}.html" for layer in layers}
@@ -71,73 +65,55 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
     captions = {image.path: one_line(image.caption) for image in images if image.path is not None and image.caption}
     counts = Counter(word for _, text in islice(bench.texts(), cfg.limit) for word in words(text))
-    kept = cfg.per_feature if cfg.llm.endpoint("explain") is None else 2 * cfg.examples_named
+    kept = cfg.per_feature if chat is None else 2 * cfg.examples_named
     try:
         found = read_examples(
             bench, layers, max(cfg.per_feature, kept), cfg.image_tokens, cfg.limit, context=_CONTEXT, drawn=_DRAWN
         )
         for layer, page in pages.items():
-            features = strongest(found.texts[layer], cfg.most, found.pictures[layer])
-            named_by = Captions(captions, found.pictures[layer], found.shown[layer])
-            names = _names(cfg, chats, bench.coders[layer], found, layer, features, counts, named_by)
-            if chats.dry is None:
-                write_dashboard(
-                    page,
-                    bench.coders[layer],
-                    found.texts[layer],
-                    features=features,
-                    per_feature=cfg.per_feature,
-                    probe=bench.probe,
-                    names={feature: asdict(name) for feature, name in names.items()},
-                    pictures=found.pictures[layer] if cfg.image_tokens else None,
-                    show=lambda path: (thumbnail(path, PICTURE_SIZE), captions.get(path, "no caption")),
-                    title=f"{cfg.backbone}, layer {layer}",
-                )
-                print(f"layer {layer}: {page}")
+            coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
+            features = strongest(record, cfg.most, pictures)
+            named_by = Captions(captions, pictures, found.shown[layer])
+            # distinctive words stand in where no name was asked for or none came
+            read = {feature: [one.text for one in record.examples(feature)] for feature in features}
+            seen = {one: [text.text for text in named_by.excerpts(one)] for one in features if not read[one]}
+            in_captions = Counter(word for path in named_by.shown for word in words(captions.get(path, "")))
+            names, failures = words_of(read, counts) | words_of(seen, in_captions), list[Failure]()
+            if chat is not None:
+                background = background_of(found.sample, layer, sum(record.context) + 1)
+                named = features[: cfg.named]
+                written, failures = explain(chat, record, background, named, cfg.examples_named, named_by)
+                names |= written
+            if chats.dry is not None:
+                continue
+            costs = None if chat is None else chats.ledger.summary()["total"]
+            model = None if chat is None else chat.name
+            summary = write_explanations(cfg.out, layer, coder, names, failures, model, costs)
+            for kind, score in summary.items():
+                if kind != "failures" and score is not None:
+                    figures = f"{score['value']:.2f} [{score['low']:.2f}, {score['high']:.2f}], n {score['n']}"
+                    print(f"layer {layer}: {kind} {figures}")
+            if failures:
+                print(f"layer {layer}: {len(failures)} requests failed, the last: {failures[-1].message}")
+            write_dashboard(
+                page,
+                coder,
+                record,
+                features=features,
+                per_feature=cfg.per_feature,
+                probe=bench.probe,
+                names={feature: asdict(name) for feature, name in names.items()},
+                pictures=pictures if cfg.image_tokens else None,
+                show=lambda path: (thumbnail(path, PICTURE_SIZE), captions.get(path, "no caption")),
+                title=f"{cfg.backbone}, layer {layer}",
+            )
+            print(f"layer {layer}: {page}")
     except SAEError as error:
         raise ModelError(str(error)) from None
     if chats.dry is not None:
         print(chats.dry.report())
         return []
     return list(pages.values())
-
-
-def _names(
-    cfg: FeaturePagesConfig,
-    chats: Chats,
-    coder: TopKSAE,
-    found: Found,
-    layer: int,
-    features: list[int],
-    counts: Mapping[str, int],
-    captions: Captions,
-) -> dict[int, Explanation]:
-    """Write the explanations of a layer; distinctive words stand in where no name was asked for or none came."""
-    from remind.viewing.explanations import Background, explain, words_of, write_explanations
-
-    record = found.texts[layer]
-    read = {feature: [one.text for one in record.examples(feature)] for feature in features}
-    shown = {feature: [one.text for one in captions.excerpts(feature)] for feature in features if not read[feature]}
-    in_captions = Counter(word for path in captions.shown for word in words(captions.text.get(path, "")))
-    names, chat = words_of(read, counts) | words_of(shown, in_captions), chats.stage("explain")
-    if chat is None:
-        write_explanations(cfg.out, layer, coder, names)
-        return names
-    background = Background.of(found.sample, layer, sum(record.context) + 1)
-    written, failures = explain(chat, record, background, features[: cfg.named], cfg.examples_named, captions)
-    if chats.dry is not None:
-        return names
-    names |= written
-    costs = chats.ledger.summary()["total"]
-    summary = write_explanations(cfg.out, layer, coder, names, failures, chat.name, costs)
-    for kind, score in summary.items():
-        if kind != "failures" and score is not None:
-            print(
-                f"layer {layer}: {kind} {score['value']:.2f} [{score['low']:.2f}, {score['high']:.2f}], n {score['n']}"
-            )
-    if failures:
-        print(f"layer {layer}: {len(failures)} requests failed, the last: {failures[-1].message}")
-    return names
 
 
 class Found(NamedTuple):
@@ -176,8 +152,6 @@ def read_examples(
         ModelError: a layer without an SAE, or a backbone that takes no images. ImagePathError: an image that cannot be
             read.
     """
-    from remind.models.windows import batches, make_windows, window_size
-
     backbone, probe = bench.backbone, bench.probe
     if missing := [layer for layer in layers if layer not in probe.coders]:
         raise ModelError(f"layer {missing[0]} does not exist; there are SAEs of {sorted(probe.coders)}")

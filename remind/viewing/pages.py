@@ -5,10 +5,12 @@ As in `sae.pages`, markupsafe escapes: a `str` is text, only `Markup` is HTML. N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from difflib import SequenceMatcher
+from html import unescape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +36,15 @@ _HEAD = ("feature", "activation", "tokens", "peak", "elsewhere")
 
 
 class Page:
-    """HTML that a notebook shows as the value of a cell.
+    """HTML that a notebook shows as the value of a cell; a terminal shows its text, a line a paragraph or row."""
 
-    Attributes:
-        html: the HTML.
-        text: the same as plain text, for a terminal.
-    """
+    def __init__(self, html: Markup) -> None:
+        self.html = str(html)
 
-    def __init__(self, html: Markup, text: str) -> None:
-        self.html, self.text = str(html), text
+    @property
+    def text(self) -> str:
+        lines = re.sub("</(?:p|tr|summary)>", "\n", re.sub("</t[dh]>", " ", self.html))
+        return unescape(re.sub("<[^>]*>", "", lines)).strip()
 
     def _repr_html_(self) -> str:
         return self.html
@@ -141,7 +143,7 @@ def show_dialogue(trace: GroundingTrace, layer: int | None = None, most: int | N
     ]
     gold, marked = gold_turns(factual.question, factual.turns), marked_turns(trace.state.blocks)
     shown = set(sorted(range(len(factual.turns)), key=lambda index: -salience[index])[:most])
-    parts, lines, last = [heading(factual.question.text)], [factual.question.text], None
+    parts, last = [heading(factual.question.text)], None
     tokens = zip(trace.codes.turn.tolist(), trace.codes.spans, values, shades, strict=True)
     for index, group in groupby(tokens, key=lambda token: token[0]):
         if index not in shown:
@@ -149,22 +151,23 @@ def show_dialogue(trace: GroundingTrace, layer: int | None = None, most: int | N
         if last is not None and (index != last + 1 or factual.runs[index] != factual.runs[last]):
             parts.append(paragraph("…", faint=True))
         last = index
-        pieces = _pieces(trace.codes.text, group)
+        rest = [one[1:] for one in group]
         label = f"{factual.turns[index].id} {salience[index]:.2f}{' ▾' if index in gold else ''}"
         note = Markup('<span style="opacity:.55;font-size:80%">{}</span> {}')
-        parts.append(paragraph(note.format(label, shaded(pieces).rstrip()), index in marked))
-        text = "".join(text for text, _, _ in pieces).strip()
-        lines.append(f"{'*' if index in marked else ' '} {label} {text}")
-    return Page(column(parts), "\n".join(lines))
+        text = shaded(_pieces(trace.codes.text, rest, rest[0][0][0])).rstrip()
+        parts.append(paragraph(note.format(label, text), index in marked))
+    return Page(column(parts))
 
 
-def _pieces(text: str, tokens: Iterable[tuple[int, Span, float, float]]) -> list[tuple[str, float, str]]:
-    pieces, cursor = [], -1
-    for _, (start, end), value, shade in tokens:
-        # all tokens of a multi-byte character have its whole span
+def _pieces(
+    text: str, tokens: Iterable[tuple[Sequence[int], float, float]], cursor: int
+) -> list[tuple[str, float, str]]:
+    """Text from `cursor` on; tokens are span, value, shade. All tokens of a multi-byte character have its span."""
+    pieces = []
+    for (start, end), value, shade in tokens:
         start = max(start, cursor)
         if start < end:
-            pieces.append((text[start:end], shade, f"{value:.3g}" if shade else ""))
+            pieces += [(text[cursor:start], 0.0, ""), (text[start:end], shade, f"{value:.3g}" if shade else "")]
             cursor = end
     return pieces
 
@@ -175,7 +178,7 @@ def show_levels(record: StateRecord | Mapping[str, Any]) -> Page:
     What each adds to the one before it is shaded; the instructions before the dialogue, the same in all, are left out.
     """
     record = record_of_row(record) if isinstance(record, Mapping) else record
-    parts, texts = [], []
+    parts: list[Markup] = []
     before: list[str] = []
     for level in record.levels:
         rendered = record.level(level)
@@ -187,9 +190,8 @@ def show_levels(record: StateRecord | Mapping[str, Any]) -> Page:
         body = shaded([(f"{line}\n", shade, "") for line, shade in zip(lines, shades, strict=True)], BLUE)
         details = Markup("<details{}><summary>{}</summary>{}</details>")
         parts.append(details.format(" open" if level == "x1" else "", level, paragraph(body)))
-        texts.append(f"--- {level}\n{text}")
         before = lines
-    return Page(column(parts), "\n".join(texts))
+    return Page(column(parts))
 
 
 def best_features(
@@ -213,7 +215,7 @@ def best_features(
             raise DataError(f"there is no {'visual' if visual else 'text'} token in it")
         encoded = replace(encoded, special=encoded.special | others)
     features = top_features(encoded, layer, n=n)
-    return Page(_feature_table(encoded, features, examples), "\n".join(map(str, features)))
+    return Page(_feature_table(encoded, features, examples))
 
 
 def turn_features(
@@ -233,9 +235,15 @@ def turn_features(
     from sae.probe import top_features
 
     features = top_features(encoded, layer, span=span, n=n, idf=idf)
-    text = encoded.text[slice(*span)]
-    body = paragraph(_by_feature(encoded, layer, features[0].feature, span) if features else text)
-    return Page(body + _feature_table(encoded, features, examples), "\n".join([text.strip(), *map(str, features)]))
+    body: str = encoded.text[slice(*span)]
+    if features:
+        values = _activations(encoded, layer, features[0].feature)
+        inside = [
+            ((max(start, span[0]), min(end, span[1])), value, value / (float(values.max()) or 1.0))
+            for (start, end), value in zip(encoded.offsets.tolist(), values.tolist(), strict=True)
+        ]
+        body = shaded(_pieces(encoded.text, inside, span[0]), BLUE).rstrip()
+    return Page(paragraph(body) + _feature_table(encoded, features, examples))
 
 
 def _feature_table(encoded: Encoded, features: Sequence[FeatureActivation], examples: TopExamples | None) -> Markup:
@@ -261,8 +269,7 @@ def show_examples(examples: TopExamples, feature: int, n: int = 6, name: object 
     title += f": {name}" if name else ""
     line = Markup('<span style="opacity:.55">{:6.2f}</span> {}')
     lines = [paragraph(line.format(one.value, _example(one, top[0].value))) for one in top]
-    text = f"{name}\n" if name else ""
-    return Page(Markup().join([heading(title), *lines]), text + examples.to_text(feature, n))
+    return Page(Markup().join([heading(title), *lines]))
 
 
 def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
@@ -271,10 +278,9 @@ def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
 
     matches = search(examples, query, n)
     if not matches:
-        message = f"no feature's examples match {query!r}"
-        return Page(paragraph(message), message)
+        return Page(paragraph(f"no feature's examples match {query!r}"))
     rows = [[str(one.feature), f"{one.score:.2f}", _example(one.example, one.example.value)] for one in matches]
-    return Page(table(["feature", "score", "best example"], rows), "\n".join(map(str, matches)))
+    return Page(table(["feature", "score", "best example"], rows))
 
 
 def show_generated(
@@ -307,12 +313,11 @@ def show_generated(
         replies[name] = [
             output.text.strip() + ("" if output.finished else " …") for output in outputs if output is not None
         ]
-    parts, lines = [], []
+    parts = []
     for number, message in enumerate(messages):
         rows = [[name, texts[number]] for name, texts in replies.items()]
         parts += [heading(message), table(["run", "reply"], rows)]
-        lines += [message, *(f"  {name}: {text}" for name, text in rows)]
-    return Page(column(parts), "\n".join(lines))
+    return Page(column(parts))
 
 
 def feature_heat(
@@ -378,26 +383,7 @@ def _activations(encoded: Encoded, layer: int, feature: int) -> Tensor:
     return (codes.values * (codes.indices == feature)).sum(-1).float()
 
 
-def _by_feature(encoded: Encoded, layer: int, feature: int, span: tuple[int, int]) -> Markup:
-    values = _activations(encoded, layer, feature).tolist()
-    text, cursor = encoded.text, span[0]
-    pieces: list[tuple[str, float, str]] = []
-    for (start, end), value in zip(encoded.offsets.tolist(), values, strict=True):
-        start, end = max(start, cursor), min(end, span[1])
-        if start < end:
-            pieces += [(text[cursor:start], 0.0, ""), _piece(text[start:end], value, max(values))]
-            cursor = end
-    return shaded([*pieces, (text[cursor : span[1]], 0.0, "")], BLUE).rstrip()
-
-
 def _example(example: Example, top: float) -> Markup:
-    pieces, cursor = [], 0
-    for (start, end), value in zip(example.offsets, example.values, strict=True):
-        pieces.append(_piece(example.text[max(start, cursor) : end].replace("\n", " ⏎ "), value, top))
-        cursor = max(cursor, end)
-    return shaded(pieces, BLUE)
-
-
-def _piece(text: str, value: float, top: float) -> tuple[str, float, str]:
-    """A token shaded by its activation relative to the largest."""
-    return text, value / (top or 1.0), f"{value:.3g}" if value else ""
+    tokens = [(span, value, value / (top or 1.0)) for span, value in zip(example.offsets, example.values, strict=True)]
+    pieces = _pieces(example.text, tokens, 0)
+    return shaded([(text.replace("\n", " ⏎ "), shade, tip) for text, shade, tip in pieces], BLUE)

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from remind.models.backbone import Backbone
+from remind.viewing.diff import Diff, Reading
 from remind.viewing.turns import answer_tokens
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
-    from remind.viewing.diff import Diff, Reading
-    from sae import TopKSAE
+from sae import TopKSAE
+from sae.hooks import edited, skipped
 
 Edits = Mapping[int, Callable[[Tensor], Tensor]]
 States = Mapping[int, Tensor]
@@ -100,8 +99,6 @@ def answer_score(
     Args:
         own: the model's own states [1, T, d] without edits, from which the lowest edit goes on.
     """
-    from sae.hooks import edited, skipped
-
     ids = question.ids(level)[None].to(backbone.device)
     places = backbone.position_ids({"input_ids": ids})
     with ExitStack() as around:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,7 @@ def plot_trajectory(
     check_panels(panels)
     by_title = {"": runs} if isinstance(runs, str | Path) else runs
     rows_of = {title: _rows(run) for title, run in by_title.items()}
-    measured = [name for name in PANELS if any(_has(rows, name) for rows in rows_of.values())]
+    measured = [name for name in PANELS if any(_keys(rows, name) for rows in rows_of.values())]
     names = list(panels) or [name for name in measured if name != "lr"]
     if missing := [name for name in names if name not in measured]:
         raise ConfigError(f"no run has measured {missing[0]}; there are {', '.join(measured)}")
@@ -81,7 +81,7 @@ def plot_trajectory(
     grid = figure.subplots(len(rows_of), len(names), squeeze=False, sharex="row")
     for panel_row, (title, rows) in zip(grid, rows_of.items(), strict=True):
         for axes, name in zip(panel_row, names, strict=True):
-            _DRAWN[name][1](axes, rows, smooth)
+            _draw(axes, rows, name, smooth)
         panel_row[0].set_title(title, loc="left", fontsize=10, pad=18 if title else None)
     for column, name in zip(grid.T, names, strict=True):
         # one scale for all runs
@@ -110,14 +110,11 @@ def _of(rows: Rows, kind: str) -> Rows:
     return list({row["step"]: row for row in rows if row.get("kind", "train") == kind}.values())
 
 
-def _has(rows: Rows, panel: str) -> bool:
-    if panel == "accuracy":
-        return bool(_of(rows, "accuracy"))
-    return bool(_names(_of(rows, "train"), _DRAWN[panel][0]))
-
-
-def _names(rows: Rows, start: str) -> list[str]:
-    return sorted({name for row in rows for name in row if name.startswith(start)})
+def _keys(rows: Rows, panel: str) -> list[str]:
+    """What a panel shows of metrics.jsonl."""
+    kinds = ("accuracy",) if panel == "accuracy" else ("train", "eval")
+    measured = [row for kind in kinds for row in _of(rows, kind)]
+    return sorted({key for row in measured for key in row if key.startswith(_DRAWN[panel][0])})
 
 
 def _line(rows: Rows, name: str, smooth: int = 1) -> tuple[list[int], list[float]]:
@@ -128,76 +125,51 @@ def _line(rows: Rows, name: str, smooth: int = 1) -> tuple[list[int], list[float
     return [row["step"] for row in measured], [sum(window) / len(window) for window in windows]
 
 
-def _finish(axes: Axes, label: str) -> None:
-    axes.set_ylabel(label)
+def _draw(axes: Axes, rows: Rows, panel: str, smooth: int) -> None:
+    """A line for training batches and points for held-out questions; shares as areas."""
+    steps, held_out = _of(rows, "accuracy" if panel == "accuracy" else "train"), _of(rows, "eval")
+    keys = _keys(rows, panel)
+    if panel == "shares":
+        # the hard loss at the bottom, then the edges by number
+        keys.sort(key=lambda key: (key != "share_hard", key))
+        labels = {"share_hard": "hard loss"}
+        labels |= {f"share_dist{s}{t}": f"x{t} → x{s}" for s in range(3) for t in range(3)}
+        filled = [{key: row.get(key, 0.0) for key in ("step", *keys)} for row in steps]
+        if len(filled) == 1:  # an area needs two points
+            filled = [{**filled[0], "step": filled[0]["step"] - 0.5}, *filled]
+        values = [_line(filled, key, smooth)[1] for key in keys]
+        colours = ["#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#E69F00"]
+        names = [labels.get(key, key) for key in keys]
+        axes.stackplot([row["step"] for row in filled], values, labels=names, colors=colours, alpha=0.85)
+    else:
+        for key in keys:
+            level = f"x{key[-1]}"
+            name, colour, shape = level, LEVEL_COLOURS.get(level, "#000000"), _LEVEL_SHAPES.get(level, "o")
+            if panel == "jsd":
+                name, shape = f"x{key[-2]} and {level}", "o"
+                colour = {"01": "#56B4E9", "12": "#009E73"}.get(key[-2:], "#CC79A7")
+            line, points = _line(steps, key, smooth), _line(held_out, key)
+            marker = shape if panel == "accuracy" else ""
+            if line[0]:
+                axes.plot(*line, color=colour, linewidth=1.2, marker=marker, markersize=5, label=name)
+            if points[0]:  # of a level that only teaches nothing else is measured
+                axes.plot(*points, shape, color=colour, markersize=4, label=None if line[0] else name)
+    axes.set_ylabel(_DRAWN[panel][1])
     axes.spines[["top", "right"]].set_visible(False)
     axes.locator_params("x", integer=True)
-    if axes.get_legend_handles_labels()[1]:
+    if panel != "lr" and axes.get_legend_handles_labels()[1]:
         where = {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "borderpad": 0.2, "handlelength": 1.2}
         axes.legend(**where, fontsize=7, frameon=False, ncols=3, columnspacing=1.0)
 
 
-def _shares(axes: Axes, rows: Rows, smooth: int) -> None:
-    steps = _of(rows, "train")
-    # the hard loss at the bottom, then the edges by number
-    names = sorted(_names(steps, "share_"), key=lambda name: (name != "share_hard", name))
-    labels = {"share_hard": "hard loss"}
-    labels |= {f"share_dist{s}{t}": f"x{t} → x{s}" for s in range(3) for t in range(3)}
-    filled = [{name: row.get(name, 0.0) for name in ("step", *names)} for row in steps]
-    if len(filled) == 1:  # an area needs two points
-        filled = [{**filled[0], "step": filled[0]["step"] - 0.5}, *filled]
-    values = [_line(filled, name, smooth)[1] for name in names]
-    places = [row["step"] for row in filled]
-    colours = ["#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#E69F00"]
-    axes.stackplot(places, values, labels=[labels.get(name, name) for name in names], colors=colours, alpha=0.85)
-    _finish(axes, "share of the loss")
-
-
-def _lines(axes: Axes, rows: Rows, smooth: int, key: str, label: str, colour: str, marker: str = "o") -> None:
-    """A line for training batches and points for held-out questions."""
-    steps, values = _line(_of(rows, "train"), key, smooth)
-    held_out = _line(_of(rows, "eval"), key)
-    if steps:
-        axes.plot(steps, values, color=colour, linewidth=1.2, label=label)
-    if held_out[0]:  # of a level that only teaches nothing else is measured
-        axes.plot(*held_out, marker, color=colour, markersize=4, label=None if steps else label)
-
-
-def _divergences(axes: Axes, rows: Rows, smooth: int) -> None:
-    for key, colour in zip(_names(_of(rows, "train"), "jsd"), ("#56B4E9", "#009E73", "#CC79A7"), strict=False):
-        _lines(axes, rows, smooth, key, f"x{key[-2]} and x{key[-1]}", colour)
-    _finish(axes, "JSD (nats)")
-
-
-def _by_level(key: str, label: str) -> Callable[[Axes, Rows, int], None]:
-    def draw(axes: Axes, rows: Rows, smooth: int) -> None:
-        for number, level in enumerate(LEVELS):
-            _lines(axes, rows, smooth, f"{key}{number}", level, LEVEL_COLOURS[level], _LEVEL_SHAPES[level])
-        _finish(axes, label)
-
-    return draw
-
-
-def _accuracies(axes: Axes, rows: Rows, smooth: int) -> None:
-    for level in LEVELS:
-        steps, values = _line(_of(rows, "accuracy"), level)
-        axes.plot(steps, values, marker=_LEVEL_SHAPES[level], color=LEVEL_COLOURS[level], markersize=5, label=level)
-    _finish(axes, "accuracy")
-
-
-def _rates(axes: Axes, rows: Rows, smooth: int) -> None:
-    axes.plot(*_line(_of(rows, "train"), "lr"), color="#000000")
-    _finish(axes, "learning rate")
-
-
-#: By name: how the keys it plots begin in metrics.jsonl, and the function that draws it.
-_DRAWN: dict[str, tuple[str, Callable[[Axes, Rows, int], None]]] = {
-    "shares": ("share_", _shares),
-    "jsd": ("jsd", _divergences),
-    "ce": ("ce", _by_level("ce", "cross-entropy (nats)")),
-    "entropy": ("entropy", _by_level("entropy", "entropy (nats)")),
-    "accuracy": ("x", _accuracies),
-    "lr": ("lr", _rates),
+#: By panel: how the keys it plots begin in metrics.jsonl, and what is on its axis.
+_DRAWN = {
+    "shares": ("share_", "share of the loss"),
+    "jsd": ("jsd", "JSD (nats)"),
+    "ce": ("ce", "cross-entropy (nats)"),
+    "entropy": ("entropy", "entropy (nats)"),
+    "accuracy": ("x", "accuracy"),
+    "lr": ("lr", "learning rate"),
 }
 
 

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers import read, write_refmem
 from remind.data.sample import sample_path
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remind.grounding import Grounder, GroundingTrace
-    from remind.models.backbone import Backbone
-    from remind.models.generate import Generation
-    from remind.perception import Perception
-    from remind.states.pyramid import FactualState
-    from remind.states.records import StateRecord
-    from remind.viewing.explanations import Explanation
-    from sae import TopKSAE
-    from sae.probe import Encoded, Probe, TopExamples
+from remind.evaluation.parse import parse_answer
+from remind.grounding import Grounder, GroundingConfig, GroundingTrace
+from remind.grounding.ground import check_saes, load_saes
+from remind.llm.auxiliary import OfflineLLM
+from remind.models import BUILT_IN
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.encoder import SentenceEncoder
+from remind.models.generate import Generation, check_generates, generate
+from remind.models.images import Pictures, chat_inputs, level_content
+from remind.models.windows import prompt_lines
+from remind.perception import Perception, PerceptionConfig, RetrieveConfig
+from remind.states.pyramid import FactualState, ReflectiveState
+from remind.states.records import StateRecord, record_of
+from remind.train_pra.export import images_in_training
+from remind.viewing.explanations import Explanation, read_explanations
+from sae import TopKSAE
+from sae.probe import Encoded, Probe, TopExamples
 
 #: SAEs of two layers of nano and smollm2, made by notebooks/train_saes.py.
 SAES = Path(__file__).parent / "saes"
@@ -46,7 +52,6 @@ class Workbench:
     coders: dict[int, TopKSAE]
     idf: dict[int, Tensor]
     top_share: float = 0.3
-    _grounders: dict[str, Grounder] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> list[int]:
@@ -55,27 +60,24 @@ class Workbench:
     @cached_property
     def probe(self) -> Probe:
         """Encodes texts and images with the backbone and its SAEs."""
-        from sae.probe import Probe
 
         return Probe(self.backbone.model, self.backbone.tokenizer, self.coders)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Every session of every dialogue as prompts show it: (dialogue id/session id, text)."""
-        from remind.models.windows import prompt_lines
 
         for dialogue in self.corpus.dialogues:
             for session in dialogue.sessions:
                 yield f"{dialogue.id}/{session.id}", "".join(map(prompt_lines, session.turns))
 
-    def examples(self, per_feature: int = 10, limit: int | None = None) -> dict[int, TopExamples]:
-        """The strongest examples of every feature over all sessions, or the first ones, by layer."""
+    def examples(self, per_feature: int = 10) -> dict[int, TopExamples]:
+        """The strongest examples of every feature over all sessions, by layer."""
         from remind.viewing.feature_pages import read_examples
 
-        return read_examples(self, self.layers, per_feature, limit=limit).texts
+        return read_examples(self, self.layers, per_feature).texts
 
     def explanations(self, folder: str | Path) -> dict[int, dict[int, Explanation]]:
         """Names of features that `remind feature-pages` wrote, by layer and feature. Raises as `read_explanations`."""
-        from remind.viewing.explanations import read_explanations
 
         return read_explanations(folder, self.coders)
 
@@ -85,7 +87,6 @@ class Workbench:
         Raises:
             DataError: no such dialogue or turn.
         """
-        from remind.models.windows import prompt_lines
 
         dialogue = self.corpus.dialogue(dialogue_id or self.corpus.dialogues[0].id)
         turn = dialogue.turn(turn_id)
@@ -103,7 +104,6 @@ class Workbench:
         Raises:
             ImagePathError: an image that cannot be read. ModelError: a backbone that takes no images.
         """
-        from remind.models.images import chat_inputs
 
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
         inputs: dict[str, Any] = dict(chat_inputs(self.backbone, parts))
@@ -117,9 +117,6 @@ class Workbench:
     @cached_property
     def perception(self) -> Perception:
         """Retrieval with MiniLM, strategies by offline rules."""
-        from remind.llm.auxiliary import OfflineLLM
-        from remind.models.encoder import SentenceEncoder
-        from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 
         encoder = SentenceEncoder()
         config = PerceptionConfig(retrieve=RetrieveConfig(top_share=self.top_share))
@@ -142,24 +139,14 @@ class Workbench:
             settings: fields of `GroundingConfig`, e.g. alpha, beta, agg.
 
         Raises:
-            ConfigError: an unknown setting, or a value out of range.
+            ConfigError: a value out of range.
         """
-        from remind.grounding import Grounder, GroundingConfig
 
-        key = repr(sorted(settings.items()))
-        if key not in self._grounders:
-            try:
-                config = GroundingConfig(**settings)
-            except TypeError:
-                wrong = sorted(set(settings) - set(GroundingConfig.__dataclass_fields__))
-                raise ConfigError(f"grounding has no setting {', '.join(wrong)}") from None
-            self._grounders[key] = Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder)
-        return self._grounders[key].trace(state)
+        config = GroundingConfig(**settings)
+        return Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder).trace(state)
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
-        from remind.states.pyramid import ReflectiveState
-        from remind.states.records import record_of
 
         state = ReflectiveState(trace.state, self.perception.llm.summaries([trace.state])[0])
         return record_of(state, trace.state.factual.question.split or "test")
@@ -170,8 +157,6 @@ class Workbench:
         Raises:
             ModelError: a prompt the model cannot take; and as `Reader`.
         """
-        from remind.evaluation.parse import parse_answer
-        from remind.states.records import record_of
 
         state = self.state(question) if isinstance(question, Question | str) else question
         output, asked = Reader(model, max_new_tokens)(record_of(state, "test"), "x0"), state.question
@@ -189,10 +174,6 @@ class Reader:
     """
 
     def __init__(self, model: Backbone, max_new_tokens: int, image_root: str | None = None) -> None:
-        from remind.models import BUILT_IN
-        from remind.models.generate import check_generates
-        from remind.models.images import Pictures
-        from remind.train_pra.export import images_in_training
 
         check_generates(model)
         images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
@@ -201,8 +182,6 @@ class Reader:
 
     def __call__(self, record: StateRecord, level: str) -> Generation:
         """Raises ImagePathError for an image that is to be shown and cannot be."""
-        from remind.models.generate import generate
-        from remind.models.images import level_content
 
         prompt = record.level(level).text if self.pictures is None else level_content(record, level)
         (output,) = generate(self.model, [prompt], self.max_new_tokens, 1, pictures=self.pictures)
@@ -238,8 +217,6 @@ def open_workbench(
         DataError, FormatError: no dialogues, or dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used.
     """
-    from remind.grounding.ground import check_saes, load_saes
-    from remind.models.backbone import load_backbone
     from remind.testbed.pictures import illustrate
     from remind.testbed.world import WorldConfig, make_world
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 if TYPE_CHECKING:
-    from sae.probe import Example, TopExamples
+    from sae.probe import Example
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -127,8 +127,3 @@ class Snippets:
             self.rows.append([example.text, ends, example.label or str(example.source)])
         active = [float(f"{value:.3g}") for value in example.values if value > 0]
         return [number, example.peak, digits(example.values, largest), active, round(example.value, 4)]
-
-    def of_feature(self, examples: TopExamples, feature: int, most: int) -> list[list[Any]]:
-        """Add the feature's first `most` examples, each as `put` gives it."""
-        top = examples.examples(feature, most)
-        return [self.put(example, top[0].value) for example in top]

@@ -105,8 +105,11 @@ for (const head of document.querySelectorAll("table.sortable th")) {
   addEventListener("keydown", (event) => {
     const typing = event.target.matches("input, select, textarea");
     if (event.ctrlKey || event.metaKey || event.altKey || (typing && event.key !== "Escape")) return;
+    if (typing) {
+      event.target.blur();
+      return;
+    }
     if (event.key === "/") box.focus();
-    else if (event.key === "Escape" && typing) event.target.blur();
     else if (event.key === "j" || event.key === "k") {
       const left = rows().filter((row) => !row.hidden), at = left.findIndex((row) => row.contains(document.activeElement));
       const next = left[at < 0 ? 0 : at + (event.key === "j" ? 1 : -1)];

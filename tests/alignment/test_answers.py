@@ -13,7 +13,7 @@ import torch
 from remind.alignment import targets
 from remind.alignment.config import LoraConfig
 from remind.alignment.examples import Example
-from remind.alignment.targets import Ema, StudentAnswers, answer, trained_parameters
+from remind.alignment.targets import StudentAnswers, answer
 from remind.models.backbone import load_backbone
 from remind.models.chat import end_token_id
 from remind.states.records import StateRecord
@@ -118,14 +118,3 @@ def test_answers_are_the_students_from_x0_at_the_weights_of_the_refresh(
     assert len(given) == 5
     assert any(len(own) > 1 for own in answers.values())  # other weights answer otherwise
     assert not (tmp_path / "cache").exists()  # nothing is decoded beforehand
-
-
-def test_base_teachers_of_answers_that_are_not_known_yet(runs: Any, rows: list[StateRecord], tmp_path: Path) -> None:
-    """On-policy: the first weights, kept beside the present ones, give them."""
-    told = {"edges": [(0, 1)], "teacher_model_kind": "base", "targets": "on_policy", "max_decoded": 4, "max_steps": 2}
-    trainer = runs.trainer(tmp_path, rows, **told)
-    first = {name: p.detach().clone() for name, p in trained_parameters(trainer.model).items()}
-    trainer.train()
-    assert isinstance(trainer._teachers, Ema)
-    assert all(torch.equal(trainer._teachers.shadow[name], value) for name, value in first.items())
-    assert any(not torch.equal(parameter, first[name]) for name, parameter in trained_parameters(trainer.model).items())

@@ -12,9 +12,12 @@ import pytest
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import Edge, ExampleConfig, LoopConfig, Objective
+from remind.core.cli import parse
 from remind.core.errors import ConfigError
 from remind.train_pra.config import TrainConfig, TrainerConfig
 from remind.train_pra.run import arguments_of, make_trainer
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_default_objective_is_the_papers_and_edges_may_be_written_in_several_ways() -> None:
@@ -36,6 +39,12 @@ def test_the_command_and_the_library_have_the_same_settings(tmp_path: Path) -> N
     assert (args.seed, args.per_device_train_batch_size, args.adam_beta2) == (3, 2, 0.95)
     # written to a checkpoint, and read by trackers
     assert args.to_dict()["edges"] == [[0, 2, 1.0, 0.25]]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/**/pra_*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_is_one_of_the_trainer(path: Path) -> None:
+    cfg: Any = parse(TrainConfig, "", ["--config", str(path), "--states", "s", "--out", "o"])
+    assert arguments_of(cfg).objective == cfg.objective
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import Trainer, TrainingArguments
 
+from remind.alignment.runs import RunTrainer
 from remind.alignment.trainer import PRATrainer
 
 #: Method of Trainer to its parameters after self.
@@ -31,7 +32,8 @@ def test_private_names_are_what_we_take_them_for(tmp_path: Path) -> None:
 
 
 def test_what_is_overridden_still_takes_what_transformers_gives() -> None:
-    own = (name for name, value in vars(PRATrainer).items() if inspect.isfunction(value) and name != "__init__")
+    both = vars(RunTrainer) | vars(PRATrainer)
+    own = (name for name, value in both.items() if inspect.isfunction(value) and name != "__init__")
     for name in filter(lambda name: hasattr(Trainer, name), own):
         ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (PRATrainer, Trainer))
         named = [word for word, parameter in ours.items() if parameter.kind is not inspect.Parameter.VAR_KEYWORD]

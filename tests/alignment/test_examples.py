@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from remind.alignment.examples import Batches, Examples, example_of, examples_of, select
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
-from remind.core.files import read_json
 from remind.models.backbone import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.dataset import load_states
@@ -30,7 +28,7 @@ def test_rows_of_all_kinds_are_the_same_examples(runs: Any, make_record: Any, ma
     plain = [runs.row(record) for record in records]
     nested = [row | {level: {"text": row[level], "dialogue": [0, 1]} for level in ("x0", "x1", "x2")} for row in plain]
     expected = Examples([example_of(nano_tokenizer(), record) for record in records[:4]]).fingerprint()
-    for rows in (records, iter(records), plain, nested, load_states(folder)["train"], Dataset.from_list(plain), folder):
+    for rows in (records, iter(records), plain, nested, load_states(folder)["train"], Dataset.from_list(plain)):
         found = runs.trainer(tmp_path / "r", rows, unlabelled="skip").train_dataset
         assert found.fingerprint() == expected
         assert found.left_out == {"without a gold answer": 1}
@@ -102,25 +100,6 @@ def test_the_command_reads_a_split_of_states(runs: Any, states: Path, tmp_path: 
         assert [item.id for item in trainer.eval_dataset.items] == ids
         # test is watched where it is asked for, and chooses nothing
         assert trainer.args.metric_for_best_model is None
-
-
-def test_states_that_leak_are_refused(runs: Any, tmp_path: Path, make_record: Any, make_states: Any) -> None:
-    one = make_record(1)
-    leak = replace(make_record(2, "test"), dialogue_id=one.dialogue_id, evidence=one.evidence)
-    with pytest.raises(DataError, match="evidence"):
-        make_trainer(runs.config(make_states(tmp_path / "s", [one, leak]), tmp_path / "r"))
-
-
-def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:
-    """Six questions have gold answers, q006 has none; its answer is decoded before the first step."""
-    cfg = runs.config(states, tmp_path / "r", data=DataConfig(max_decoded=8), max_steps=3, batch_size=7)
-    trainer = make_trainer(cfg)
-    assert [item.labelled for item in trainer.train_dataset.items] == [True] * 6 + [False]
-    trainer.train()
-    about = read_json(tmp_path / "r" / "data.json")
-    assert (about["train"]["examples"], about["train"]["labelled"]) == (7, 6)
-    # the mean over all seven of a loss that six have
-    assert all(0 < row["hard"] < row["ce0"] for row in runs.timeless(tmp_path / "r", "train"))
 
 
 @pytest.mark.parametrize("targets", ["gold", "on_policy"])

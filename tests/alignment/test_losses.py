@@ -13,7 +13,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remind.alignment.config import Objective
 from remind.alignment.objective import Head, chunked_terms, pra_loss
@@ -119,34 +118,6 @@ def test_bfloat16_inputs_give_float32_logits() -> None:
     expected.backward()
     assert hidden[0].grad is not None
     torch.testing.assert_close(hidden[0].grad, wide[0].grad.to(torch.bfloat16))  # type: ignore[union-attr]
-
-
-class Logits(TorchDispatchMode):
-    """The rows of products with the head, and the most rows of any tensor of logits' width; [D, V] is the head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.products: list[int] = []
-        self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.mm.default and args[1].shape == (D, V):
-            self.products.append(len(args[0]))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.shape[-1] == V and len(tensor) != D:
-                self.largest = max(self.largest, len(tensor))
-        return out
-
-
-def test_logits_exist_a_chunk_at_a_time_of_levels_that_are_read() -> None:
-    hidden, head, targets, weights = inputs()
-    with Logits() as seen:
-        chunked_terms(hidden, head, targets, weights, Objective(), (0,))
-    assert seen.products == [N, N], "x0 and its teacher x1; x2 teaches x1 alone"
-    with Logits() as seen:
-        chunked_terms(hidden, head, targets, weights, Objective(chunk=2))[0].backward()
-    assert seen.largest == 2
 
 
 def test_top_k_targets_keep_a_small_rest() -> None:

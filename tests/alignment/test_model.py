@@ -88,20 +88,6 @@ def test_adapters_are_on_the_language_model_alone() -> None:
         trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
 
 
-def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(runs: Any, make_record: Any, tmp_path: Path) -> None:
-    from peft import LoraConfig as PeftConfig
-    from peft import get_peft_model
-
-    nano = load_backbone("nano-untrained")
-    model = get_peft_model(nano.model, PeftConfig(r=2, target_modules=["down_proj"], task_type="CAUSAL_LM"))
-    trainer = runs.trainer(tmp_path, [make_record(0)], None, model, processing_class=nano.tokenizer, max_steps=1)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer.train()
-    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    assert moved
-    assert all("down_proj.lora_" in name for name in moved)
-
-
 def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tmp_path: Path) -> None:
     own = backbone(rows=300)
     with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):

@@ -89,13 +89,6 @@ def test_an_image_that_cannot_be_used_is_named(
     assert len(examples_of(nano.tokenizer, records)) == 4
 
 
-def test_an_image_that_goes_missing_later_is_named(records: list[StateRecord], tmp_path: Path, runs: Any) -> None:
-    trainer = runs.trainer(tmp_path / "r", records[:3], max_steps=1, **PIXELS)
-    (tmp_path / "data" / "blue.png").unlink()
-    with pytest.raises(ImagePathError, match=r"blue\.png \[q0\]: no such image"):
-        trainer.train()
-
-
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2, alpha=4)], ids=["full", "lora"])
 def test_a_trained_tower_is_in_the_checkpoint_and_in_the_export(
     lora: LoraConfig | None, records: list[StateRecord], tmp_path: Path, runs: Any, make_states: Any

@@ -23,7 +23,7 @@ from remind.alignment.examples import Example
 from remind.alignment.model import check_head, trainable
 from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, Pass, collate, memory_plan, plan, run
-from remind.alignment.targets import BaseTargets, Ema, trained_parameters
+from remind.alignment.targets import BaseTargets
 from remind.core.errors import ModelError
 from remind.core.files import Cache
 from remind.models.backbone import inner_model
@@ -104,15 +104,6 @@ def test_a_model_that_does_more_to_its_logits_is_refused(name: str, dtype: torch
 # passes and memory
 
 
-def test_the_papers_step_is_three_passes_one_of_them_without_gradient() -> None:
-    assert plan(Objective()) == (Pass((2,), False), Pass((1,), True), Pass((0,), True))
-    edges = (Edge(0, 1), Edge(0, 2))
-    assert plan(Objective(edges=edges, teacher_model_kind="base")) == (Pass((0,), True),)
-    # x2 only teaches and does so elsewhere; x1 learns
-    assert set(plan(Objective(teacher_model_kind="ema"))) == {Pass((1,), True), Pass((0,), True)}
-    assert plan(Objective(edges=(Edge(0, 1),))) == (Pass((1,), False), Pass((0,), True))
-
-
 def test_only_one_graph_lives_at_a_time() -> None:
     """The step keeps no more for its backward passes than fine-tuning on the longest level does."""
     made = trainable(model(), None)
@@ -168,20 +159,6 @@ def test_the_plan_of_memory_is_what_a_step_holds_at_most(lora: LoraConfig | None
 # what x1 and x2 have in common, run once
 
 
-def test_the_attention_is_put_back() -> None:
-    made: Any = trainable(model(), None)
-    config = made.get_decoder().config
-    broken = collate([(example, 1.0) for example in EXAMPLES])
-    broken.input_ids[1][0, 0] = 10**6
-    with pytest.raises(IndexError):
-        AlignmentModel(made, Objective()).encode_shared(broken)
-    assert config._attn_implementation == "sdpa"
-    config._attn_implementation = "eager"
-    with pytest.raises(ModelError, match="sdpa"):
-        step(made, Objective(), sharing=True)
-    assert config._attn_implementation == "eager"
-
-
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -202,21 +179,6 @@ def test_windows_and_layers_that_carry_a_state_are_refused(name: str, more: dict
 
 
 # teachers of other weights
-
-
-def test_an_average_of_bfloat16_weights_is_float32() -> None:
-    made = trainable(model().bfloat16(), None)
-    ema = Ema(made, 0.999, (1,))
-    name, parameter = next(iter(trained_parameters(made).items()))
-    before = ema.shadow[name].clone()
-    with torch.no_grad():
-        parameter.add_(1)
-    ema.update()
-    # a step of a thousandth is lost in bfloat16
-    torch.testing.assert_close(ema.shadow[name] - before, torch.full_like(before, 1e-3), rtol=1e-1, atol=1e-5)
-    kept = parameter.detach().clone()
-    ema.of(AlignmentModel(made, Objective(teacher_model_kind="ema")), collate([(EXAMPLES[0], 1.0)]))
-    assert torch.equal(parameter, kept)
 
 
 def test_targets_are_kept_by_all_they_follow_from(tmp_path: Path) -> None:

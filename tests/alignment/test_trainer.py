@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,12 @@ from transformers import AutoModel, AutoModelForImageTextToText, TrainerCallback
 
 from remind.alignment.config import LoraConfig
 from remind.core import memory
-from remind.core.cli import parse
-from remind.core.errors import ConfigError, ModelError, RemindError
+from remind.core.errors import ConfigError, RemindError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.train_pra.config import DataConfig, TrainConfig
-from remind.train_pra.run import make_trainer, read_config, train
+from remind.train_pra.config import DataConfig
+from remind.train_pra.run import read_config, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,29 +133,6 @@ def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: A
     runs.trainer(tmp_path, records[0], dtype="bfloat16", peft_config=LoraConfig(r=2))
 
 
-@pytest.mark.parametrize("missing", ["torchao", "g++"])
-def test_what_that_optimizer_needs_is_said_in_a_line(
-    runs: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    monkeypatch.setattr(shutil, "which", lambda _: missing == "torchao" or None)
-    with pytest.raises((ConfigError, ModelError), match=rf"^[^\n]*adamw_torch_8bit[^\n]*{missing.replace('+', '.')}"):
-        runs.trainer(tmp_path, records[0], optim="adamw_torch_8bit", dtype="bfloat16")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("torchao") is None or shutil.which("g++") is None, reason="needs torchao and g++")
-def test_weights_in_bfloat16_move_at_a_rate_of_a_hundred_thousandth(runs: Any, records: Any, tmp_path: Path) -> None:
-    settings = {"optim": "adamw_torch_8bit", "dtype": "bfloat16", "lr_scheduler_type": "constant"}
-    trainer = runs.trainer(tmp_path, records[0], learning_rate=1e-5, max_steps=4, **settings)
-    before = {name: p.detach().double() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    trainer.train()
-    weights = dict(trainer.model.named_parameters())
-    # AdamW's steps are about as long as the rate where gradients keep their sign, and never much longer
-    away = torch.cat([(weights[name].detach().double() - old).abs().flatten() for name, old in before.items()])
-    assert 0.5e-5 < float(away.mean()) < 4.5e-5
-
-
 def test_the_library_is_imported_without_the_packages_of_the_commands() -> None:
     modules = [f"remind.alignment.{path.stem}" for path in (ROOT / "remind/alignment").glob("[a-z]*.py")]
     blocked = ("datasets", "pydantic", "jsonargparse", "openai")
@@ -225,24 +199,3 @@ def test_a_refused_run_leaves_nothing(
     with pytest.raises(RemindError, match=message):
         train(cfg)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-# those of smaller Qwen3-VL differ in nothing that nano has; tests/docs runs them
-SHIPPED = sorted(path for path in ROOT.glob("configs/**/pra_*.yaml") if "qwen3" not in path.stem)
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_config_takes_a_step(path: Path, runs: Any, states: Path, tmp_path: Path) -> None:
-    """As it is, only on nano, a few questions and the CPU."""
-    words = ["--config", str(path), "--model", "nano", "--states", str(states), "--out", str(tmp_path / "r")]
-    words += ["--trainer.max_steps", "1", "--data.eval_limit", "1", "--data.unlabelled", "skip"]
-    cfg: Any = parse(TrainConfig, "", words)
-    needed = {"bitsandbytes": cfg.quantise is not None, "torchao": cfg.trainer.optim == "adamw_torch_8bit"}
-    if missing := [name for name, needs in needed.items() if needs and find_spec(name) is None]:
-        pytest.skip(f"{missing[0]} is not installed")
-    make_trainer(cfg).train()
-    (row,) = runs.timeless(Path(cfg.out), "train")
-    assert row["grad_norm"] > 0
-    saved = runs.weights(Path(cfg.out), 1)
-    assert all(value.isfinite().all() for value in saved.values())
-    assert any("lora" in key for key in saved) == (cfg.lora is not None)

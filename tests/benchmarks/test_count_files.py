@@ -29,8 +29,9 @@ def test_a_step_of_alignment_takes_eight_files_at_most() -> None:
     assert len(entered.functions) <= 8, entered
 
 
-def test_a_memory_system_takes_six_files_at_most() -> None:
+@pytest.mark.parametrize(("system", "file"), [("dense", "plain"), ("mem0", "mem0")])
+def test_a_memory_system_takes_six_files_at_most(system: str, file: str) -> None:
     entered = Entered()
-    memory(entered, Namespace(system="dense"))
-    assert "PlainBank.remember" in entered.functions["remind/memory/plain.py"]
+    memory(entered, Namespace(system=system))
+    assert f"remind/memory/{file}.py" in entered.functions
     assert len(entered.functions) <= 6, entered

@@ -11,26 +11,10 @@ from pathlib import Path
 import pytest
 
 from remind.core.errors import ConfigError
-from remind.core.processes import Termination, spawned_pool
+from remind.core.processes import Termination
 from remind.core.run_folder import RunFolder
 
-_words: list[str] = []
 ROOT = Path(__file__).parents[2]
-
-
-def _start(word: str) -> None:
-    _words.append(word)
-
-
-def _about(_: int) -> tuple[list[str], set[str], int]:
-    return _words, {name for name in os.environ if name.startswith("POOL_")}, os.getppid()
-
-
-def test_processes_of_a_pool_are_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POOL_one", "1")
-    with spawned_pool(1, _start, ("word",)) as pool:
-        assert pool.submit(_about, 0).result() == (["word"], {"POOL_one"}, os.getpid())
-    assert _words == []
 
 
 def test_a_folder_has_one_writer_and_one_run(tmp_path: Path) -> None:

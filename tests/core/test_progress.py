@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remind.core import progress
-from remind.core.progress import ProgressBar, track
+from remind.core.progress import ProgressBar
 
 
 def test_lines_now_and_then_where_there_is_no_terminal(
@@ -27,11 +27,3 @@ def test_lines_now_and_then_where_there_is_no_terminal(
         lines = [line.strip() for line in capsys.readouterr().err.split("\r") if "segments" in line]
     # one unit takes 7.5 s: what was there before and the preparation do not count
     assert lines == ["states:  60% 00:30, ETA 02:00, segments", "states:  70% 01:00, ETA 01:30, segments"]
-    capsys.readouterr()
-    monkeypatch.setenv("REMIND_QUIET", "1")
-    with ProgressBar("states", 4) as bar:
-        now += progress.LINE_SECONDS
-        bar.skip(1)
-        bar.step(note="quiet")
-    assert list(track("ab", "letters", 2)) == ["a", "b"]
-    assert capsys.readouterr().err == ""

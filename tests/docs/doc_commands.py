@@ -1,8 +1,6 @@
 """The commands of the documents: README.md, docs/, comments of configs and notebooks.
 
-A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash
-blocks and in running text it is executed by a test; in text blocks, of what takes GPUs or days, and in a row of a
-table, where it says how a figure was measured, it is only parsed.
+A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`).
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import dropwhile, takewhile
@@ -21,7 +19,7 @@ from remind.commands import COMMANDS
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
-CONFIGS = ROOT / "configs"
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 #: Where a command starts in running text, with a variable before it where it needs one.
 _START = re.compile(
     r"(?:[A-Z_]+=\S+ )?(?:remind |python (?:-m )?|accelerate launch |make |pip install |jupyter |pytest )"
@@ -36,12 +34,7 @@ WRAPPED = {
 
 @dataclass(frozen=True)
 class Command:
-    """A line to type.
-
-    Attributes:
-        place: file and line.
-        text: the line, continuations joined.
-    """
+    """A line to type, continuations joined, and its file and line."""
 
     place: str
     text: str
@@ -51,16 +44,8 @@ class Command:
         return tuple(shlex.split(self.text, comments=True))
 
     @property
-    def program(self) -> str | None:
-        """A command of `remind` or the name of a module; None: another program."""
-        return self._split()[0]
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """What follows the program."""
-        return self._split()[1]
-
-    def _split(self) -> tuple[str | None, tuple[str, ...]]:
+    def split(self) -> tuple[str | None, tuple[str, ...]]:
+        """A command of `remind` or the name of a module (None: another program), and what follows it."""
         words = tuple(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), self.words))
         if words[:1] == ("remind",) and words[1:2] and words[1] in COMMANDS:
             return words[1], words[2:]
@@ -72,8 +57,12 @@ class Command:
         return None, words[1:]
 
     @property
-    def config(self) -> str | None:
-        return self.option("--config")
+    def program(self) -> str | None:
+        return self.split[0]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.split[1]
 
     def option(self, name: str) -> str | None:
         words = self.words
@@ -96,24 +85,25 @@ class Block:
 @cache
 def _page(path: Path) -> tuple[list[Block], list[tuple[int, str]]]:
     """The fenced blocks of a page, and its other lines as (number, line)."""
-    blocks: list[Block] = []
+    found: list[Block] = []
     prose: list[tuple[int, str]] = []
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
     for number, line in lines:
         if line.startswith("```"):
             inside = tuple(text for _, text in takewhile(lambda item: item[1] != "```", lines))
-            blocks.append(Block(str(path.relative_to(ROOT)), line[3:].strip(), number + 1, inside))
+            found.append(Block(str(path.relative_to(ROOT)), line[3:].strip(), number + 1, inside))
         else:
             prose.append((number, line))
-    return blocks, prose
+    return found, prose
 
 
-def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _joined(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Lines with those they continue on after a backslash."""
-    for number, line in lines:
+    rest = iter(lines)
+    for number, line in rest:
         whole = line.strip()
         while whole.endswith("\\"):
-            whole = f"{whole[:-1].rstrip()} {next(lines)[1].strip()}"
+            whole = f"{whole[:-1].rstrip()} {next(rest)[1].strip()}"
         yield number, whole
 
 
@@ -121,67 +111,49 @@ def blocks(language: str) -> list[Block]:
     return [block for path in PAGES for block in _page(path)[0] if block.language == language]
 
 
+def snippets() -> list[Block]:
+    return blocks("python")
+
+
 def block_commands(language: str = "bash") -> list[Command]:
     """Every line of every block, page by page in the order a reader types them."""
     return [
         Command(f"{block.page}:{number}", line)
         for block in blocks(language)
-        for number, line in _joined(iter(enumerate(block.lines, start=block.line)))
+        for number, line in _joined(enumerate(block.lines, start=block.line))
         if line and not line.startswith("#")
     ]
 
 
-def spans(in_tables: bool | None = None) -> list[Command]:
-    """Everything in `backticks` outside the blocks; with `in_tables` only inside or outside tables."""
+def spans() -> list[Command]:
+    """Everything in `backticks` outside the blocks."""
     return [
         Command(f"{path.relative_to(ROOT)}:{number}", span)
         for path in PAGES
         for number, line in _page(path)[1]
-        if in_tables is None or line.startswith("|") == in_tables
         for span in re.findall(r"`([^`]+)`", line)
     ]
 
 
-def span_commands() -> list[Command]:
-    """Whole commands in running text; a name without arguments (`remind export`) only mentions one."""
-    return [span for span in spans(in_tables=False) if _START.match(span.text) and span.program and span.arguments]
-
-
-def table_commands() -> list[Command]:
-    """What tables of measurements say was run, and text blocks."""
-    large = [command for command in block_commands("text") if command.program]
-    return large + [span for span in spans(in_tables=True) if _START.match(span.text) and span.program]
-
-
-def page_commands() -> list[Command]:
-    """Commands of blocks and running text that a test can run."""
-    return [command for command in (*block_commands(), *span_commands()) if command.program]
-
-
-def comment_commands() -> list[Command]:
-    """Commands in the comments of configs, from where they start to the end of the line."""
-    commands = []
-    for path in sorted(CONFIGS.rglob("*.yaml")):
-        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        # a comment goes on in a comment
-        bare = ((number, line.strip().removeprefix("#")) for number, line in lines if line.strip().startswith("#"))
-        for number, line in _joined(bare):
-            if match := _START.search(line):
-                command = Command(f"{path.relative_to(ROOT)}:{number}", line[match.start() :])
-                commands += [command] if command.program and command.arguments else []
-    return commands
-
-
-def notebook_commands() -> list[Command]:
-    """Commands in the text of notebooks."""
+def comments() -> list[Command]:
+    """Lines of comments in configs; a comment goes on in a comment."""
     return [
-        Command(path.name, text)
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
-        if cell["cell_type"] == "markdown"
-        for text in re.findall(r"`(remind [a-z-]+ -[^`]+)`", "".join(cell["source"]))
+        Command(f"{path.relative_to(ROOT)}:{number}", line)
+        for path in CONFIGS
+        for number, line in _joined(
+            (number, line.strip().removeprefix("#"))
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+            if line.strip().startswith("#")
+        )
     ]
 
 
-def snippets() -> list[Block]:
-    return blocks("python")
+def all_commands() -> list[Command]:
+    """Of blocks, running text, tables, comments of configs and notebooks; a name alone only mentions one."""
+    found = [*block_commands(), *block_commands("text"), *(span for span in spans() if _START.match(span.text))]
+    found += [Command(one.place, one.text[m.start() :]) for one in comments() if (m := _START.search(one.text))]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        found += [Command(path.name, line) for line in re.findall(r"`(remind [a-z-]+ -[^`]+)`", text)]
+    return [command for command in found if command.program and command.arguments]

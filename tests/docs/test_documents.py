@@ -1,4 +1,4 @@
-"""What the documents say of the checkout holds: paths, links, options, modules, targets of make, help of commands."""
+"""What the documents say of the checkout holds: commands, options, paths, links, modules, targets of make, files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,15 @@ import tomllib
 import warnings
 from argparse import SUPPRESS
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from doc_commands import (
-    CONFIGS,
-    PAGES,
-    README,
-    ROOT,
-    Command,
-    block_commands,
-    blocks,
-    notebook_commands,
-    page_commands,
-    span_commands,
-    spans,
-    table_commands,
-)
-from doc_data import mapped
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from doc_commands import CONFIGS, PAGES, README, ROOT, Command, all_commands, block_commands, blocks, comments, spans
 from in_process import run_module
 
 from remind import read
@@ -48,112 +37,103 @@ MODULES = sorted(
     if re.search(r"__main__\":\n(    .*\n+)*? +main\(", path.read_text(encoding="utf-8"))
 )
 #: They have command lines of their own: one measures in a process free of ours, one runs where jsonargparse is not.
-PLAIN = {
-    "benchmarks.bench_sae": ("--sizes", "--dead", "--no_sae_lens"),
-    "benchmarks.count_files": ("pra-step",),
-    "benchmarks.gpu": ("--small", "--data", "--limit"),
-}
+PLAIN = ("benchmarks.bench_sae", "benchmarks.count_files", "benchmarks.gpu")
 PROGRAMS = [*COMMANDS, *MODULES]
-#: What the pages shorten to a word: the rest of the line, or a file of one's own.
-ELIDED = {"…": "[locomo10.json]"}
-#: Required options that tables of measurements leave out.
-REQUIRED = ("--out", "--sae", "--input", "--states", "--model", "--labels", "--references")
+#: Required options that measurements leave out.
+REQUIRED = ("--out", "--sae", "--input", "--states", "--model", "--labels", "--references", "--data")
 #: Folders of the checkout that the text names paths in.
 FOLDERS = ("configs/", "docs/", "scripts/", "tests/", "notebooks/", "remind/", "sae/", "experiments/", "benchmarks/")
 
 
 @cache
-def parser_of(program: str) -> Any:
-    """The argument parser of a command or module, without running it."""
+def program_of(program: str) -> tuple[type, dict[str, Any]]:
+    """The config of a command or module, and how its words are read, without running it."""
     if program in COMMANDS:
-        return cli.make_parser(COMMANDS[program].config_type(), "")
-    parsers: list[Any] = []
-
-    def keep(config: type, *_: object, **__: object) -> None:
-        parsers.append(cli.make_parser(config, ""))
-
-    with mock.patch.object(cli, "main", keep), warnings.catch_warnings():
+        command = COMMANDS[program]
+        return command.config_type(), {"positional": command.positional, "repeatable": command.repeatable}
+    found: list[tuple[type, dict[str, Any]]] = []
+    keep = mock.patch.object(cli, "main", lambda config, *_, **more: found.append((config, more)))
+    with keep, warnings.catch_warnings():
         # another test may have imported the module
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-    return parsers[0]
+    config, more = found[0]
+    if config.__module__ == "__main__":
+        config = getattr(importlib.import_module(program), config.__name__)
+    return config, more
 
 
 @cache
-def plain_help(program: str) -> str:
-    return run_module(program, "--help")[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_help_explains_every_field(program: str) -> None:
+def help_of(program: str) -> str:
     if program in PLAIN:
-        assert all(option in plain_help(program) for option in PLAIN[program])
-        return
+        return run_module(program, "--help")[1]
     page = io.StringIO()
-    with contextlib.redirect_stdout(page), pytest.raises(SystemExit) as end:
-        parser_of(program).parse_args(["--help"])
-    assert end.value.code == 0
-    for action in parser_of(program)._actions:
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        cli.make_parser(program_of(program)[0], "").parse_args(["--help"])
+    return page.getvalue()
+
+
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in PLAIN])
+def test_help_explains_every_field(program: str) -> None:
+    for action in cli.make_parser(program_of(program)[0], "")._actions:
         if action.help is not SUPPRESS and action.option_strings:
-            assert action.option_strings[-1] in page.getvalue()
-            assert str(action.help or "").strip(), f"{program}: {action.option_strings[-1]} has no description"
+            assert action.option_strings[-1] in help_of(program)
+            assert str(action.help or "").strip(), f"{action.option_strings[-1]} has no description"
 
 
-def test_every_program_is_in_a_document() -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, *CONFIGS.glob("*.yaml")))
+def test_every_program_and_every_config_is_in_a_document() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, *CONFIGS))
     for program in PROGRAMS:
         line = f"remind {program}" if program in COMMANDS else f"python -m {program}"
         assert re.search(rf"{re.escape(line)}(?![\w.-])", text), f"{line} is in no document"
+    used = {word for command in all_commands() for word in command.words if word.startswith("configs/")}
+    # configs/demo.yaml is for `make demo`; launchers are read below
+    files = {str(path.relative_to(ROOT)) for path in CONFIGS if path.parent.name != "accelerate"}
+    assert files - {"configs/demo.yaml"} <= used
 
 
-@pytest.mark.parametrize("command", [*table_commands(), *notebook_commands()], ids=str)
-def test_a_command_that_is_not_run_is_one_its_program_takes(command: Command) -> None:
-    """Measurements take hours, notebooks have tests of their own; options are checked, names and types of values."""
-    program, words = str(command.program), [ELIDED.get(word, word) for word in command.arguments]
+@pytest.mark.parametrize("command", all_commands(), ids=str)
+def test_a_command_is_one_its_program_takes(command: Command) -> None:
+    """With its config, as it reads a command line: options, types and ranges."""
+    program, words = str(command.program), ["[locomo10.json]" if word == "…" else word for word in command.arguments]
     assert program in PROGRAMS
-    if program == "experiments.paper":
-        words[:2] = ["--action", words[0], "--item", words[1]]
     if program in PLAIN:
-        assert all(word in plain_help(program) for word in words if word.startswith("--"))
+        assert all(word in help_of(program) for word in words if word.startswith("--"))
     elif "--help" not in words:
-        parser = parser_of(program)
-        required = {name for action in parser._actions if action.required for name in action.option_strings}
-        missing = [word for name in REQUIRED if name in required - set(words) for word in (name, "x")]
-        with contextlib.chdir(ROOT):
-            parser.parse_args([*words, *missing])
+        config, more = program_of(program)
+        files = (word for before, word in pairwise(words) if before == "--config")
+        given = {f"--{name}" for file in files for name in yaml.safe_load((ROOT / file).read_text("utf-8")) or {}}
+        actions = cli.make_parser(config, "")._actions
+        required = {name for action in actions if action.required for name in action.option_strings}
+        missing = [word for name in REQUIRED if name in required - given - {*words} for word in (name, "x")]
+        said = io.StringIO()
+        with contextlib.chdir(ROOT), contextlib.redirect_stderr(said):
+            try:
+                cli.main(config, lambda _: None, "", [*words, *missing], **more)
+            except SystemExit:
+                pytest.fail(f"{command}: {said.getvalue()}", pytrace=False)
 
 
 def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
     options = {"--print_config", "--config_file", "--help", "--version"}
-    options.update(*(re.findall(r"--\w+", plain_help(program)) for program in PLAIN))
-    for program in PROGRAMS:
-        if program not in PLAIN:
-            options |= {option for action in parser_of(program)._actions for option in action.option_strings}
-    comments = [
-        Command(str(path.relative_to(ROOT)), line.lstrip("# "))
-        for path in sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("paper/*.yaml")])
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.strip().startswith("#")
-    ]
-    for span in (*spans(), *block_commands(), *comments):
+    options.update(*(re.findall(r"--[\w.]+", help_of(program)) for program in PROGRAMS))
+    for span in (*spans(), *block_commands(), *comments()):
         for option in re.findall(r"(?<![\w-])--[a-z]\w*(?:\.\w+)*", span.text):
             # fields of optional groups (llm.default.base_url) are no options of their own, their group is
             exists = option in options or any(option.startswith(f"{name}.") for name in options)
             assert exists, f"{span.place}: no program has {option}"
 
 
-def test_paths_links_and_pictures_are_there() -> None:
-    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))]
-    for page, link in links:
-        assert link.startswith("http") or (page.parent / link).exists(), f"{page.name} links to {link}"
+def test_paths_and_links_are_there() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8")):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name} links to {link}"
     names = [word for span in spans() for word in span.text.split() if word.startswith(FOLDERS)]
-    names += [word for line in page_commands() for word in line.words if word.startswith(("scripts/", "configs/"))]
-    assert len(links) + len(names) > 60
+    names += [word for line in all_commands() for word in line.words if word.startswith(("scripts/", "configs/"))]
     for name in names:
         # `a_{b,c}.yaml` is two names
-        before, braces, after = re.fullmatch(r"([^{]*)(?:\{([^}]*)\})?(.*?)\.?", name).groups("")
+        before, braces, after = re.fullmatch(r"([^{]*)(?:\{([^}]*)\})?(.*?)\.?", name).groups("")  # type: ignore[union-attr]
         paths = [f"{before}{part}{after}" for part in braces.split(",")]
         assert all((ROOT / path).exists() for path in paths), f"a page names {name}"
 
@@ -169,67 +149,48 @@ def test_modules_the_text_names_can_be_imported() -> None:
 
 def test_targets_of_make_and_extras_of_pip_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    lines = [command for command in (*span_commands(), *block_commands()) if not command.program]
-    for program, *words in (part.split() for line in lines for part in " ".join(line.words).split(" && ")):
-        if program == "make":
-            process = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
-            assert process.returncode == 0, process.stderr
-            assert all((ROOT / name).is_file() for name in re.findall(r"(?:scripts|configs)/[\w.]+", process.stdout))
-        elif program == "pip":
-            assert words[0] == "install"
-            names = [name for listed in re.findall(r"\[([\w,-]+)\]", words[-1]) for name in listed.split(",")]
+    lines = [command.text for command in (*spans(), *block_commands())]
+    for target in {word for line in lines for word in re.findall(r"^make (\w+)", line)}:
+        assert not subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=False).returncode, target
+    for line in lines:
+        if line.startswith("pip install"):
+            names = [name for listed in re.findall(r"\[([\w,-]+)\]", line) for name in listed.split(",")]
             assert set(names) <= set(extras)
-        elif program == "pytest":
-            assert all((ROOT / word).exists() for word in words if not word.startswith("-"))
-        elif program == "jupyter":
-            assert list((ROOT / words[-1]).glob("*.ipynb"))
-        else:
-            assert program in ("cd", "git"), f"no way to check {program}"
 
 
-def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
-    """The chat, and the example of RefMem-Bench JSONL with its broken lines joined, are files that the readers take."""
-    chat, asked, block, _ = (block for block in blocks("json") if block.page == "docs/data.md")
+def test_files_of_the_page_on_data_are_read_as_it_says(tmp_path: Path) -> None:
+    """The chat, questions of one's own, the example of RefMem-Bench JSONL, and a mapping of JSON."""
+    chat, asked, records, _ = (block for block in blocks("json") if block.page == "docs/data.md")
     (tmp_path / "keys.png").touch()
     (tmp_path / "chat.jsonl").write_text("\n".join(chat.lines), encoding="utf-8")
     (dialogue,) = read(tmp_path / "chat.jsonl", "chat").dialogues
-    assert (dialogue.id, dialogue.sessions[0].time) == ("us", "2024-03-01")
-    assert dialogue.turn("march:T2").images[0].caption == "a keyboard"
+    assert (dialogue.id, dialogue.turn("march:T2").images[0].caption) == ("us", "a keyboard")
     (tmp_path / "asked.jsonl").write_text("".join(asked.lines), encoding="utf-8")
     [question] = read(tmp_path / "asked.jsonl").questions
-    assert (question.format, question.answers, question.evidence, question.split) == (
-        "single",
-        ("B",),
-        ("S1:T1",),
-        "test",
-    )
-    text = "".join(block.lines)
-    records = [part for part in re.split(r"(?<=\})(?=\{\"type\")", text) if part]
-    (tmp_path / "example.jsonl").write_text("\n".join(records), encoding="utf-8")
-    corpus = read(tmp_path / "example.jsonl")
-    assert [question.id for question in corpus.questions] == ["q0001"]
-    assert corpus.dialogues[0].turn("s1:1").images[0].caption == "a red bike"
-
-
-def test_the_mapping_of_the_page_reads_the_json_of_the_page(tmp_path: Path) -> None:
-    mapped(tmp_path)
-    corpus = read(tmp_path / "official.json", str(tmp_path / "mapping.yaml"))
-    [dialogue] = corpus.dialogues
-    assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == [("s1:T1", "Ana", "Look!"), ("s1:T2", "Ben", "Nice.")]
-    assert [(image.index, image.caption) for image in dialogue.images] == [(0, "a red bike")]
+    assert (question.format, question.answers, question.evidence) == ("single", ("B",), ("S1:T1",))
+    lines = [part for part in re.split(r"(?<=\})(?=\{\"type\")", "".join(records.lines)) if part]
+    (tmp_path / "example.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert [question.id for question in read(tmp_path / "example.jsonl").questions] == ["q0001"]
+    for language, name, sign in (("yaml", "mapping.yaml", "dialogue:"), ("json", "official.json", '{"conversations"')):
+        [block] = [b for b in blocks(language) if b.page == "docs/data.md" and b.lines[0].startswith(sign)]
+        (tmp_path / name).write_text("\n".join(block.lines), encoding="utf-8")
     options = ("a car", "a bike")
-    asked = Question("c1-q000", "c1", "What does Ana ride?", "single", options, ("B",), ("s1:T1",), split="test")
-    assert corpus.questions == (asked,)
-
-
-def test_every_format_of_the_table_is_one_that_is_read() -> None:
-    lines = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").splitlines()
-    assert set(FORMATS) <= {match[1] for line in lines if (match := re.match(r"\| `(\w+)` \|", line))}
+    told = Question("c1-q000", "c1", "What does Ana ride?", "single", options, ("B",), ("s1:T1",), split="test")
+    assert read(tmp_path / "official.json", str(tmp_path / "mapping.yaml")).questions == (told,)
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert set(FORMATS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 def test_the_readme_is_short_and_links_every_page() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
-    for page in PAGES[1:]:
-        name = str(page.relative_to(ROOT))
-        assert name in text or name in ("docs/index.md", "docs/reference.md"), f"README.md does not link {name}"
+    names = {str(page.relative_to(ROOT)) for page in PAGES[1:]} - {"docs/index.md", "docs/reference.md"}
+    assert not {name for name in names if name not in text}
+
+
+def test_accelerate_takes_its_configs() -> None:
+    """That launchers for GPUs shard and train is tested where two processes do."""
+    for path in (path for path in CONFIGS if path.parent.name == "accelerate"):
+        loaded, settings = load_config_from_file(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert loaded.num_processes == 2
+        assert set(settings) <= set(vars(loaded))

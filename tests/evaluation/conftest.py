@@ -30,10 +30,8 @@ def record(question_id: str = "q", split: str = "test", **changes: object) -> St
         for n in range(6)
     )
     dialogue = Dialogue(f"d-{question_id}", (Session("s", None, turns),))
-    question = replace(
-        Question(question_id, dialogue.id, "why?", answers=("so",), evidence=("t1", "t5")),
-        **changes,  # type: ignore[arg-type]
-    )
+    question = Question(question_id, dialogue.id, "why?", answers=("so",), evidence=("t1", "t5"))
+    question = replace(question, **changes)  # type: ignore[arg-type]
     factual = FactualState(dialogue, question, (Segment(0, 3),), Strategy(("think",), entities=("line",)))
     attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, 0.0, 0.0))
     return record_of(ReflectiveState(attentional, "because"), split)
@@ -47,44 +45,35 @@ def make_record() -> Callable[..., StateRecord]:
 @pytest.fixture
 def write_states(tmp_path: Path) -> Callable[..., Path]:
     def write(*records: StateRecord, name: str = "states") -> Path:
-        folder = tmp_path / name
         # a folder has dialogues in the order of their names
-        names = list(dict.fromkeys(record.dialogue_id for record in records))
-        numbered = [
-            replace(one, dialogue_id=f"{names.index(one.dialogue_id):02d}-{one.dialogue_id}") for one in records
-        ]
-        dataset.write_states(folder, numbered, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
-        return folder
+        names = list(dict.fromkeys(one.dialogue_id for one in records))
+        own = [replace(one, dialogue_id=f"{names.index(one.dialogue_id):02d}-{one.dialogue_id}") for one in records]
+        dataset.write_states(tmp_path / name, own, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
+        return tmp_path / name
 
     return write
 
 
 @pytest.fixture
-def six(make_record: Callable[..., StateRecord]) -> list[StateRecord]:
+def six() -> list[StateRecord]:
     """Two of each format, one visual, two of LoCoMo's categories, one without evidence, and one for training."""
     options = ("red", "green", "blue", "grey")
     belief, visual = {"dimension": "belief_modeling"}, {"dimension": "personalized_visual_baselines"}
     return [
-        make_record("s1", format="single", options=options, answers=("B",), **belief),
-        make_record("m1", format="multi", options=options, answers=("A", "D"), **belief),
-        make_record("v1", format="single", options=options, answers=("A",), evidence=(), images=(0, 1), **visual),
-        make_record("d1", answers=("a hiking trip", "hiking"), category=4),
-        make_record("d2", answers=("No information available",), evidence=(), category=5),
-        make_record("m2", format="multi", options=options, answers=("C",)),
-        make_record("t1", split="train"),
+        record("s1", format="single", options=options, answers=("B",), **belief),
+        record("m1", format="multi", options=options, answers=("A", "D"), **belief),
+        record("v1", format="single", options=options, answers=("A",), evidence=(), images=(0, 1), **visual),
+        record("d1", answers=("a hiking trip", "hiking"), category=4),
+        record("d2", answers=("No information available",), evidence=(), category=5),
+        record("m2", format="multi", options=options, answers=("C",)),
+        record("t1", split="train"),
     ]
 
 
 @pytest.fixture
 def local(tmp_path: Path, six: list[StateRecord], write_states: Callable[..., Path]) -> EvaluateConfig:
-    return EvaluateConfig(
-        states=str(write_states(*six)),
-        model="nano-untrained",
-        out=str(tmp_path / "out"),
-        max_new_tokens=6,
-        batch_size=2,
-        bootstrap=20,
-    )
+    out = str(tmp_path / "out")
+    return EvaluateConfig(str(write_states(*six)), "nano-untrained", out, max_new_tokens=6, batch_size=2, bootstrap=20)
 
 
 @pytest.fixture

@@ -37,19 +37,31 @@ class Lines:
 
 
 @dataclass
-class Chat:
-    """A chat model with a reply for every question id; never answers `stuck_at`."""
+class Scripted:
+    """Says what it was asked for into `said`, and sleeps at `stuck_at`."""
+
+    stuck_at: str = ""
+    said: Any = None
+
+    def say(self, words: str) -> None:
+        if self.said is not None:
+            print(words, file=self.said, flush=True)
+        if words == self.stuck_at:
+            time.sleep(600)
+
+
+@dataclass
+class Chat(Scripted):
+    """A chat model with a reply for every question id."""
 
     replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
     name: str = "chat@test"
     asked: list[Request] = field(default_factory=list)
-    stuck_at: str = ""
-    said: Any = None
 
     def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
         for n, request in enumerate(requests):
             self.asked.append(request)
-            _say(self, f"answer {request.sample}")
+            self.say(f"answer {request.sample}")
             given = self.replies[request.sample]
             reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
             on_reply(n, reply)
@@ -65,34 +77,22 @@ def by(chat: Chat) -> ChatAnswers:
 
 
 @dataclass
-class Judge:
+class Judge(Scripted):
     """Accepts an answer that equals a reference; gives no verdict on those in `fails`."""
 
     fails: tuple[str, ...] = ()
     name: str = "equal"
     asked: list[str] = field(default_factory=list)
-    stuck_at: str = ""
-    said: Any = None
 
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        found = []
-        for _, references, prediction in cases:
+        for _, _, prediction in cases:
             self.asked.append(prediction)
-            _say(self, f"judge {prediction}")
-            failed = prediction in self.fails
-            found.append(Verdict(None, "neither") if failed else Verdict(prediction in references))
-        return found
+            self.say(f"judge {prediction}")
+        return [Verdict(None, "neither") if said in self.fails else Verdict(said in refs) for _, refs, said in cases]
 
 
-def _say(model: Chat | Judge, words: str) -> None:
-    if model.said is not None:
-        print(words, file=model.said, flush=True)
-    if words == model.stuck_at:
-        time.sleep(600)
-
-
-def rows(cfg: EvaluateConfig, name: str = "predictions.jsonl") -> dict[str, dict[str, Any]]:
-    lines = (Path(cfg.out) / name).read_text().splitlines()
+def rows(cfg: EvaluateConfig) -> dict[str, dict[str, Any]]:
+    lines = (Path(cfg.out) / "predictions.jsonl").read_text().splitlines()
     return {row["question_id"]: row for row in map(json.loads, lines)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import input_hashes, read_json
+from remind.core.files import input_hashes
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.evaluation.answerers import FixedAnswers
-from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_frequent, questions_of
-from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig
+from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_frequent
+from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Context, Contexts
 from remind.evaluation.run import run_evaluation
 from remind.llm.auxiliary import OfflineLLM
@@ -33,49 +32,29 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.records import StateRecord, attentional_of, record_of, strategy_of
+from remind.states.records import StateRecord, record_of, strategy_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
-
-
-def make_dialogue() -> Dialogue:
-    """Three sessions of five turns; an image in turns 2 and 11. Turn n says n + 1 words."""
-    turns = [
-        Turn(
-            f"t{n}",
-            "Ana" if n % 2 else "Bo",
-            " ".join([f"w{n}"] * (n + 1)),
-            images={2: (Image(0, caption="a red kite"),), 11: (Image(1),)}.get(n, ()),
-        )
-        for n in range(15)
-    ]
-    sessions = [Session(f"s{k}", f"day {k}", tuple(turns[5 * k : 5 * k + 5])) for k in range(3)]
-    return Dialogue("d", tuple(sessions))
-
-
-DIALOGUE = make_dialogue()
+#: Three sessions of five turns; an image in turns 2 and 11. Turn n says n + 1 words.
+IMAGES = {2: (Image(0, caption="a red kite"),), 11: (Image(1),)}
+TURNS = [
+    Turn(f"t{n}", "Ana" if n % 2 else "Bo", " ".join([f"w{n}"] * (n + 1)), images=IMAGES.get(n, ())) for n in range(15)
+]
+DIALOGUE = Dialogue("d", tuple(Session(f"s{k}", f"day {k}", tuple(TURNS[5 * k : 5 * k + 5])) for k in range(3)))
 QUESTION = Question(
     "q", "d", "what of w7 and w8?", answers=("so",), evidence=("t7", "t13"), category=4, time="1 May", split="test"
 )
 FACTUAL = FactualState(DIALOGUE, QUESTION, (Segment(1, 2), Segment(6, 8)), STRATEGY)
 ATTENTIONAL = AttentionalState(FACTUAL, ((0, 1), (3, 3), (4, 4)), (1.0, 0.5, 0.0, 2.0, 3.0))
 RECORD = record_of(ReflectiveState(ATTENTIONAL, "because\nof w7"), "test")
-VISUAL = replace(
-    QUESTION,
-    id="v",
-    format="single",
-    options=("yes", "no"),
-    answers=("A",),
-    evidence=(),
-    images=(1,),
-    dimension="personalized_visual_baselines",
-)
+WORDS = FixedAnswers("none", Generation("<answer>so</answer>", 0, finished=True))
 
 
 class Words:
     """A token is a word; a text's vector counts its words w0 to w14."""
 
-    name = "words"
+    def __init__(self, *_: object) -> None:
+        pass
 
     def count_many(self, texts: Sequence[str]) -> list[int]:
         return [len(text.split()) for text in texts]
@@ -85,15 +64,11 @@ class Words:
 
     def encode(self, texts: Sequence[str]) -> torch.Tensor:
         counts = [[float(text.replace("?", "").split().count(f"w{n}")) for n in range(15)] for text in texts]
-        rows = torch.tensor(counts) if counts else torch.zeros(0, 15)
-        return rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+        return torch.nn.functional.normalize(torch.tensor(counts).reshape(-1, 15), dim=-1)
 
 
 class Told:
     """Summaries that say what the state shows."""
-
-    name = "told"
-    failures = ()
 
     def __init__(self) -> None:
         self.asked: list[AttentionalState] = []
@@ -106,68 +81,54 @@ class Told:
         return [f"{len(state.blocks)} blocks" for state in states]
 
 
-def prompt_of(
-    name: str, record: StateRecord = RECORD, question: Question = QUESTION, llm: object = None, **context: object
-) -> Prompt:
-    contexts = Contexts(Words(), ContextConfig(**context))  # type: ignore[arg-type]
-    prompter = Prompter(contexts, llm or Told())  # type: ignore[arg-type]
+def prompt_of(name: str, record: StateRecord = RECORD, question: Question = QUESTION, **context: object) -> Prompt:
+    prompter = Prompter(Contexts(Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
     (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
     return prompt
 
 
-def shown(name: str, record: StateRecord = RECORD, **context: object) -> str:
-    return prompt_of(name, record, **context).text  # type: ignore[arg-type]
-
-
 def rendered(positions: Sequence[int], strategy: Strategy = Strategy(())) -> str:  # noqa: B008
-    segments = segments_of(DIALOGUE, positions)
-    return render(FactualState(DIALOGUE, QUESTION, segments, strategy)).text
+    return render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions), strategy)).text
 
 
 def dialogue_tokens(positions: Sequence[int]) -> int:
     """Counted on the rendered page, not from parts."""
     whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions), Strategy(())))
-    return Words().count_tokens(whole.text[slice(*whole.dialogue)])
+    return len(whole.text[slice(*whole.dialogue)].split())
 
 
-def record_with(factual: FactualState) -> StateRecord:
+def record_with(**changes: object) -> StateRecord:
+    factual = replace(FACTUAL, **changes)  # type: ignore[arg-type]
     return record_of(ReflectiveState(replace(ATTENTIONAL, factual=factual), "s"), "test")
 
 
-def test_levels_evidence_and_no_context_are_what_the_renderer_gives() -> None:
-    assert [shown(level) for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
-    assert shown("evidence") == rendered([1, 2, 6, 7, 8])
-    assert shown("no_context") == rendered([])
-    assert not any(words in rendered([]) for words in ("w7 w7", "kite", "the dog"))
-    bare = record_with(replace(FACTUAL, strategy=Strategy(())))
-    assert shown("evidence", bare) == bare.x0.text
-    assert shown("no_context", bare) == rendered([])
-
-
-def test_oracle_shows_the_gold_evidence_with_the_strategy_or_leaves_out() -> None:
-    prompt = prompt_of("oracle")
-    assert prompt.text == rendered([7, 13], STRATEGY)
-    assert prompt.evidence == ("t7", "t13")
-    prompt = prompt_of("oracle", record_with(replace(FACTUAL, question=VISUAL)), VISUAL)
+def test_levels_evidence_no_context_and_oracle_are_what_the_renderer_gives() -> None:
+    assert [prompt_of(level).text for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
+    assert prompt_of("evidence").text == rendered([1, 2, 6, 7, 8])
+    assert (
+        prompt_of("no_context").text == prompt_of("no_context", record_with(strategy=Strategy(()))).text == rendered([])
+    )
+    assert (prompt_of("oracle").text, prompt_of("oracle").evidence) == (rendered([7, 13], STRATEGY), ("t7", "t13"))
+    visual = replace(QUESTION, evidence=(), images=(1,), dimension="personalized_visual_baselines")
+    prompt = prompt_of("oracle", record_with(question=visual), visual)
     assert "[Image #1 Caption]" in prompt.text
     assert "[Image #0 Caption]" not in prompt.text
     assert prompt.images == (1,)
     question = replace(QUESTION, evidence=())
-    prompt = prompt_of("oracle", record_with(replace(FACTUAL, question=question)), question)
+    prompt = prompt_of("oracle", record_with(question=question), question)
     assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
 
 
-@pytest.mark.parametrize("keep", ["newest", "oldest"])
-@pytest.mark.parametrize("cap", [1, 20, 60, 100, 10_000])
-def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: str, cap: int) -> None:
-    prompt = prompt_of("full_context", full_tokens=cap, keep=keep)
+@pytest.mark.parametrize("cap", [1, 20, 100, 10_000])
+def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(cap: int) -> None:
+    prompt = prompt_of("full_context", full_tokens=cap)
     kept = 15 - prompt.cut_turns
 
     def positions(n: int) -> list[int]:
-        return list(range(15 - n, 15)) if keep == "newest" else list(range(n))
+        return list(range(15 - n, 15))
 
     assert prompt.text == rendered(positions(kept))
-    guided = prompt_of("full_context_strategy", full_tokens=cap, keep=keep)
+    guided = prompt_of("full_context_strategy", full_tokens=cap)
     assert guided == replace(prompt, text=rendered(positions(kept), STRATEGY))
     assert dialogue_tokens(positions(kept)) <= cap or kept == 1
     assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap
@@ -175,7 +136,6 @@ def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: st
 
 
 def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
-    chunks = Contexts(Words(), ContextConfig(chunk_tokens=20))  # type: ignore[arg-type]
     whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, range(15)), Strategy(())))
     costs = [len(whole.text[span.start : span.end].split()) for span in whole.turns]
     by_hand: list[list[int]] = []
@@ -187,46 +147,34 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
             by_hand.append([position])
     vectors = Words().encode([" ".join(DIALOGUE.turns[p].text for p in chunk) for chunk in by_hand])
     cosines = (vectors @ Words().encode([QUESTION.text])[0]).tolist()
-    cap = dialogue_tokens([1, 2, 6, 7, 8])
     kept: list[int] = []
     for number in sorted(range(len(by_hand)), key=lambda n: -cosines[n]):
         wider = sorted([*kept, *by_hand[number]])
-        if kept and dialogue_tokens(wider) > cap:
+        if kept and dialogue_tokens(wider) > dialogue_tokens([1, 2, 6, 7, 8]):
             break
         kept = wider
     assert {7, 8} <= set(kept)
-    assert chunks.rag(DIALOGUE, QUESTION, [1, 2, 6, 7, 8]) == kept
-    assert shown("rag", chunk_tokens=20) == rendered(kept)
+    assert prompt_of("rag", chunk_tokens=20).text == rendered(kept)
     # the strategy of x0 stands where it stands there
-    assert shown("rag_strategy", chunk_tokens=20) == rendered(kept, STRATEGY)
-    assert len(chunks.rag(DIALOGUE, QUESTION, range(15))) >= len(kept)
-    one = Contexts(Words(), ContextConfig(chunk_tokens=20, rag_tokens=1))  # type: ignore[arg-type]
-    assert one.rag(DIALOGUE, QUESTION, range(15)) in by_hand
+    assert prompt_of("rag_strategy", chunk_tokens=20).text == rendered(kept, STRATEGY)
+    assert prompt_of("rag", chunk_tokens=20, rag_tokens=1).text in map(rendered, by_hand)
 
 
 @pytest.mark.parametrize("name", ["no_context", "evidence", "oracle", "rag", "full_context_strategy", "altered"])
 def test_no_condition_brings_back_a_hint_that_the_states_do_without(name: str) -> None:
-    assert NO_INFORMATION in shown(name)
-    assert NO_INFORMATION not in shown(name, record_with(replace(FACTUAL, abstention=False)))
+    assert NO_INFORMATION in prompt_of(name).text
+    assert NO_INFORMATION not in prompt_of(name, record_with(abstention=False)).text
 
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
-    llm = Told()
-    prompt = prompt_of("altered", llm=llm)
-    # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
-    assert llm.asked[0].blocks == ((0, 1), (2, 4))
-    assert (llm.asked[0].factual.question.answers, llm.asked[0].factual.question.evidence) == ((), ())
-    assert llm.asked[0].factual.question.dimension is None
-    assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
-    # states that went by an inferred kind are summarised by it, too
-    inferring = Prompter(None, llm, kind="infer")  # type: ignore[arg-type]
-    assert inferring.prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION])) == [prompt]
-    assert llm.asked[1].factual.question.dimension == "belief_modeling"
-    assert prompt.text != RECORD.x2.text
-    assert strategy_of(RECORD.x2) == STRATEGY
-    again = attentional_of(RECORD, DIALOGUE, QUESTION)
-    assert (again.blocks, again.salience) == (ATTENTIONAL.blocks, ATTENTIONAL.salience)
-    assert render(again).text == RECORD.x1.text
+    for kind, dimension in (("gold", None), ("infer", "belief_modeling")):
+        llm = Told()
+        (prompt,) = Prompter(None, llm, kind).prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION]))  # type: ignore[arg-type]
+        # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
+        assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+        asked = llm.asked[0].factual.question
+        assert (llm.asked[0].blocks, asked.answers, asked.evidence) == (((0, 1), (2, 4)), (), ())
+        assert asked.dimension == dimension
 
 
 LINES = st.text(alphabet="ab;:[] ", min_size=1, max_size=12).map(lambda text: " ".join(text.split())).filter(bool)
@@ -251,81 +199,42 @@ def test_other_dialogues_or_prompts_are_refused() -> None:
 def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Words)
     path, states = tmp_path / "talk.jsonl", tmp_path / "states"
     write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
     write_states(states, [RECORD], {"inputs": input_hashes([path]), "llm": "none"})
-    names = ["x0", "full_context", "oracle", "rag", "rag_strategy", "altered"]
+    names = ["x0", "full_context", "oracle", "rag", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
-    words = FixedAnswers("none", Generation("<answer>so</answer>", 0, finished=True))
     with pytest.raises(ConfigError, match="full_context needs the dialogues: set corpus"):
-        run_evaluation(cfg, answerer=words)
+        run_evaluation(cfg, answerer=WORDS)
     cfg.corpus = [str(path)]
-    report = run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
-    parts = report["conditions"]
-    assert {name: part["overall"]["evidence_recall"]["value"] for name, part in parts.items()} == {
-        "x0": 0.5,
-        "full_context": 0.5,
-        "oracle": 1.0,
-        "rag": pytest.approx(0.5),
-        "rag_strategy": pytest.approx(0.5),
-        "altered": 0.5,
-    }
-    assert parts["full_context"]["counts"]["cut_prompts"] == 1
-    assert parts["full_context"]["counts"]["cut_turns"] > 5
-    rows = [json.loads((tmp_path / "out" / name / "predictions.jsonl").read_text()) for name in names]
-    assert len({row["prompt"] for row in rows}) == 6
-    # what decides the turns decides the outputs of both
-    contexts = [
-        read_json(tmp_path / "out" / name / "run.json")["identity"]["context"] for name in ("rag", "rag_strategy")
-    ]
-    assert contexts[0] == contexts[1]
-    again = run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
-    assert [part["resumed"] for part in again["conditions"].values()] == [1] * 6
+    parts = run_evaluation(cfg, llm=OfflineLLM(), answerer=WORDS)["conditions"]
+    found = [part["overall"]["evidence_recall"]["value"] for part in parts.values()]
+    assert found == pytest.approx([0.5, 0.5, 1.0, 0.5, 0.5])
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
-        run_evaluation(cfg, llm=OfflineLLM(), answerer=words)
+        run_evaluation(cfg, llm=OfflineLLM(), answerer=WORDS)
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
-        run_evaluation(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
+        run_evaluation(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=WORDS)
 
 
-def test_names() -> None:
-    assert EvaluateConfig("s", "m", "o", conditions=["x1", "layers"]).names == ("x1", "x0", "x2")
-    assert EvaluateConfig("s", "m", "o", conditions=["all"]).names == tuple(CONDITIONS)
-    assert set(SETS["ladder"]) >= {"evidence", "x0", "x1", "x2", "altered"}
-    assert EvaluateConfig("s", "m", "o", level="x1").names == ("x1",)
-    assert EvaluateConfig("s", "m", "o", level="x1", conditions=["x2", "x0"]).names == ("x2", "x0")
-
-
-def test_controls(make_record: Callable[..., StateRecord], write_states: Callable[..., Path]) -> None:
+def test_controls(make_record: Callable[..., StateRecord]) -> None:
     options = ("red", "There is no information on it", "blue")
-    training = [
-        make_record("t1", "train", answers=("Paris",)),
-        make_record("t2", "train", answers=("Rome", "Roma")),
-        make_record("t3", "train", answers=("Rome",)),
-        make_record("t4", "train", format="multi", options=options, answers=("C", "A")),
-    ]
-    asked = [
-        make_record("d"),
-        make_record("s", format="single", options=options, answers=("B",)),
-        make_record("m", format="multi", options=options, answers=("B",)),
-        make_record("n", format="single", options=("red", "blue"), answers=("B",)),
-    ]
+    training = [make_record(f"t{n}", "train", answers=own) for n, own in enumerate((("Paris",), ("Rome",), ("Rome",)))]
+    training.append(make_record("t4", "train", format="multi", options=options, answers=("C", "A")))
+    asked = [make_record("d")]
+    asked += [make_record(name, format=name, options=options, answers=("B",)) for name in ("single", "multi")]
     frequent = most_frequent(training)
     assert frequent == {"direct": "Rome", "multi": "A,C"}
-
-    def replies(name: str) -> list[str | None]:
+    for name, expected in (
+        ("always_a", ["no options", "A", "[A]"]),
+        ("most_frequent", ["Rome", "no training answer of its format", "[A,C]"]),
+        ("abstain", ["No information available", "B", "[B]"]),
+    ):
         prompts = [control(name, record, frequent) for record in asked]
-        return [p.left_out or (p.output.text if p.output else "")[8:].split("<")[0] for p in prompts]
-
-    missing = "no training answer of its format"
-    assert replies("always_a") == ["no options", "A", "[A]", "A"]
-    assert replies("most_frequent") == ["Rome", missing, "[A,C]", missing]
-    assert replies("abstain") == ["No information available", "B", "[B]", "[]"]
-    found = questions_of(write_states(*training, *asked), "test")
-    assert [record.x0.text for one in found for record in one.records] == [record.x0.text for record in asked]
+        assert [p.left_out or (p.output.text if p.output else "")[8:].split("<")[0] for p in prompts] == expected
 
 
 class Newest:
@@ -338,26 +247,24 @@ class Newest:
 
 
 def test_a_provider_of_ones_own_stands_beside_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
-    states, corpus = tmp_path / "states", Corpus((DIALOGUE,), (QUESTION,))
-    write_states(states, [RECORD], {"llm": "none"})
-    words = FixedAnswers("none", Generation("<answer>so</answer>", 0, finished=True))
-    cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=["x0", "newest"], bootstrap=5)
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Words)
+    corpus, own = Corpus((DIALOGUE,), (QUESTION,)), {"newest": Newest()}
+    write_states(tmp_path / "states", [RECORD], {"llm": "none"})
+    cfg = EvaluateConfig(str(tmp_path / "states"), "m", str(tmp_path / "out"), conditions=["x0", "newest"], bootstrap=5)
     with pytest.raises(ConfigError, match=r"no condition 'newest'; there are no_context, .*abstain"):
-        run_evaluation(cfg, answerer=words)
-    report = run_evaluation(cfg, answerer=words, corpus=corpus, providers={"newest": Newest()})
+        run_evaluation(cfg, answerer=WORDS)
+    report = run_evaluation(cfg, answerer=WORDS, corpus=corpus, providers=own)
     assert report["conditions"]["newest"]["overall"]["evidence_recall"]["value"] == 0.5
-    (prompt,) = Prompter(providers={"newest": Newest()}).prompts("newest", Asked([RECORD], DIALOGUE, [QUESTION]))
-    line = f"{DIALOGUE.turns[13].speaker}: {DIALOGUE.turns[13].text}\n"
-    x0 = RECORD.x0.text
+    (prompt,) = Prompter(providers=own).prompts("newest", Asked([RECORD], DIALOGUE, [QUESTION]))
+    line, x0 = f"{DIALOGUE.turns[13].speaker}: {DIALOGUE.turns[13].text}\n", RECORD.x0.text
     assert prompt.text == x0[: RECORD.x0.dialogue[0]] + line + x0[x0.index("\nAsked on: 1 May") :]
     # dialogues alone serve, too
     alone = EvaluateConfig("", "m", str(tmp_path / "alone"), conditions=["no_context", "oracle", "newest"], bootstrap=5)
-    report = run_evaluation(alone, answerer=words, data=corpus, providers={"newest": Newest()})
-    shown = {name: part["overall"]["evidence_recall"]["value"] for name, part in report["conditions"].items()}
-    assert shown == {"no_context": 0.0, "oracle": 1.0, "newest": 0.5}
+    report = run_evaluation(alone, answerer=WORDS, data=corpus, providers=own)
+    found = [part["overall"]["evidence_recall"]["value"] for part in report["conditions"].values()]
+    assert found == [0.0, 1.0, 0.5]
     with pytest.raises(ConfigError, match="x0 needs states"):
-        run_evaluation(replace(alone, conditions=["x0"], out=str(tmp_path / "no")), answerer=words, data=corpus)
+        run_evaluation(replace(alone, conditions=["x0"], out=str(tmp_path / "no")), answerer=WORDS, data=corpus)
 
 
 @pytest.mark.parametrize(

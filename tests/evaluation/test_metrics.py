@@ -26,54 +26,43 @@ def unit_rows(lines: list[str]) -> torch.Tensor:
     return torch.tensor(np.array([row / np.linalg.norm(row) for row in rows]))
 
 
-def test_text_memory_recall_against_brute_force() -> None:
+def test_memory_recall_is_that_of_brute_force_over_sets() -> None:
     gold, predicted = ["one", "two", "three"], ["four", "two"]
     expected = [max(float(unit_rows([g])[0] @ unit_rows([p])[0]) for p in predicted) for g in gold]
-    assert expected[1] == pytest.approx(1.0)
-    assert metrics.memory_recall_text(gold, predicted, unit_rows) == pytest.approx(sum(expected) / 3, abs=1e-12)
-
-
-def test_memory_recall_takes_sets_and_leaves_out_empty_sides() -> None:
-    once = metrics.memory_recall_text(["a", "b"], ["c"], unit_rows)
-    assert metrics.memory_recall_text(["a", "b", "a", "a"], ["c", "c"], unit_rows) == once
-    assert metrics.memory_recall_text([], ["c"], unit_rows) is None
-    assert metrics.memory_recall_text(["a"], [], unit_rows) is None
-    rows = {"up": [1.0, 0.0], "down": [-1.0, 0.0]}
-    assert metrics.memory_recall_text(["up"], ["down"], lambda lines: torch.tensor([rows[x] for x in lines])) == -1.0
+    for one, other in ((gold, predicted), (gold * 2, predicted * 3)):
+        assert metrics.memory_recall_text(one, other, unit_rows) == pytest.approx(sum(expected) / 3, abs=1e-12)
+    assert metrics.memory_recall_text([], ["c"], unit_rows) is metrics.memory_recall_text(["a"], [], unit_rows) is None
     assert metrics.memory_recall_visual({0, 3, 5}, {3, 5, 9}) == pytest.approx(2 / 3)
-    assert metrics.memory_recall_visual({1}, set()) == 0.0
-    assert metrics.memory_recall_visual(set(), {1}) is None
+    assert (metrics.memory_recall_visual({1}, set()), metrics.memory_recall_visual(set(), {1})) == (0.0, None)
 
 
 @pytest.mark.parametrize(
-    ("prediction", "references", "bleu", "f1"),
+    ("prediction", "references", "score"),
     [
-        ("The CAT!", ["the, cat"], 1.0, 1.0),
+        ("The CAT!", ["the, cat"], 1.0),
         # best reference, whatever the order
-        ("hiking", ["a long walk", "hiking"], 1.0, 1.0),
-        ("hiking", ["hiking", "a long walk"], 1.0, 1.0),
-        ("...", ["a"], 0.0, 0.0),
-        ("a", ["..."], 0.0, 0.0),
-        ("a", [], 0.0, 0.0),
-        ("Ünïcode 東京", ["東京 ünïcode"], 1.0, 1.0),
-        ("don't", ["don t"], 1.0, 1.0),
+        ("hiking", ["a long walk", "hiking"], 1.0),
+        ("hiking", ["hiking", "a long walk"], 1.0),
+        ("...", ["a"], 0.0),
+        ("a", [], 0.0),
+        ("Ünïcode 東京", ["東京 ünïcode"], 1.0),
+        ("don't", ["don t"], 1.0),
     ],
 )
-def test_what_words_are_and_the_best_reference(prediction: str, references: list[str], bleu: float, f1: float) -> None:
-    assert metrics.bleu1(prediction, references) == pytest.approx(bleu, abs=1e-12)
-    assert metrics.token_f1(prediction, references) == pytest.approx(f1, abs=1e-12)
+def test_what_words_are_and_the_best_reference(prediction: str, references: list[str], score: float) -> None:
+    for metric in (metrics.bleu1, metrics.token_f1):
+        assert metric(prediction, references) == pytest.approx(score, abs=1e-12)
 
 
 @given(WORDS, WORDS)
 def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> None:
     p, r = prediction.split(), reference.split()
     overlap = sum(min(p.count(w), r.count(w)) for w in set(p) | set(r))
-    if not p:
-        bleu, f1 = 0.0, 0.0
-    else:
-        precision, recall = overlap / len(p), overlap / len(r) if r else 0.0
+    bleu = f1 = 0.0
+    if overlap:
+        precision, recall = overlap / len(p), overlap / len(r)
         bleu = precision * (1.0 if len(p) >= len(r) else math.exp(1 - len(r) / len(p)))
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        f1 = 2 * precision * recall / (precision + recall)
     assert metrics.bleu1(prediction, [reference]) == pytest.approx(bleu, abs=1e-12)
     assert metrics.token_f1(prediction, [reference]) == pytest.approx(f1, abs=1e-12)
 
@@ -81,15 +70,12 @@ def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> 
 @pytest.mark.parametrize(
     ("prediction", "answer", "category", "expected"),
     [
-        # stemming: hikes, hiking -> hike; running -> run
-        ("hikes", "hiking", 4, 1.0),
         ("she was running", "run", 4, 2 * (1 / 3) * 1 / (1 / 3 + 1)),
         # the stemmer's default mode maps "dying" to "die" and "ties" to "tie" (plain Porter: "dy", "ti")
         ("dying ties", "die tie", 2, 1.0),
         ("The cat and a dog", "cat dog", 2, 1.0),
         # commas go before anything else, so "1,000" is one token; in categories 2 to 4 they do not split
         ("1,000 dollars", "1000 dollar", 4, 1.0),
-        ("7 May, 2023", "7 May 2023", 2, 1.0),
         ("2022", 2022, 2, 1.0),
         ("coffee", "coffee; she dislikes tea", 3, 1.0),
         ("coffee", "coffee; tea", 4, 2 * 1 * 0.5 / 1.5),
@@ -100,7 +86,6 @@ def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> 
         ("There is No Information Available here", "anything", 5, 1.0),
         ("it was not mentioned", "anything", 5, 1.0),
         ("a lamp", "No information available", 5, 0.0),
-        ("", "x", 4, 0.0),
         ("", "x, y", 1, 0.0),
         ("the", "the", 4, 0.0),
     ],
@@ -111,20 +96,17 @@ def test_locomo_f1_by_hand(prediction: str, answer: str, category: int, expected
 
 def test_rankings() -> None:
     # ranks 1 and 2 weigh the same
-    assert metrics.ndcg_any(["g", "x", "y"], {"g"}, 3) == 1.0
-    assert metrics.ndcg_any(["x", "g", "y"], {"g"}, 3) == 1.0
-    assert metrics.ndcg_any(["x", "y", "g"], {"g"}, 3) == pytest.approx(1 / math.log2(3))
+    for ranked, expected in (("gxy", 1.0), ("xgy", 1.0), ("xyg", 1 / math.log2(3))):
+        assert metrics.ndcg_any(list(ranked), {"g"}, 3) == pytest.approx(expected)
     # DCG = 1 + 1/log2(3), ideal DCG = 1 + 1 (ranks 1 and 2)
     assert metrics.ndcg_any(["g", "x", "h"], {"g", "h"}, 3) == pytest.approx((1 + 1 / math.log2(3)) / 2)
-
-    assert metrics.recall_any(["x"], {"g"}, 100) == 0.0
-    assert metrics.recall_any([], {"g"}, 5) == metrics.recall_all([], {"g"}, 5) == metrics.ndcg_any([], {"g"}, 5) == 0.0
-    assert (metrics.recall_any(["x"], set(), 5), metrics.recall_all(["x"], set(), 5)) == (0.0, 1.0)
-    assert metrics.ndcg_any(["x"], set(), 5) == 0.0
     # a gold id that was not ranked costs; one ranked twice counts once
-    assert metrics.ndcg_any(["g"], {"g", "h"}, 5) == 0.5
-    assert metrics.ndcg_any(["g", "g"], {"g", "h"}, 5) == 0.5
-    for metric in (metrics.recall_any, metrics.recall_all, metrics.ndcg_any):
+    assert metrics.ndcg_any(["g"], {"g", "h"}, 5) == metrics.ndcg_any(["g", "g"], {"g", "h"}, 5) == 0.5
+    every = (metrics.recall_any, metrics.recall_all, metrics.ndcg_any)
+    assert [metric([], {"g"}, 5) for metric in every] == [0.0, 0.0, 0.0]
+    assert [metric(["x"], set(), 5) for metric in every] == [0.0, 1.0, 0.0]
+    assert [metric(["x", "g"], {"g", "h"}, 2) for metric in every[:2]] == [1.0, 0.0]
+    for metric in every:
         with pytest.raises(ConfigError, match="at least 1"):
             metric(["g"], {"g"}, 0)
     with pytest.raises(ConfigError, match="no category 6"):

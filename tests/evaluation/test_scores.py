@@ -1,13 +1,12 @@
-"""Scores of whole outputs, who takes part in which average, and the intervals."""
+"""Scores of whole outputs, who takes part in which average, and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import repeat
 
 import pytest
 import torch
+from scripted_answers import Judge
 
 from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
@@ -15,13 +14,6 @@ from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
 
-OUTPUTS = {
-    "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
-    "m1": "<answer>[A]</answer><explanation>Ana: m1 line 1\nAna: m1 line 5</explanation>",
-    "v1": "<answer>A</answer><explanation>[1, 4]</explanation>",
-    "d1": "<answer>Hiking</answer><explanation></explanation>",
-    "d2": "<answer>no information available.</answer>",
-}
 ENCODED: list[list[str]] = []
 
 
@@ -31,53 +23,43 @@ def encode(lines: list[str]) -> torch.Tensor:
     return torch.eye(len(lines))
 
 
-def scored(records: list[StateRecord], outputs: list[Generation], *verdicts: bool | None) -> list[Score]:
-    """Scores with a ruling for each direct question, by turns."""
-    given = iter(verdicts or repeat(None))
-    rulings = [Verdict(next(given)) if r.format == "direct" and r.answers else None for r in records]
+def scored(
+    records: Sequence[StateRecord], outputs: Sequence[Generation], verdicts: Sequence[bool | None]
+) -> list[Score]:
+    """Nothing is judged without gold answer or output."""
+    rulings = [
+        Verdict(verdict) if record.format == "direct" and record.answers and output.failure is None else None
+        for record, output, verdict in zip(records, outputs, verdicts, strict=True)
+    ]
     return score(records, outputs, parse_all(records, outputs), rulings, encode)
 
 
-def test_scores_by_hand_and_failures_of_the_model_are_wrong(six: list[StateRecord]) -> None:
+def test_scores_by_hand(six: list[StateRecord]) -> None:
     ENCODED.clear()
-    records = [record for record in six if record.split == "test"]
-    failed = Generation("", 99, failure="too_long")
-    texts = [OUTPUTS.get(record.question_id) for record in records]
-    scores = scored(records, [failed if text is None else Generation(text, 10, 5, True) for text in texts], True, False)
+    texts = (
+        "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
+        "<answer>[A]</answer><explanation>Ana: m1 line 1\nAna: m1 line 5</explanation>",
+        "<answer>A</answer><explanation>[1, 4]</explanation>",
+        "<answer>Hiking</answer><explanation></explanation>",
+        "<answer>no information available.</answer>",
+    )
+    outputs = [*(Generation(text, 10, 5, True) for text in texts), Generation("", 99, failure="too_long")]
+    scores = scored(six[:6], outputs, [None, None, None, True, False, None])
     s1, m1, v1, d1, d2, m2 = scores
     assert [x.accuracy for x in scores] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-    assert (s1.memory_recall_text, m1.memory_recall_text) == (0.5, 1.0)
+    assert (s1.memory_recall_text, m1.memory_recall_text, d1.memory_recall) == (0.5, 1.0, None)
     assert (v1.memory_recall_text, v1.memory_recall_visual, v1.memory_recall) == (None, 0.5, 0.5)
-    assert d1.memory_recall is None  # nothing predicted
-    assert (d1.bleu1, d1.f1, d1.locomo_f1) == (1.0, 1.0, 1.0)
+    assert [(x.bleu1, x.f1, x.locomo_f1) for x in (d1, s1)] == [(1.0, 1.0, 1.0), (None, None, None)]
     assert (d2.f1, d2.locomo_f1) == (1.0, 1.0)
-    assert (s1.bleu1, s1.f1, s1.locomo_f1) == (None, None, None)
     assert [x.evidence_recall for x in (s1, v1, d2, m2)] == [0.5, 0.5, None, 0.5]
-    assert (m2.failure, m2.memory_recall) == ("too_long", None)
     (lines,) = ENCODED
     assert len(set(lines)) == len(lines)
-
-    row = summarise((one.row() for one in scores), resamples=50)
-    assert (row["n"], row["failed"], row["no_verdict"]) == (6, 1, 0)
-    assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
-        "accuracy": (pytest.approx(3 / 6), 6),
-        "parse_rate": (pytest.approx(5 / 6), 6),
-    }
+    row, total = summarise((one.row() for one in scores), resamples=50), counts(scores)
     assert (row["memory_recall"]["value"], row["memory_recall"]["n"]) == (pytest.approx((0.5 + 1.0 + 0.5) / 3), 3)
     assert [row[name]["n"] for name in ("memory_recall_text", "evidence_recall", "bleu1")] == [2, 5, 2]
-    total = counts(scores)
     assert (total["questions"], total["answered"], total["failures"]) == (6, 5, {"too_long": 1})
-    assert (total["without_gold_answer"], total["without_gold_evidence"]) == (0, 1)
-    assert total["problems"] == {"no explanation tag": 1}
     assert (total["prompt_tokens"], total["new_tokens"]) == (149, 25)
-
-
-def test_without_gold_answer_there_is_no_verdict(make_record: Callable[..., StateRecord]) -> None:
-    records = [make_record("a", answers=()), make_record("b", format="single", options=("x", "y"), answers=())]
-    done = scored(records, [Generation("<answer>A</answer>", 1, 1, True)] * 2)
-    assert [(item.accuracy, item.f1, item.failure) for item in done] == [(None, None, None)] * 2
-    row = summarise(one.row() for one in done)
-    assert (row["accuracy"], row["f1"], row["parse_rate"]["value"]) == (None, None, 1.0)
+    assert total["problems"] == {"no explanation tag": 1}
 
 
 def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable[..., StateRecord]) -> None:
@@ -95,7 +77,6 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
         (make_record("cut", **single), Generation("<answer>A</answer><expl", 1, 9, False), None, 1.0, 1.0),
         (make_record("long", **single, **visual), Generation("", 1, failure="too_long"), None, 0.0, 0.0),
         (make_record("refused"), Generation("", 1, failure="refused"), None, 0.0, 0.0),
-        (make_record("invalid"), Generation("", 1, failure="invalid"), None, 0.0, 0.0),
         (make_record("blank"), Generation("<answer> </answer>", 1, 1, True), False, 0.0, 0.0),
         (make_record("accepted"), Generation("so", 1, 1, True), True, 1.0, 1.0),
         (make_record("unjudged"), Generation("so", 1, 1, True), None, None, 1.0),
@@ -105,18 +86,13 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
         (make_record("no gold, refused", answers=()), Generation("", 1, failure="refused"), None, None, 0.0),
     ]
     records, outputs, verdicts, hits, read = zip(*cases, strict=True)
-    # as `case_of`: nothing is judged without gold answer or output
-    judged = [r.format == "direct" and r.answers and o.failure is None for r, o in zip(records, outputs, strict=True)]
-    rulings = [Verdict(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
-    scores = score(records, outputs, parse_all(records, outputs), rulings, encode)
+    scores = scored(records, outputs, verdicts)
     assert [item.accuracy for item in scores] == list(hits)
     assert [item.parse_rate for item in scores] == list(read)
-    row = summarise((one.row() for one in scores), 20)
-    assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
-        "accuracy": (pytest.approx(3 / 11), 11),
-        "parse_rate": (pytest.approx(6 / 14), 14),
-    }
-    assert (row["n"], row["failed"], row["no_verdict"]) == (16, 8, 3)
+    row = summarise((item.row() for item in scores), 20)
+    for name, value, n in (("accuracy", 3 / 10, 10), ("parse_rate", 6 / 13, 13)):
+        assert (row[name]["value"], row[name]["n"]) == (pytest.approx(value), n)
+    assert (row["n"], row["failed"], row["no_verdict"]) == (15, 7, 3)
     by_id = {item.record.question_id: item for item in scores}
     # an empty output: nothing named (Eq. 11), no word in common (Eq. 13, 14), not valid for Eq. 10
     assert by_id["long"].memory_recall == 0.0
@@ -125,31 +101,14 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
 
 
 def test_locomo_f1_only_for_locomos_categories(make_record: Callable[..., StateRecord]) -> None:
-    records = [
-        make_record("a", category="temporal-reasoning"),
-        make_record("b", category=2, dimension="belief_modeling"),
-        make_record("c", category=2),
-    ]
-    done = scored(records, [Generation("<answer>so</answer>", 1, 1, True)] * 3)
-    assert [item.locomo_f1 for item in done] == [None, None, 1.0]
-    assert [item.f1 for item in done] == [1.0] * 3
+    changes = ({"category": "temporal-reasoning"}, {"category": 2, "dimension": "belief_modeling"}, {"category": 2})
+    records = [make_record(f"q{n}", **own) for n, own in enumerate(changes)]
+    done = scored(records, [Generation("<answer>so</answer>", 1, 1, True)] * 3, [None] * 3)
+    assert [(item.locomo_f1, item.f1) for item in done] == [(None, 1.0), (None, 1.0), (1.0, 1.0)]
 
 
-class Moody:
-    name = "moody"
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def verdicts(self, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
-        self.asked += [case.prediction for case in cases]
-        return [Verdict(None if case.prediction == "down" else True) for case in cases]
-
-
-def test_a_judge_that_fails_gives_no_verdict(make_record: Callable[..., StateRecord]) -> None:
-    judge = Moody()
-    cases = [Case("q", ("r",), text) for text in ("up", "down", " ", "up", "down")]
+def test_equal_cases_are_judged_once_and_empty_ones_never() -> None:
+    judge = Judge(fails=("down",))
+    cases = [Case("q", ("up",), text) for text in ("up", "down", " ", "up", "down")]
     assert [ruling.value for ruling in judge_answers(judge, cases)] == [True, None, False, True, None]  # type: ignore[arg-type]
     assert judge.asked == ["up", "down"]
-    (done,) = scored([replace(make_record(), evidence_lines=())], [Generation("down", 1, 1, True)])
-    assert (done.failure, done.accuracy, done.f1) == ("judge", None, 0.0)

@@ -12,8 +12,7 @@ from remind.evaluation.statistics import bootstrap, cohen_kappa, fleiss_kappa, p
 
 def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
     """The mean of every one of the n^n resamples, all equally likely."""
-    n = len(sums)
-    draws = list(itertools.product(range(n), repeat=n))
+    draws = list(itertools.product(range(len(sums)), repeat=len(sums)))
     return np.array([sum(sums[i] for i in draw) / sum(sizes[i] for i in draw) for draw in draws])
 
 
@@ -27,45 +26,38 @@ def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
 def test_against_every_resample(
     first: list[float], second: list[float], clusters: str | None, sums: list[float], sizes: list[int]
 ) -> None:
-    means = every_mean(sums, sizes)
+    means, value = every_mean(sums, sizes), sum(sums) / sum(sizes)
     found = paired_bootstrap(first, second, clusters and list(clusters), resamples=40_000)
     assert found is not None
-    value = sum(sums) / sum(sizes)
     assert (found["value"], found["n"], found["units"]) == (pytest.approx(value), len(first), len(sums))
     assert (found["first"], found["second"]) == pytest.approx((np.mean(first), np.mean(second)))
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+    bounds = [pytest.approx(bound, abs=0.02) for bound in np.percentile(means, [2.5, 97.5])]
+    assert [found["low"], found["high"]] == bounds
     assert found["p"] == pytest.approx(np.mean(np.abs(means - value) >= value - 1e-12), abs=0.01)
+    if clusters:
+        # the interval of a share knows of dialogues, too
+        one = share(second, list(clusters), resamples=40_000)
+        assert one is not None
+        assert [one["value"], one["low"], one["high"]] == [pytest.approx(value), *bounds]
 
 
-def test_bootstrap_edges() -> None:
-    assert (bootstrap([]), wilson([])) == (None, None)
+def test_edges_of_intervals() -> None:
+    values = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert bootstrap([]) is wilson([]) is share([], []) is paired_bootstrap([], []) is None
     assert bootstrap([0.5]) == {"value": 0.5, "low": 0.5, "high": 0.5, "n": 1}
-    values = np.random.default_rng(0).beta(2, 5, size=400).tolist()
-    estimate = bootstrap(values, 500, seed=3)
-    gain = paired_bootstrap([0.0] * 400, values, resamples=500, seed=3)
-    assert estimate is not None
-    assert gain is not None
-    assert all(estimate[key] == gain[key] for key in ("value", "low", "high", "n"))
-
-
-def test_the_interval_of_a_share_knows_of_dialogues() -> None:
-    values, dialogues = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0], list("abaacdd")
-    means = every_mean([2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2])
-    found = share(values, dialogues, resamples=40_000)
-    assert found is not None
-    assert (found["value"], found["n"]) == (pytest.approx(4 / 7), 7)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
-    # one dialogue, a dialogue for each question, and none
+    # one dialogue, and a dialogue for each question
     assert share(values, ["a"] * 7) == share(values, list("abcdefg")) == wilson(values)
-    assert share([], []) is None
     # six answers about two dialogues that are all right say as much as two
-    sure, two = share([1.0] * 6, list("aaabbb")), wilson([1.0, 1.0])
-    assert sure is not None
-    assert two is not None
-    assert sure == {**two, "n": 6}
+    assert share([1.0] * 6, list("aaabbb")) == {**(wilson([1.0, 1.0]) or {}), "n": 6}
+    four = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
+    assert paired_bootstrap(*four, list("abcd")) == paired_bootstrap(*four)
+    same = paired_bootstrap(values, values) or {}
+    assert [same[name] for name in ("value", "low", "high", "p")] == [0.0, 0.0, 0.0, 1.0]
+    for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
+        assert [(single or {})[name] for name in ("low", "high", "p", "units")] == [None, None, None, 1]
 
 
-@pytest.mark.parametrize(("ones", "n"), [(0, 1), (0, 10), (3, 10), (10, 10), (500, 1000), (1, 1)])
+@pytest.mark.parametrize(("ones", "n"), [(0, 10), (3, 10), (10, 10), (500, 1000), (1, 1)])
 def test_wilson_bounds_solve_its_equation(ones: int, n: int) -> None:
     estimate = wilson([1.0] * ones + [0.0] * (n - ones))
     assert estimate is not None
@@ -73,26 +65,11 @@ def test_wilson_bounds_solve_its_equation(ones: int, n: int) -> None:
     for bound in (estimate["low"], estimate["high"]):
         # |share - p| = z sqrt(p (1 - p) / n)
         assert (ones / n - bound) ** 2 == pytest.approx(1.959964**2 * bound * (1 - bound) / n, abs=1e-6)
-    assert (estimate["low"] == 0.0) == (ones == 0)
-    assert (estimate["high"] == 1.0) == (ones == n)
-
-
-def test_edges() -> None:
-    assert paired_bootstrap([], []) is None
-    four = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
-    assert paired_bootstrap(*four, list("abcd")) == paired_bootstrap(*four) == paired_bootstrap(*four)
-    same = paired_bootstrap([0.3, 0.7, 1.0], [0.3, 0.7, 1.0])
-    assert same is not None
-    assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
-    for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
-        assert single is not None
-        assert (single["low"], single["high"], single["p"], single["units"]) == (None, None, None, 1)
 
 
 def test_the_ratio_of_sums_over_dialogues() -> None:
-    pairs = [(1.0, 2.0), (2.0, 2.0), (0.0, 4.0)]
-    found = ratio(pairs, ["a", "a", "b"], 500)
     # a twice, a and b, b twice
+    found = ratio([(1.0, 2.0), (2.0, 2.0), (0.0, 4.0)], ["a", "a", "b"], 500)
     assert found == {"value": 3 / 8, "low": 0.0, "high": 3 / 4}
     assert ratio([(1.0, 0.0), (1.0, 2.0)], "ab", 500) == {"value": 1.0, "low": 0.5, "high": 1.0}
     assert ratio([(0.0, 0.0)], ["a"], 10)["value"] is None

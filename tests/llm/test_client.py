@@ -60,7 +60,6 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
         (body({"content": 3}), 3, "server", "not a chat completion"),
         (body({"content": None}), 3, "server", "empty"),
         (body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
-        (b'{"error": {"code": 502, "message": "model overloaded"}}', 3, "server", "model overloaded"),
         (b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
         (body(choices=[{"error": {"code": 502, "message": "up"}, "message": {"content": "x"}}]), 3, "server", "up"),
         (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "empty (finish_reason length)"),
@@ -91,7 +90,6 @@ def test_broken_replies_are_asked_again_or_told_and_never_cached(
         # by their codes, whatever the words
         (400, {"message": "too much", "code": "context_length_exceeded"}, "too_long", 1),
         (500, {"error": {"message": "", "type": "exceed_context_size_error"}}, "too_long", 2),
-        (429, "slow down", "server", 2),
     ],
 )
 def test_errors_of_a_request_are_told_in_the_servers_words(status: int, said: Any, failure: str, tries: int) -> None:

@@ -14,7 +14,8 @@ import torch
 from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Services
+from remind.memory.bank import Bank
+from remind.memory.base import Services
 from remind.memory.plain import PlainSystem
 
 
@@ -41,10 +42,6 @@ def opened(folder: Path, sessions: Iterable[Session] = (), **options: Any) -> Ba
     for each in sessions:
         bank.ingest(each)
     return bank
-
-
-def dump(bank: Bank) -> list[str]:
-    return list(bank.store.dump())
 
 
 def killed_after(statements: int, opening: Callable[[], Bank], change: Callable[[Bank], object]) -> bool:

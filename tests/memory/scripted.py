@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
 from remind.llm.structured import NotValid, read_value
-from remind.memory.base import Bank, Services
+from remind.memory.bank import Bank
+from remind.memory.base import Services
 from remind.models.encoder import SentenceEncoder
 
 Part = Callable[[Request], str | Reply]
@@ -74,3 +76,12 @@ def session(name: str, time: str | None, *lines: str) -> Session:
 def held(bank: Bank) -> dict[str, tuple[str, ...] | None]:
     """Texts of a bank's memories with their sources."""
     return {memory.text: memory.sources for memory in map(bank.store.memory, bank.store.numbers())}
+
+
+def dump(bank: Any) -> list[str]:
+    """All that a bank holds, a line per row, the same for banks with the same content however they came about."""
+    return [
+        f"{table} {json.dumps(row, default=bytes.hex)}"
+        for table in ("sessions", "turns", "memories", "sources", "keys", "journal")
+        for row in bank.store.rows(f"SELECT * FROM {table} ORDER BY 1, 2")
+    ]

@@ -11,8 +11,6 @@ from scripted import ScriptedChat, held, parts, services, session
 
 from remind.llm.request import Request
 from remind.memory.amem import AMemBank, AMemSystem
-from remind.memory.base import Query
-from remind.memory.systems import SYSTEMS
 from remind.models.encoder import SentenceEncoder
 
 LINES = ("Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
@@ -63,18 +61,6 @@ def test_notes_links_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None
         # the changed note is found by what it says now
         vector = encoder.encode_apart([text(LINES[0], "Tom.", tags="pet")])[0]
         assert next(memory.store.nearest(vector)) == (first, pytest.approx(1, abs=1e-6))
-
-
-def test_linked_notes_follow_the_note_that_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat) as memory:
-        memory.ingest(SESSION)
-        before = len(chat.asked)
-        found = memory.retrieve(Query("Which name does the cat have?", "q"), k=3)
-        assert [memory.sources for memory in found.memories] == [("s1:3",), ("s1:1",), ("s1:2",)]
-        assert found.trace == {"keywords": ["cat", "name"]}
-        assert {*chat.stages()} == {*SYSTEMS["amem"].stages}
-        assert chat.stages()[before:] == ["read"]
 
 
 def test_the_notes_that_new_contexts_are_for_get_them(encoder: SentenceEncoder, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from remind.memory.citers import cited, warning
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.provider import CachedEncoder
 from remind.memory.reranker import NAME, Reranker
-from remind.memory.rmm import RmmSystem, Weights
+from remind.memory.rmm import RmmBank, RmmSystem
 from remind.memory.run import run_memory
 from remind.memory.score import read_units, score_memory
 
@@ -87,54 +87,6 @@ def run(data: Path, out: Path, **changes: Any) -> dict[tuple[str, str], Any]:
     return {(unit["system"], unit["dialogue"]): unit for unit in read_units(out)}
 
 
-def tops(unit: Any) -> list[Any]:
-    return [[row["top"], row["budgets"]] for row in unit["rows"]]
-
-
-def test_learning_from_gold_is_said_and_begins_anew_in_every_run(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = warning("oracle")
-    assert told is not None
-    out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        # killed while it learns
-        learn, count = Weights.learn, iter(range(7))
-
-        def dies(*given: Any) -> None:
-            learn(*given)
-            if next(count, None) is None:
-                raise KeyboardInterrupt
-
-        patch.setattr(Weights, "learn", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(data, out, citer="oracle")
-    found = run(data, out, citer="oracle")
-    assert told in capsys.readouterr().out
-    whole = run(data, tmp_path / "whole", citer="oracle")
-    assert {key: tops(unit) for key, unit in found.items()} == {key: tops(unit) for key, unit in whole.items()}
-    rows = found["rmm", "conv-1"]["rows"]
-    assert [row["trace"]["updates"] for row in rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
-    # the first is asked before anything is known
-    assert tops(found["rmm", "conv-1"])[0] == tops(found["dense", "conv-1"])[0]
-    assert tops(found["rmm", "conv-1"]) != tops(found["dense", "conv-1"])
-    assert not [*out.glob(".asked*")]
-    score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=10))
-    assert json.loads((tmp_path / "scores.json").read_text())["notes"] == [told]
-    assert told in (tmp_path / "scores.html").read_text()
-
-
-def test_weights_learned_in_one_run_are_frozen_in_another(data: Path, tmp_path: Path) -> None:
-    common = str(tmp_path / "common")
-    run(data, tmp_path / "learn", citer="oracle", rmm={"scope": "shared", "weights": common})
-    assert (tmp_path / "common" / NAME).is_file()
-    found = run(data, tmp_path / "asked", rmm={"scope": "frozen", "weights": common})
-    rows = found["rmm", "conv-1"]["rows"]
-    assert {row["trace"]["updates"] for row in rows} == {4}
-    assert not any(row["trace"]["sampled"] for row in rows)
-    assert tops(found["rmm", "conv-1"]) != tops(found["dense", "conv-1"])
-
-
 # a reader that cites
 
 
@@ -171,7 +123,7 @@ def by_hand(data: Path, folder: Path, **options: Any) -> dict[str, list[Any]]:
             for question in (one for one in corpus.questions if one.dialogue_id == dialogue.id):
                 found = bank.retrieve(Query.of(question), k=7)
                 traces.setdefault(dialogue.id, []).append(json.loads(json.dumps(found.trace)))
-                bank.feedback(found.token, [n for n, memory in enumerate(found.memories) if helps(memory.text)])
+                bank.feedback(found, [n for n, memory in enumerate(found.memories) if helps(memory.text)])
     return traces
 
 
@@ -201,20 +153,20 @@ def test_a_killed_run_teaches_common_weights_as_a_whole_one(
     hand = by_hand(data, tmp_path / "hand", **shared("by-hand")["rmm"])
     for kill in (5, 18):
         with monkeypatch.context() as patch:
-            learn, count = Weights.learn, iter(range(kill))
+            learn, count = RmmBank.learn, iter(range(kill))
 
             def dies(*given: Any, learn: Any = learn, count: Iterator[int] = count) -> None:
                 learn(*given)
                 if next(count, None) is None:
                     raise KeyboardInterrupt
 
-            patch.setattr(Weights, "learn", dies)
+            patch.setattr(RmmBank, "learn", dies)
             with pytest.raises(KeyboardInterrupt):
                 cited_run(data, tmp_path / "run", server, **shared("common"))
         # what a run has not come to the end of teaches nobody
-        assert Reranker.load(tmp_path / "common").step == 0
+        assert Reranker.load(tmp_path / "common" / NAME).step == 0
     assert traced(cited_run(data, tmp_path / "run", server, **shared("common"))) == hand
-    learned, wanted = (Reranker.load(tmp_path / name) for name in ("common", "by-hand"))
+    learned, wanted = (Reranker.load(tmp_path / name / NAME) for name in ("common", "by-hand"))
     assert (learned.step, learned.ema, abs(learned.w_q).max() > 0) == (4, wanted.ema, True)
     assert learned.w_q.tobytes() + learned.w_m.tobytes() == wanted.w_q.tobytes() + wanted.w_m.tobytes()
     hits = server.hits
@@ -224,7 +176,6 @@ def test_a_killed_run_teaches_common_weights_as_a_whole_one(
     assert (server.hits, (tmp_path / "common" / NAME).read_bytes()) == (hits, before)
     # another run goes on from there; this one teaches no more
     cited_run(data, tmp_path / "other", server, **shared("common"))
-    assert Reranker.load(tmp_path / "common").step == 8
-    cited_run(data, tmp_path / "run", server, **shared("common"))
+    assert Reranker.load(tmp_path / "common" / NAME).step == 8
     with pytest.raises(DataError, match=r"common.*was trained by another run; the weights of this run are in"):
-        cited_run(data, tmp_path / "run", server, **shared("common"), citer="oracle")
+        cited_run(data, tmp_path / "run", server, **shared("common"))

@@ -109,17 +109,6 @@ def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Co
     assert [part["resumed"] for part in again.report["conditions"].values()] == [4] * 5
 
 
-def test_dialogues_alone_serve_and_nobody_need_answer(corpus: Corpus, tmp_path: Path) -> None:
-    result = evaluate(None, corpus, ["no_context", "dense", "oracle"], bootstrap=20)
-    assert shown(result) == {"no_context": 0.0, "dense": 1.0, "oracle": 1.0}
-    assert result.report["overall"]["accuracy"] is None
-    assert (result.save(tmp_path / "kept") / "dense" / "predictions.jsonl").is_file()
-    # the same contexts in the same folder, answered
-    evaluate(None, corpus, ["dense"], out=tmp_path / "run")
-    answered = evaluate(Finds(), corpus, ["dense"], out=tmp_path / "other")
-    assert answered.report["overall"]["accuracy"]["value"] == 1.0
-
-
 def test_models_by_name_and_in_memory_answer_alike(states: Path) -> None:
     backbone = load_backbone("nano-untrained")
     settings = {"max_new_tokens": 4, "bootstrap": 20}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from scripted import ScriptedChat, held, parts, services, session
 
 from remind.llm.request import Request
@@ -75,31 +73,3 @@ def test_pages_and_research(encoder: SentenceEncoder, tmp_path: Path) -> None:
             ("What became of Ann's cat?", [0]),
             ("Did a pet run away?", [2]),
         ]
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_research_ends(rounds: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda request: '{"enough": false}' if asks(request) == "gam_check" else researcher(request))
-    with bank(tmp_path / "b", encoder, chat, rounds=rounds) as memory:
-        assert len(memory.retrieve(Query("What became of Ann's cat?"), k=1).memories) == 1
-        assert len(chat.asked) - len(SESSIONS) == 4 * rounds
-
-
-@pytest.mark.parametrize(
-    ("plan", "pages"),
-    [
-        ({"tools": ["page_index"], "page_index": [2, 0, 9, 2]}, [0, 2]),
-        ({"tools": ["keyword"], "keyword_collection": ["Rome", "Tom", "nowhere"], "page_index": [2]}, [0, 1]),
-        ({"tools": ["vector"], "vector_queries": ["Bob lives in Rome and the weather is fine"]}, [1]),
-        ({"tools": ["telepathy"]}, []),
-    ],
-)
-def test_the_tools_of_a_plan(
-    plan: Mapping[str, Any], pages: list[int], encoder: SentenceEncoder, tmp_path: Path
-) -> None:
-    def play(request: Request) -> str:
-        return json.dumps({**PLAN, **plan}) if asks(request) == "gam_plan" else researcher(request)
-
-    with bank(tmp_path / "b", encoder, ScriptedChat(play), top=1, rounds=1) as memory:
-        found = memory.retrieve(Query("Anything?"), k=1)
-        assert found.trace["rounds"][0]["pages"] == pages

@@ -27,8 +27,8 @@ try:
     INSTALLED = importlib.metadata.version("mem0ai")
 except importlib.metadata.PackageNotFoundError:
     INSTALLED = ""
-pytestmark = pytest.mark.skipif(INSTALLED != "1.0.11", reason="needs mem0ai==1.0.11")
 
+pytestmark = pytest.mark.skipif(INSTALLED != "1.0.11", reason="needs mem0ai==1.0.11")
 TURNS = 200
 _LISTS = re.compile(r"```\n    (\[.*?\])\n    ```", re.DOTALL)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pytest
-from scripted import ScriptedChat, parts, services, session
+from scripted import ScriptedChat, dump, parts, services, session
 
-from remind.data.dialogue import Session, Turn
+from remind.data.dialogue import Session
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.memoryos import MemoryOSBank, MemoryOSSystem, pages
+from remind.memory.memoryos import MemoryOSBank, MemoryOSSystem
 from remind.models.encoder import SentenceEncoder
 
 FIRST = session(
@@ -70,11 +67,6 @@ def kept(bank: MemoryOSBank, kind: str) -> dict[str, tuple[str, ...] | None]:
     return {memory.text: memory.sources for memory in memories if memory.kind == kind}
 
 
-def test_pages() -> None:
-    said = [Turn(str(n), "Ann" if letter == "a" else letter, "x") for n, letter in enumerate("aabcaba")]
-    assert ["".join(turn.id for turn in page) for page in pages(said, "Ann")] == ["0", "12", "3", "45", "6"]
-
-
 def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1) as memory:
@@ -94,24 +86,6 @@ def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: 
     with bank(tmp_path / "c", encoder, other, FIRST, LATER) as memory:
         assert not other.asked, "seven pages fit the queue"
         assert memory.retrieve(QUESTION, k=9).memories[0].sources == ("s1:1", "s1:2")
-
-
-def test_a_page_joins_the_segment_that_is_most_like_it(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Cosine plus Jaccard index, counted here by another way."""
-    topics = {"one": ("Cats.", ["cat", "pet"]), "two": ("A cat and a dog.", ["Cat"]), "three": ("Rome.", ["pet"])}
-
-    def filer(request: Request) -> str:
-        summary, keywords = topics[parts(request)["exchange"].split()[1]]
-        return json.dumps({"summary": summary, "keywords": keywords})
-
-    chat = ScriptedChat(lambda request: filer(request) if asks(request) == "topic" else scribe(request))
-    said = session("s1", None, "Ann: one", "Ann: two", "Ann: three", "Ann: last")
-    cats, two, three = (encoder.encode_apart([summary])[0].double() for summary, _ in topics.values())
-    first = float(cats @ two) + 1 / 2
-    for number, similar in enumerate((first - 1e-4, first + 1e-4)):
-        with bank(tmp_path / str(number), encoder, chat, said, short=1, similar=similar) as memory:
-            assert (kept(memory, "segment").get("Cats.") == ("s1:1", "s1:2")) == (similar < first)
-    assert float(cats @ three) + 1 / 2 < first - 1e-4
 
 
 def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -137,22 +111,10 @@ def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path)
         ]
 
 
-def test_the_coldest_segment_is_dropped(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    third = session("s3", "2023-07-01", "Ann: Bye.", "Bob: Bye.")
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, third, short=1, segments=2, decay=1e6) as memory:
-        # cats: 3 pages; Rome: 1; nothing takes the place of Rome
-        assert set(kept(memory, "segment")) == {"Cats.", "Nothing."}
-        assert not any("Rome" in text for text in kept(memory, "page"))
-        note = {"fresh": [1, 2, 3], "last": "2023-05-08"}
-        assert memory._heat(note, date(2023, 5, 20)) == pytest.approx(3 + math.exp(-12 * 86400 / 1e6))
-        assert memory._heat(note, None) == 4
-
-
 def test_what_a_question_finds(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3, top_pages=1) as memory:
-        before, asked = list(memory.store.dump()), len(chat.asked)
+        before, asked = dump(memory), len(chat.asked)
         found = memory.retrieve(QUESTION, k=99)
         assert [asks(request) for request in chat.asked[asked:]] == ["query"]
         assert found.trace["keywords"] == ["Cats", "name"]
@@ -162,7 +124,7 @@ def test_what_a_question_finds(encoder: SentenceEncoder, tmp_path: Path) -> None
         assert found.memories[0].text == "The cat of Ann is called Tom."
         scores = [one.score for one in found.memories]
         assert scores == sorted(scores, reverse=True)
-        assert list(memory.store.dump()) == before
+        assert dump(memory) == before
         assert {*chat.stages()} == {"update", "summaries", "extract", "read"}
     silent = ScriptedChat(lambda request: scribe(request) if asks(request) != "query" else '{"keywords": []}')
     with bank(tmp_path / "c", encoder, silent, FIRST, short=1, least=1.0) as memory:

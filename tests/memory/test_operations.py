@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.memory.operations import ACTIONS, Entry, Operation, State, fold
-from remind.memory.proposals import FIELDS, LONGEST, Occasion, Role, propose, schema
+from remind.memory.operations import Entry, Operation, State, fold
+from remind.memory.proposals import FIELDS, LONGEST, Occasion, Role, propose
 
 TURNS = ("t1", "t2", "t3")
 WHEN = Occasion("d", "s", "2024-05-01", TURNS, {"model": "x", "prompt": "p", "key": "k"})
@@ -120,66 +120,6 @@ def test_the_fold_is_that_of_a_second_interpreter(told: list[tuple[Role, str]]) 
 # proposals
 
 
-def test_two_updates_of_one_entry_are_both_kept() -> None:
-    updates = [{"op": "UPDATE", "old": 1, "new_memory": f"2024: {text}", "sources": [3, 1, 3]} for text in "xy"]
-    made = propose("episodic", says(*updates), WHEN, EPISODIC, 20)
-    assert [(item.entry, item.refs, item.sources, item.status) for item in made] == [
-        ("m20", ("m1",), ("t1", "t3"), "applied"),
-        ("m21", ("m1",), ("t1", "t3"), "applied"),
-    ]
-    state = fold(made, State({entry.id: entry for entry in OLD}))
-    assert state.superseded == {"m1": ("m20", "m21")}
-    assert [entry.id for entry in state.current("episodic")] == ["m2", "m20", "m21"]
-    assert state.entries["m21"].sources == ("a", "t1", "t3")
-
-
-def test_sources_that_nobody_tells_are_the_session() -> None:
-    for told in ({}, {"sources": []}, {"sources": None}):
-        made = one("semantic", says({"op": "ADD", "memory": "x", **told}))
-        assert (made.sources, made.coarse) == (TURNS, True)
-    assert not one("semantic", says({"op": "ADD", "memory": "x", "sources": [1]})).coarse
-    assert not one(
-        "booster", says({"op": "ADD", "store": "fact", "text": "x"}), (), replace(WHEN, turns=("t1",))
-    ).coarse
-
-
-@pytest.mark.parametrize(
-    ("role", "op", "entries", "ref"),
-    [
-        ("episodic", {"op": "UPDATE", "old": 2, "new_memory": "2024: x"}, EPISODIC, "m2"),
-        ("episodic", {"op": "UPDATE", "old": "m2", "new_memory": "2024: x"}, EPISODIC, "m2"),
-        ("episodic", {"op": "UPDATE", "old": "2024-02-01:  Ana ran.", "new_memory": "2024: x"}, EPISODIC, "m2"),
-    ],
-)
-def test_references(role: Role, op: Any, entries: Any, ref: str) -> None:
-    made = one(role, says(op), entries)
-    assert (made.status, made.refs) == ("applied", (ref,))
-
-
-@pytest.mark.parametrize(
-    ("text", "time"),
-    [
-        ("2024: x", "2024"),
-        ("2024-05 to 2024-06: x", "2024-05"),
-        ("2024-02-29: x", "2024-02-29"),
-        ("2024-05-01 09:30: x", "2024-05-01T09:30"),
-    ],
-)
-def test_times_of_events(text: str, time: str) -> None:
-    assert one("episodic", says({"op": "ADD", "memory": text})).time == time
-
-
-def test_what_changes_nothing() -> None:
-    for role, op in (("semantic", {"op": "SKIP", "reason": "known"}), ("booster", {"op": "NOOP", "store": "fact"})):
-        made = one(role, says(op))  # type: ignore[arg-type]
-        assert (made.status, made.entry) == ("applied", "")
-        assert fold([made]).entries == {}
-    empty = one("core", says({"op": "APPEND", "content": " "}), [BLOCK])
-    assert (empty.status, empty.entry, empty.refs) == ("applied", "", ())
-    assert propose("episodic", says(), WHEN, (), 1) == []
-    assert one("episodic", f"<think>so</think> {says({'op': 'ADD', 'memory': '2024: x'})}").status == "applied"
-
-
 ADD = {"op": "ADD", "memory": "2024: x"}
 
 
@@ -188,34 +128,24 @@ ADD = {"op": "ADD", "memory": "2024: x"}
     [
         ("episodic", "I would add this.", (), "not JSON"),
         ("episodic", f"```json\n{says(ADD)}\n```", (), "fenced"),
-        ("episodic", says(ADD) + " Done!", (), "not JSON"),
-        ("episodic", json.dumps(says(ADD)), (), "and nothing else"),
         ("episodic", json.dumps({"ops": {"ops": [ADD]}}), (), "and nothing else"),
         ("episodic", '{"ops": [], "ops": []}', (), "occurs twice"),
         ("episodic", '{"ops": [NaN]}', (), "not JSON: NaN"),
-        ("episodic", '{"ops": [' + "7" * 5000 + "]}", (), "not JSON"),
         ("episodic", says({"op": "DELETE", "old": 1}), EPISODIC, "episodic has no operation 'DELETE'"),
         ("episodic", says({"op": "ADD"}), (), "'memory' is a required property"),
-        ("episodic", says({"op": "ADD", "memory": {"text": "x"}}), (), "memory {'text': 'x'} is not of type"),
         ("episodic", says({**ADD, "note": 1}), (), "'note' was unexpected"),
         ("episodic", says({"op": "ADD", "memory": "Ana ran."}), (), "must begin with its time"),
         ("episodic", says({"op": "ADD", "memory": "2024-02-30: x"}), (), "there is no time 2024-02-30"),
         ("semantic", says({"op": "ADD", "memory": "x" * (LONGEST + 1)}), (), "memory 'xxx"),
-        ("semantic", says({"op": "SKIP"}), (), "'reason' is a required property"),
         ("episodic", says({**ADD, "sources": [4]}), (), "no turn 4; the session has 3"),
-        ("episodic", says({**ADD, "sources": [True]}), (), "sources[0] True is not of type"),
         ("episodic", says({"op": "UPDATE", "old": 3, "new_memory": "2024: x"}), EPISODIC, "no entry 3; 2 are shown"),
-        ("episodic", says({"op": "UPDATE", "old": True, "new_memory": "2024: x"}), EPISODIC, "old True is not of type"),
         ("episodic", says({"op": "UPDATE", "old": "m3", "new_memory": "2024: x"}), EPISODIC, "'m3' is no entry"),
         ("episodic", says({"op": "UPDATE", "old": "m20", "new_memory": "2024: x"}), EPISODIC, "refer to itself"),
         ("episodic", says({"op": "MERGE", "olds": [1, 2, 1], "new_memory": "2024: x"}), EPISODIC, "an entry twice"),
         ("semantic", says({"op": "UPDATE", "old": "Ana has a cat.", "new_memory": "x"}), OLD[2:], "the text of 2"),
         ("core", says(), [BLOCK], "takes one operation, not 0"),
-        ("core", says(*[{"op": "APPEND", "content": "x"}] * 2), [BLOCK], "takes one operation, not 2"),
         ("core", says({"op": "REWRITE", "content": ""}), [BLOCK], "content '' does not match"),
         ("core", says({"op": "REPLACE", "old_text": "m", "new_text": "y"}), [BLOCK], "2 times"),
-        ("core", says({"op": "REPLACE", "old_text": "", "new_text": "y"}), [BLOCK], "0 times"),
-        ("booster", says({"op": "ADD", "store": "core", "text": "x"}), (), "store 'core' is not one of"),
         ("booster", says({"op": "DELETE", "store": "fact", "target": 1}), EPISODIC, "is of episodic, not of fact"),
         ("booster", says({"op": "ADD", "store": "fact", "text": "x", "sources": [1]}), (), "'sources' was unexpected"),
     ],
@@ -227,31 +157,3 @@ def test_what_is_rejected(role: Role, reply: str, entries: Any, why: str) -> Non
     assert "\n" not in made.why
     before = State({entry.id: entry for entry in entries}, seq=19)
     assert replace(fold([made], before), seq=19) == before
-
-
-def test_half_a_character_is_none() -> None:
-    assert one("semantic", '{"ops": [{"op": "ADD", "memory": "a \\ud800"}]}').text == "a ?"
-    assert one("semantic", "\ud800").text == "?"
-
-
-def test_too_many_operations() -> None:
-    add = {"op": "ADD", "store": "fact", "text": "x"}
-    assert [item.status for item in propose("booster", says(*[add] * 5), WHEN, (), 1)] == ["applied"] * 3 + [
-        "rejected"
-    ] * 2
-    assert one("semantic", says(*[{"op": "ADD", "memory": "x"}] * 65)).why == "65 operations; 64 are the most"
-    assert len(propose("booster", says(*[add] * 1000), WHEN, (), 1)) == 64
-
-
-def test_an_undated_session_has_undated_events() -> None:
-    made = one("episodic", says({"op": "ADD", "memory": "Ana ran."}), (), replace(WHEN, time=None))
-    assert (made.status, made.time) == ("applied", None)
-
-
-@pytest.mark.parametrize("role", list(FIELDS))
-def test_the_schema_has_every_operation(role: Role) -> None:
-    items = schema(role)["properties"]["ops"]["items"]["anyOf"]
-    ops = [item["properties"]["op"]["const"] for item in items]
-    assert set(ops) == set(ACTIONS["fact" if role == "booster" else role])
-    for item, op in zip(items, ops, strict=True):
-        assert {*FIELDS[role][op], "op"} | ({"sources"} if role != "booster" else set()) == set(item["required"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,19 @@ import torch
 from scripted_chat import Scripted
 
 from remind import read
-from remind.core.errors import DataError, ModelError
+from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.ground import load_saes
 from remind.llm.auxiliary import OfflineLLM
 from remind.llm.request import Reply
-from remind.memory.base import Bank, Memory, MemorySystem, Query, Services
+from remind.memory.bank import Bank
+from remind.memory.base import Memory, Query, Services, System
 from remind.memory.systems import make_system
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
-from remind.perception.perceive import Costs, take_turns, turn_scores
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 
@@ -75,7 +75,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory, encoder: SentenceEncoder, dia
         yield bank
 
 
-def filled(system: MemorySystem, folder: Path, dialogue: Dialogue, services: Services) -> Bank:
+def filled(system: System, folder: Path, dialogue: Dialogue, services: Services) -> Bank:
     bank = system.open(folder, dialogue.id, services)
     for session in dialogue.sessions:
         bank.ingest(session)
@@ -113,32 +113,6 @@ def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: Sentence
     assert scores == sorted(scores, reverse=True)
     assert memories[0].score == pytest.approx(cue.max(), abs=1e-6)
     assert all(memory.kind == "turn" for memory in memories)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
-def test_the_first_memories_are_the_turns_of_x0(
-    bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue, share: float
-) -> None:
-    _, state = x0(dialogue, encoder, top_share=share)
-    expected = {turn.id for turn in state.turns}
-    assert 2 < len(expected) < len(dialogue.turns)
-    assert set(turns(bank.retrieve(Query(ASKED), k=len(expected)).memories)) == expected
-
-
-@pytest.mark.parametrize("budget", [30, 150, 400])
-def test_a_budget_is_spent_as_x0_spends_it_where_headings_are_free(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, budget: int
-) -> None:
-    sessions = [replace(one, turns=tuple(replace(turn, images=()) for turn in one.turns)) for one in dialogue.sessions]
-    plain = Dialogue("plain", tuple(sessions))
-    perception, _ = x0(plain, encoder)
-    index = perception.index(plain)
-    index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0, index.costs.session_of)
-    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0]), budget)
-    with filled(make_system("remind", HYBRID), tmp_path / "bank", plain, Services(encoder)) as bank:
-        retrieval = bank.retrieve(Query(ASKED), budget=budget)
-    assert retrieval.tokens <= budget
-    assert set(turns(retrieval.memories)) == {plain.turns[place].id for place in wanted}
 
 
 def test_marked_turns_come_first_by_salience(
@@ -180,36 +154,6 @@ def test_a_bank_opened_again_reads_its_index(
         assert len(list((tmp_path / "bank" / "index").iterdir())) == 1, "an index of what the bank held before is left"
 
 
-def test_forgotten_turns_leave_nothing(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
-    """Also turns with images, whose numbers the others' follow."""
-    gone = {turn.id for turn in dialogue.turns if turn.images} | {dialogue.turns[0].id}
-    left = [
-        replace(one, turns=tuple(turn for turn in one.turns if turn.id not in gone)) for one in dialogue.sessions[1:]
-    ]
-    services, system = Services(encoder), make_system("remind")
-    with system.open(tmp_path / "one", dialogue.id, services) as one:
-        # from the second session on: its first image is not number 0
-        for session in dialogue.sessions[1:]:
-            one.ingest(session)
-        one.finish()
-        assert gone & set(ranked(one))
-        one.forget(gone)
-        after = ranked(one)
-    with system.open(tmp_path / "other", dialogue.id, services) as other:
-        for session in left:
-            other.ingest(session)
-        assert after == ranked(other)
-    assert not gone & set(after)
-
-
-def test_a_question_may_say_what_kind_it_is(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
-    asked = "How did her attitude towards cooking change over time?"
-    system = make_system("remind", {"perception": {"kind": "infer"}})
-    with filled(system, tmp_path / "bank", dialogue, Services(encoder)) as bank:
-        assert bank.retrieve(Query(asked), k=1).trace == {"dimension": "temporal_dynamics"}
-        assert bank.retrieve(Query("When is the train?"), k=1).trace == {"dimension": None}
-
-
 def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
     tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue
 ) -> None:
@@ -237,25 +181,3 @@ def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
         ranked(bank)
         assert not bank.report()["failures"], "cues that came are kept"
-
-
-def test_about_says_what_rules_write_and_decides_whose_bank_it_is(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, saes: Path
-) -> None:
-    x1 = make_system("remind_x1", {"sae": str(saes)})
-    assert [line.split(":")[0] for line in x1.about()["degraded"]] == ["cues", "strategy"]
-    assert len(x1.about()["saes"]) >= 4
-    assert make_system("remind", HYBRID).about()["degraded"] == []
-    make_system("remind").open(tmp_path / "bank", "d", Services(encoder)).close()
-    with pytest.raises(DataError, match="another folder"):
-        make_system("remind", HYBRID).open(tmp_path / "bank", "d", Services(encoder))
-    with pytest.raises(ModelError, match="no folder of SAEs"):
-        make_system("remind_x1", {"sae": str(tmp_path)}).open(tmp_path / "other", "d", Services(encoder))
-
-
-def test_x0_is_bounded_for_a_backbone_that_reads_all_of_it_at_once(saes: Path) -> None:
-    """nano takes 4,096 tokens or so; MiniLM reads windows."""
-    free = make_system("remind_x1", {"sae": str(saes)}).bounded
-    assert asdict(free) == asdict(PerceptionConfig())
-    bounded = make_system("remind_x1", {"sae": str(saes), "backbone": "nano"}).bounded
-    assert 0 < bounded.retrieve.max_context_tokens < 10**6

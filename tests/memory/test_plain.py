@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from banks import services, session, talk
+from banks import services, session
 from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Query
+from remind.memory.bank import Bank, Method
+from remind.memory.base import Query
 from remind.memory.plain import PlainSystem, Unit, cut
-from remind.memory.store import Method
 from remind.text.words import stems
 
 TOLD = [
@@ -51,19 +51,6 @@ def spoken(*speakers: str) -> Session:
 def test_stretches(speakers: str, unit: Unit, expected: list[str]) -> None:
     parts = list(cut(spoken(*speakers), unit))
     assert ["".join(turn.id for turn in part) for part in parts] == expected
-
-
-@pytest.mark.parametrize("unit", ["turn", "round", "session"])
-@pytest.mark.parametrize("keys", ["turns", "whole"])
-def test_a_memory_is_its_turns(tmp_path: Path, unit: Unit, keys: str) -> None:
-    with bank_of(tmp_path / "bank", unit=unit, keys=keys) as bank:
-        parts = [(each, part) for each in TOLD for part in cut(each, unit)]
-        found = sorted(bank.retrieve(Query("fox"), k=99).memories, key=lambda memory: int(memory.id[1:]))
-        assert len(found) == len(parts)
-        for memory, (told, part) in zip(found, parts, strict=True):
-            assert memory.sources == tuple(turn.id for turn in part)
-            assert memory.text == "\n".join(f"{turn.speaker}: {turn.text}" for turn in part)
-            assert (memory.kind, memory.time, memory.tokens) == (unit, told.time, len(memory.text.split()))
 
 
 def lines() -> list[str]:
@@ -110,55 +97,7 @@ def test_rankings(tmp_path: Path, method: Method, question: str) -> None:
     np.testing.assert_allclose([memory.score for memory in found], sorted(expected, reverse=True), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_a_session_is_as_good_as_its_best_turn(tmp_path: Path, method: Method) -> None:
-    question = "red foxes in the rain"
-    with (
-        bank_of(tmp_path / "turns", method=method) as turns,
-        bank_of(tmp_path / "sessions", unit="session", method=method) as sessions,
-    ):
-        best: dict[str, float] = {}
-        for memory in turns.retrieve(Query(question), k=99).memories:
-            assert memory.sources is not None
-            best.setdefault(memory.sources[0].partition(":")[0], memory.score)
-        found = sessions.retrieve(Query(question), k=99).memories
-        assert [(memory.text, memory.score) for memory in found] == [
-            ("\n".join(f"{t.speaker}: {t.text}" for t in told.turns), pytest.approx(score, abs=1e-6))
-            for name, score in best.items()
-            for told in TOLD
-            if told.id == name
-        ]
-
-
-@pytest.mark.parametrize("unit", ["turn", "session"])
-def test_where_words_are_searched_nothing_is_encoded(
-    tmp_path: Path, unit: Unit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(WordEncoder, "encode", None)
-    monkeypatch.setattr(WordEncoder, "encode_apart", None)
-    with bank_of(tmp_path / "bank", unit=unit, method="bm25") as bank:
-        bank.forget([TOLD[0].turns[0].id])
-        assert bank.retrieve(Query("fox"), k=2).memories
-        assert bank.store.counts()["keys"] == len(lines()) - 1
-        assert not [line for line in bank.store.dump() if line.startswith("vector")]
-
-
 def test_the_newest_first(tmp_path: Path) -> None:
     with bank_of(tmp_path / "bank", method="recent") as bank:  # type: ignore[arg-type]
         found = bank.retrieve(Query("fox"), budget=10).memories
         assert [memory.id for memory in found] == ["m9", "m8", "m7"]
-
-
-@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_what_comes_later_is_found(tmp_path: Path, method: Method) -> None:
-    """And as if all had been there before the first question."""
-    system = PlainSystem("plain", method=method)
-    with system.open(tmp_path / "a", "d", services()) as one, system.open(tmp_path / "b", "d", services()) as two:
-        for told in talk(12):
-            one.ingest(told)
-            one.retrieve(Query("word5 said2"), k=3)
-        for told in talk(12):
-            two.ingest(told)
-        for bank in (one, two):
-            bank.forget(["S5:T1"])
-        assert one.retrieve(Query("word12 said3"), k=40).memories == two.retrieve(Query("word12 said3"), k=40).memories

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.rmm import RmmBank, RmmSystem
-from remind.memory.topics import Merge, by_segment, joined, read_actions
+from remind.memory.topics import Merge, read_actions
 
 FIRST = session("s1", "2023-05-08", "Ann: I run at dawn.", "Bob: I stay in bed.", "Ann: My cat Tom sleeps too.")
 LATER = session("s2", "2023-06-01", "Ann: A race is in May.", "Bob: Good luck!", "Ann: [Tom] ran, away (again).")
@@ -56,8 +55,7 @@ def summaries(memory: RmmBank) -> dict[str, tuple[str, ...] | None]:
 def test_both_speakers_are_extracted_and_exchanges_referred_to(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", chat) as memory:
-        receipt = memory.ingest(FIRST)
-        assert (receipt.added, receipt.degraded) == (3, ())
+        assert memory.ingest(FIRST).degraded == ()
         assert held(memory) == {
             "Ann runs at dawn.\nAnn: I run at dawn.\nBob: I stay in bed.": ("s1:1", "s1:2"),
             "Ann has a cat, Tom.\nAnn: My cat Tom sleeps too.": ("s1:3",),
@@ -96,21 +94,6 @@ def test_merges_keep_sources_and_are_in_the_journal_and_are_found_anew(tmp_path:
         assert first["new"]["turns"] == ["s2:1", "s2:2"]
 
 
-def test_entries_shown_are_of_the_same_speaker(tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", chat, update_k=1) as memory:
-        memory.ingest(FIRST)
-        chat.part = lambda request: (
-            "Add()" if request.stage == "update" else '{"extracted_memories": [{"summary": "s", "reference": [0]}]}'
-        )
-        memory.ingest(LATER)
-        shown = [json.loads(parts(one)["history"])["history_summaries"] for one in chat.asked if one.stage == "update"]
-    ann, bob = shown[-2:]
-    assert len(ann) == 1
-    assert ann[0].startswith("Ann")
-    assert bob == ["Bob stays in bed."]
-
-
 @pytest.mark.parametrize(
     ("reply", "wanted"),
     [
@@ -126,83 +109,6 @@ def test_entries_shown_are_of_the_same_speaker(tmp_path: Path) -> None:
 )
 def test_actions(reply: str, wanted: Any) -> None:
     assert read_actions(reply, 2) == wanted
-
-
-def said(*memories: tuple[str, Any]) -> str:
-    return json.dumps({"extracted_memories": [{"summary": text, "reference": refs} for text, refs in memories]})
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason", "kept"),
-    [
-        (said(("s", [0, 7])), "", ("s1:1", "s1:2")),
-        (said(("s", [-1])), "", None),
-        (said(("s", [])), "", None),
-        ("I see nothing of interest.", r"rmm_extract: invalid: .* \(Ann\)", ("s1:1",)),
-        ('{"extracted_memories": [{"summary": 3, "reference": [0]}]}', r"extract: invalid", ("s1:1",)),
-        (Reply("", failure="server", message="busy"), r"extract: server: busy \(Ann\)", ("s1:1",)),
-        ("NO_TRAIT", "", None),
-        (said(), "", None),
-    ],
-)
-def test_replies_of_no_use(tmp_path: Path, reply: Any, reason: str, kept: Any) -> None:
-    def part(request: Request) -> Any:
-        return reply if parts(request)["speaker"] == "Ann" else "NO_TRAIT"
-
-    one = Session("s1", None, FIRST.turns[:2])
-    second = Session("s2", None, (Turn("s2:1", "Ann", "Bye."),))
-    chat = ScriptedChat(part)
-    with bank(tmp_path / "b", chat) as memory:
-        if kept == ("s1:1", "s1:2"):
-            one = FIRST
-        degraded = memory.ingest(one).degraded
-        assert bool(degraded) == bool(reason)
-        assert not reason or re.search(reason, degraded[0])
-        found = held(memory)
-        assert (kept in found.values()) if kept else not found
-        chat.part = lambda _: "NO_TRAIT"
-        memory.ingest(second)
-
-
-def test_without_an_endpoint_the_rules_stand_in(tmp_path: Path) -> None:
-    with bank(tmp_path / "b", None) as memory:
-        assert memory.ingest(FIRST).degraded == ("no endpoint for extract: key sentences stand for topics",)
-
-
-def test_segments_hold_every_turn_once_and_name_their_speaker() -> None:
-    lines = [f"{'Ann' if n % 3 else 'Bob'}: word{n // 6} said word{n}. Also more{n}!" for n in range(24)]
-    talk = session("s1", None, *lines)
-    topics = by_segment(talk, WordEncoder())  # type: ignore[arg-type]
-    assert sorted(turn for topic in topics for turn in topic.turns) == sorted(turn.id for turn in talk.turns)
-    speakers = {turn.id: turn.speaker for turn in talk.turns}
-    for topic in topics:
-        assert {speakers[turn] for turn in topic.turns} == {topic.speaker}
-        assert topic.summary.startswith(f"{topic.speaker}: ")
-        assert "\n" not in topic.summary
-    assert len(topics) > 2
-
-
-def test_the_rule_merges_what_is_near_and_of_the_same_speaker(tmp_path: Path) -> None:
-    told = [
-        session("s1", None, "Ann: I love my red bicycle so much."),
-        session("s2", None, "Bob: I love my red bicycle so much."),
-        session("s3", None, "Ann: I love my red bicycle so very much."),
-        session("s4", None, "Ann: Rain again today."),
-    ]
-    with bank(tmp_path / "b", None, source="extractive", merge_at=0.8) as memory:
-        assert [memory.ingest(one).added for one in told] == [1, 1, 0, 1]
-        found = summaries(memory)
-    text = joined("Ann: I love my red bicycle so very much.", "Ann: I love my red bicycle so much.")
-    assert found[text] == ("s1:1", "s3:1")
-
-
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="source replay needs LoCoMo's file"):
-        RmmSystem(source="replay")
-    with pytest.raises(ConfigError, match="scope shared needs weights"):
-        RmmSystem(scope="shared")
-    with pytest.raises(DataError, match="there is no reranker"):
-        RmmSystem(scope="frozen", weights=str(tmp_path)).about()
 
 
 def test_locomo_facts_are_replayed(tmp_path: Path, remind_data: Path) -> None:

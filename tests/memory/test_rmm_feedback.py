@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from banks import killed_after
-from scripted import services, session
+from scripted import dump, services, session
 from words import WordEncoder
 
 from remind.core.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def ask(memory: RmmBank, query: Query) -> None:
     """Retrieve, and cite what holds an even turn."""
     found = memory.retrieve(query, k=5)
     cited = [place for place, one in enumerate(found.memories) if int((one.sources or ("",))[0][-1]) % 2]
-    memory.feedback(found.token, cited)
+    memory.feedback(found, cited)
 
 
 def ranking(memory: Any, query: Query, k: int = 32) -> list[str]:
@@ -50,12 +50,8 @@ def ranking(memory: Any, query: Query, k: int = 32) -> list[str]:
 
 
 def weights(memory: RmmBank) -> bytes:
-    one = memory.weights.load()
+    one = memory.reranker
     return one.w_q.tobytes() + one.w_m.tobytes() + repr((one.ema, one.step)).encode()
-
-
-def dump(memory: RmmBank) -> list[str]:
-    return list(memory.store.dump())
 
 
 @pytest.mark.parametrize("method", ["dense", "hybrid", "bank"])
@@ -92,52 +88,11 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
             if len(waiting) == 2:
                 one.learn(waiting)
                 waiting = []
-        learned = memory.weights.load()
+        learned = memory.reranker
         assert (learned.step, learned.ema) == (4, pytest.approx(one.ema))
         np.testing.assert_allclose(learned.w_q, one.w_q, atol=1e-6)
         np.testing.assert_allclose(learned.w_m, one.w_m, atol=1e-6)
         assert abs(learned.w_q).max() > 1e-3
-
-
-def test_a_retrieval_leaves_the_bank_as_it_is_and_comes_out_the_same(tmp_path: Path) -> None:
-    with filled(tmp_path / "a") as memory:
-        for query in QUERIES[:5]:
-            ask(memory, query)
-        before = dump(memory), weights(memory)
-        first = [memory.retrieve(query, k=9) for query in QUERIES]
-        assert all(one.trace["sampled"] for one in first)
-        assert [memory.retrieve(query, k=9) for query in reversed(QUERIES)] == first[::-1]
-        assert (dump(memory), weights(memory)) == before
-        # every memory once, samples among the candidates alone
-        assert sorted(ranking(memory, QUERIES[0])) == sorted(f"m{number}" for number in memory.store.numbers())
-        assert {*ranking(memory, QUERIES[0], 10)} == {*first[0].trace["candidates"]}
-    with bank(tmp_path / "a") as memory:
-        assert [memory.retrieve(query, k=9) for query in QUERIES] == first
-
-
-def test_feedback_twice_unknown_or_out_of_place(tmp_path: Path) -> None:
-    with filled(tmp_path / "a") as memory:
-        found = memory.retrieve(QUERIES[0], k=2)
-        with pytest.raises(DataError, match="cited memory 2 of 2 retrieved"):
-            memory.feedback(found.token, [2])
-        memory.feedback(found.token, [])
-        with pytest.raises(DataError, match="is waiting for feedback"):
-            memory.feedback(found.token, [0])
-        nothing = memory.retrieve(QUERIES[1], budget=1)
-        assert nothing.memories == ()
-        memory.feedback(nothing.token, [])
-        assert memory.weights.load().step == 0
-    with bank(tmp_path / "empty") as memory:
-        nothing = memory.retrieve(QUERIES[0], k=5)
-        memory.feedback(nothing.token, [])
-        assert nothing.memories == ()
-
-
-def test_no_citation_is_a_penalty_for_all(tmp_path: Path) -> None:
-    with filled(tmp_path / "a", replace(SMALL, baseline=0.0, batch=1)) as memory:
-        for query in QUERIES[:2]:
-            memory.feedback(memory.retrieve(query, k=5).token, [])
-        assert memory.weights.load().ema == -1.0
 
 
 def _told(memory: RmmBank) -> int:
@@ -170,39 +125,6 @@ def test_kills_leave_journal_and_weights_in_step(tmp_path: Path) -> None:
         assert (dump(memory), weights(memory)) == states[-1]
 
 
-def test_a_failure_while_learning_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with filled(tmp_path / "a") as memory:
-        for query in QUERIES[:4]:
-            ask(memory, query)
-        before = dump(memory), weights(memory)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory.store, "learn", lambda *_: (_ for _ in ()).throw(OSError("no space")))
-            with pytest.raises(OSError, match="no space"):
-                ask(memory, QUERIES[4])
-        assert (dump(memory), weights(memory)) == before
-        ask(memory, QUERIES[4])
-        assert memory.weights.load().step == 2
-
-
-def test_forgetting_keeps_the_weights(tmp_path: Path) -> None:
-    with filled(tmp_path / "a") as memory:
-        for query in QUERIES:
-            ask(memory, query)
-        before = weights(memory)
-        memory.forget(["s3:1"])
-        assert weights(memory) == before
-        assert "s3:1" not in "".join(dump(memory))
-        found = memory.retrieve(QUERIES[0], k=5)
-        assert found.trace["sampled"]
-    with bank(tmp_path / "a") as memory:
-        assert weights(memory) == before
-        assert memory.retrieve(QUERIES[0], k=5).trace == found.trace
-        ask(memory, QUERIES[0])
-        ask(memory, QUERIES[1])
-        assert memory.weights.load().step == 5
-        assert [path.name for path in memory.folder.iterdir()] == ["bank.sqlite"]
-
-
 def test_weights_are_shared_and_frozen(tmp_path: Path) -> None:
     common = tmp_path / "common"
     options: dict[str, Any] = {"scope": "shared", "weights": str(common)}
@@ -216,7 +138,7 @@ def test_weights_are_shared_and_frozen(tmp_path: Path) -> None:
         assert weights(memory) == first
         for query in QUERIES[:5]:
             ask(memory, query)
-        assert memory.weights.load().step == 3
+        assert memory.reranker.step == 3
         second = weights(memory)
     with bank(tmp_path / "a", **options) as memory:
         # a dialogue goes on with what another has learned
@@ -241,7 +163,7 @@ def test_weights_are_shared_and_frozen(tmp_path: Path) -> None:
             pytest.raises(DataError, match="the weights are for dense candidates, scale 20 and dimension 24") as error,
         ):
             memory.retrieve(QUERIES[0], k=5)
-        assert error.value.path == common
+        assert error.value.path == common / NAME
     (common / NAME).write_bytes(b"")
     with pytest.raises(DataError, match="system is"):
         bank(tmp_path / "c", **frozen)

@@ -20,7 +20,7 @@ from remind.memory.base import Query
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.plain import PlainBank, PlainSystem
 from remind.memory.run import run_memory
-from remind.memory.score import MANIFEST, evidence_recall, read_units, score_memory
+from remind.memory.score import MANIFEST, read_units, score_memory
 from remind.states.prompts import prompt_id
 
 _SAID = [
@@ -103,11 +103,6 @@ def test_scores_are_those_counted_by_hand(data: Path, tmp_path: Path) -> None:
     page = (tmp_path / "scores.html").read_text()
     assert "&lt;b&gt;dog&lt;/b&gt;" in page
     assert "<b>dog" not in page
-
-
-def test_recall_of_sources_that_are_not_known_is_none() -> None:
-    assert evidence_recall(["a", "b"], [["m1", ["a", "c"], 4, None], ["m2", ["a"], 4, None]]) == 0.5
-    assert evidence_recall(["a"], [["m1", ["a"], 4, None], ["m2", None, 4, None]]) is None
 
 
 def test_a_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
@@ -280,22 +275,6 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     assert b"tea" in content
     assert b"answer" not in content
     assert b"_abs" not in content
-
-
-def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data: Path, tmp_path: Path) -> None:
-    def scored() -> dict[str, Any]:
-        return score_memory(ScoreMemoryConfig(str(tmp_path / "runs"), str(tmp_path / "scores.json"), resamples=20))
-
-    run_memory(config(data, tmp_path / "runs" / "a", systems=["bm25"]))
-    run_memory(config(data, tmp_path / "runs" / "b", systems=["dense"]))
-    together = scored()
-    assert [row["system"] for row in together["costs"]] == ["no_context", "full_context", "gold", "bm25", "dense"]
-    # the controls are in both
-    assert {row["questions"] for row in together["costs"]} == {8}
-    assert "NaiveRAG</td><td>33.6</td>" in (tmp_path / "scores.html").read_text()
-    run_memory(config(data, tmp_path / "runs" / "b", systems=["dense"], k=[3]))
-    with pytest.raises(DataError, match="no_context the same dialogue under other settings; score them separately"):
-        scored()
 
 
 @pytest.mark.parametrize(

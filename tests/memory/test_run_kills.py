@@ -18,16 +18,10 @@ from typing import Any
 import pytest
 from fault_proxy import Answer, Proxy, completion
 from forked import Forked
-from remembering import answer, each_package, locomo, locomo_dialogue
-from running import use_words
+from remembering import locomo_dialogue
 
-from remind.commands import main
 from remind.memory.config import ScoreMemoryConfig
-from remind.memory.membuilder import ROLES
-from remind.memory.operations import ACTIONS, Operation
-from remind.memory.proposals import BANKS
 from remind.memory.score import read_units, score_memory
-from remind.memory.store import Store
 
 RUNNING = Path(__file__).with_name("running.py")
 #: Requests under way at once.
@@ -37,23 +31,16 @@ _SAID = [
     ["I adopted a dog called Rex.", "How lovely, a puppy!", "He is two years old."],
     ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
 ]
-#: What a prompt says of whom it is for: the roles of MemBuilder and SaliMory.
-_ROLES = re.compile(
-    r"the (core) block|the (episodic|semantic|procedural) store|You (shorten) the profile|worth (remembering)|"
-    r"a memory (up) to date|You (prepare) what"
-)
 
 
 def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """A model whose replies are a function of the prompt: Mem0's and RMM's managers, the roles of MemBuilder and
-    SaliMory, and a reader that cites."""
+    """A model whose replies are a function of the prompt: Mem0's and RMM's managers, and a reader that
+    cites."""
     asked = "\n".join(str(message["content"]) for message in body["messages"])
     given = {name: text for name, _, text in _FENCED.findall(asked)}
     chance = zlib.crc32(json.dumps(given).encode())
     said: Any
-    if role := _ROLES.search(asked):
-        said = written(role[role.lastindex or 0], given, chance)
-    elif "extracted_memories" in asked:
+    if "extracted_memories" in asked:
         turns = re.split(r"^Turn \d+:\n", given["conversation"], flags=re.MULTILINE)[1:]
         own = [n for n, text in enumerate(turns) if f"{given['speaker']}: " in text]
         said = {"extracted_memories": [{"summary": f"{given['speaker']}, {turns[n]}", "reference": [n]} for n in own]}
@@ -71,44 +58,6 @@ def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         count = len(json.loads(given["memories"]))
         said = f"answer {chance % 97}" + (f" [{chance % count}, {chance % 3}]" if count else " [NO_CITE]")
     return 200, {}, completion(said if isinstance(said, str) else json.dumps(said))
-
-
-def written(role: str, given: dict[str, str], chance: int) -> Any:
-    """What a role makes of a session or turn: entries, and changes of entries that there may not be."""
-    entries = given.get("entries", "").splitlines()
-    turns = [re.sub(r"^\d+\. ", "", line) for line in (given.get("turn") or given.get("session", "")).splitlines()]
-    # of four references one is to an entry that there is not
-    old, place = 1 + chance % len(entries) if entries and chance % 4 else 99, chance % max(len(turns), 1)
-    text = "".join(turns[place : place + 1])
-    if role == "shorten":
-        return given["block"][-20:]
-    if role == "remembering":
-        return {"salient": chance % 5 > 0}
-    if role == "prepare":
-        return {"profile": f"profile {chance % 97} of {entries[0]}", "used": [1, old]}
-    if role == "up":
-        made: dict[str, Any] = {"op": "ADD", "store": BANKS[chance % 3], "text": text}
-        found = re.search(r"\((\w+)\)", "".join(entries[old - 1 : old]))
-        change = {"store": found[1] if found else "fact", "target": old}
-        changed = {"op": "UPDATE", **change, "text": f"{text} So it is."} if chance % 2 else {"op": "DELETE", **change}
-        return {"ops": [made, changed if entries else {"op": "NOOP"}]}
-    if role == "core":
-        block = given.get("block", "")
-        ops: list[dict[str, Any]] = [
-            {"op": "REPLACE", "old_text": block.partition(" ")[0], "new_text": text},
-            {"op": "REWRITE", "content": text},
-        ]
-        ops = [ops[chance % 2]] if block else [{"op": "APPEND", "content": text}]
-    else:
-        when = "2023-05: " if role == "episodic" else ""
-        ops = [{"op": "ADD", "memory": f"{when}{text}"}]
-        if entries:
-            ops.append({"op": "UPDATE", "old": old, "new_memory": f"{when}{text} Again."})
-        if entries and role == "episodic":
-            ops.append({"op": "MERGE", "olds": [1], "new_memory": f"{when if chance % 2 else ''}{text} And so on."})
-        if role == "semantic":
-            ops.append({"op": "SKIP", "reason": "known"})
-    return {"ops": [{**op, "sources": [place + 1]} for op in ops]}
 
 
 @pytest.fixture
@@ -170,11 +119,7 @@ def ended(out: Path) -> dict[str, Any]:
         found[unit["system"], unit["dialogue"]] = unit["rows"]
     for path in sorted((out / "memory" / "banks").rglob("bank.sqlite")):
         with closing(sqlite3.connect(path)) as database:
-            ((about,),) = database.execute("SELECT value FROM about")
-        identity = json.loads(about)
-        del identity["format"]
-        with closing(Store(path.parent, identity)) as store:
-            found[str(path.relative_to(out))] = [*store.dump()]
+            found[str(path.relative_to(out))] = [*database.iterdump()]
     if (weights := out.with_suffix(".weights") / "reranker.safetensors").exists():
         found["weights"] = weights.read_bytes()
     return found
@@ -243,53 +188,3 @@ def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, 
     assert whole["rmm", "two"][-1]["trace"]["updates"] == 4
     assert proxy.faults.total() > 20
     assert set(calm.paid) == set(proxy.paid)
-
-
-@pytest.mark.slow
-def test_killed_runs_of_trained_policies_do_so_too(data: Path, tmp_path: Path) -> None:
-    options = json.dumps({"membuilder": {"block_characters": 40, "compressed_characters": 30}})
-    whole, calm, proxy = killed(data, tmp_path, play, systems="[membuilder, salimory]", options=options)
-    assert all(row["top"] and row["answer"]["text"] for row in whole["salimory", "two"])
-    assert proxy.faults.total() > 20
-    assert set(calm.paid) == set(proxy.paid)
-    banks = [lines for name, lines in whole.items() if str(name).endswith("bank.sqlite")]
-    journal = [line.removeprefix("journal ") for lines in banks for line in lines if line.startswith("journal ")]
-    log = [Operation.of(json.loads(json.loads(row)[-1])) for row in journal]
-    did = {(one.store, one.op) for one in log if one.status == "applied"}
-    assert did >= {(role, op) for role in ROLES for op in ACTIONS[role]}
-    assert {op for store, op in did if store not in ROLES} == set(ACTIONS["fact"])
-    assert any(one.status == "rejected" for one in log)
-
-
-@each_package
-def test_so_do_those_of_packages(name: str, tmp_path: Path) -> None:
-    (tmp_path / "talk.json").write_text(json.dumps(locomo()))
-    whole, _, proxy = killed(tmp_path / "talk.json", tmp_path, answer, systems=f"[{name}]", options="{}")
-    assert all(row["top"] for row in whole[name, "conv-1"])
-    assert proxy.faults
-
-
-def test_shuffled_questions_have_the_same_answers(
-    data: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nobody learns: what a question is answered does not depend on those before it."""
-    use_words(monkeypatch.setattr)
-    samples = json.loads(data.read_text())
-    for sample in samples:
-        random.Random(1).shuffle(sample["qa"])
-    turned = tmp_path / "turned.json"
-    turned.write_text(json.dumps(samples))
-    found = []
-    with Proxy(answer=play) as proxy:
-        for source in (data, turned):
-            out = tmp_path / f"{source.stem}-run"
-            main(["run-memory", *words(source, out, proxy.url, citer="none")])
-            found.append(
-                {
-                    (unit["system"], row["text"]): (row["top"], row["budgets"], row["answer"])
-                    for unit in read_units(out)
-                    for row in unit["rows"]
-                }
-            )
-    assert len(found[0]) == 6 * 12
-    assert found[0] == found[1]

@@ -9,17 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from banks import opened, session, talk
+from banks import opened, talk
+from words import WordEncoder
 
 from remind.core.errors import DataError
-from remind.memory.store import Draft, Store
+from remind.memory.bank import Store
+from remind.memory.base import Draft
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "bank", {"dialogue": "d"})
+    made = Store(tmp_path / "bank", {"dialogue": "d"}, WordEncoder())  # type: ignore[arg-type]
     yield made
     made.close()
+
+
+CONTENT = "SELECT number, kind, text FROM memories UNION SELECT row, memory, hex(vector) FROM keys"
 
 
 def fill(store: Store, rows: torch.Tensor, keys: int = 1) -> list[list[int]]:
@@ -63,49 +68,21 @@ def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, d
         np.testing.assert_allclose([scores[number] for number, _ in found], [score for _, score in found], atol=1e-6)
 
 
-def test_vectors_come_back_from_the_database(store: Store) -> None:
-    rows = torch.randn(53, 8)
-    fill(store, rows)
-    numbers = torch.randperm(len(rows)).add(1).tolist()
-    store.learn("weights", b"old")
-    store.learn("weights", b"new")
-    store.close()
-    again = Store(store.folder, {"dialogue": "d"})
-    assert torch.equal(again.vectors(again.rows(numbers)), rows[[number - 1 for number in numbers]])
-    assert (again.learned("weights"), again.learned("other")) == (b"new", None)
-    again.close()
-
-
 def test_a_failed_transaction_changes_nothing(store: Store) -> None:
     rows = torch.nn.functional.normalize(torch.randn(5 * 16, 8), dim=-1)
     fill(store, rows[: 16 + 3])
-    before, found = list(store.dump()), list(store.nearest(rows[1]))
+    before, found = store.rows(CONTENT), list(store.nearest(rows[1]))
     with pytest.raises(KeyError), store.transaction():
         for row in rows[16 + 3 :]:
             store.add(Draft("turn", None, "text"), 1, row[None])
         store.remove(1)
         assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
         raise KeyError
-    assert list(store.dump()) == before
+    assert store.rows(CONTENT) == before
     assert list(store.nearest(rows[1])) == found
     assert store.count() == 16 + 3
     fill(store, rows[16 + 3 :])
     assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
-
-
-def test_a_number_is_not_given_twice(store: Store) -> None:
-    with store.transaction():
-        store.remove(store.add(Draft("fact", None, "old"), 1))
-        assert store.add(Draft("fact", None, "new"), 1) == 2
-    assert store.count() == 1
-
-
-def test_a_source_that_is_no_turn(store: Store) -> None:
-    with pytest.raises(DataError, match="not a turn of the bank") as error, store.transaction():
-        store.add_session(session(1, "hello"))
-        store.add(Draft("fact", ("S9:T9",), "text"), 1)
-    assert error.value.record == "S9:T9"
-    assert store.session("S1") is None
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
@@ -132,18 +109,6 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(error.value)
         assert "\n" not in str(error.value)
     assert (tmp_path / "other" / "bank.sqlite").read_bytes() == other
-
-
-def test_a_damaged_database(tmp_path: Path) -> None:
-    opened(tmp_path / "bank", talk(30)).close()
-    path = tmp_path / "bank" / "bank.sqlite"
-    content = bytearray(path.read_bytes())
-    for page in range(2, len(content) // 4096):
-        content[page * 4096 : page * 4096 + 60] = b"\xff" * 60
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"damaged|malformed") as error:
-        opened(tmp_path / "bank")
-    assert error.value.path == path
 
 
 def test_a_full_disk(small_disk: Path) -> None:

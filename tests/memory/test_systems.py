@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Query, Services
-from remind.memory.systems import COLUMNS, SYSTEMS, TABLE_1, make_system
+from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from sae import TopKSAE, layer_folder
 
@@ -35,9 +33,7 @@ def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", [name for name, entry in SYSTEMS.items() if not (entry.endpoint or entry.replays)])
 def test_each_system_remembers_and_finds(name: str, tmp_path: Path, saes: Path, encoder: SentenceEncoder) -> None:
-    given = {"sae": str(saes)}
-    options = {option: given[option] for option in SYSTEMS[name].required}
-    system = make_system(name, options)
+    system = make_system(name, {"sae": str(saes)} if name == "remind_x1" else {})
     assert system.name == name
     with system.open(tmp_path / "bank", "talk", Services(encoder)) as bank:
         for session in TALK:
@@ -62,7 +58,7 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
                 bank.ingest(session)
             bank.finish()
             bank.retrieve(Query("Who has a red kayak?"), k=1)
-        assert name in ("memagent", "mem1", "lightmem", "memoryos") or bank.store.counts()["sessions"] == 0
+        assert name in ("memagent", "mem1", "lightmem", "memoryos") or bank.store.count("sessions") == 0
 
 
 @pytest.mark.parametrize(
@@ -70,9 +66,8 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
     [
         ("denser", {}, "no memory system 'denser'; there are no_context, full, dense"),
         ("dense", {"uni": "turn"}, "dense has no option 'uni'; there are unit, method, keys"),
-        ("dense", {"name": "x"}, "dense has no option 'name'"),
         ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
-        ("remind_x1", {}, "remind_x1 needs sae"),
+        ("remind_x1", {}, "remind_x1.sae: Field required"),
         ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
         (
             "remind",
@@ -84,7 +79,6 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
             {"perception": "cue"},
             "remind.perception: Input should be a dictionary or an instance of",
         ),
-        ("remind_x1", {"sae": 5}, "remind_x1.sae: Input should be a valid string, not 5"),
         (
             "remind_x1",
             {"sae": "x", "grounding": {"fuse": {"dens": 1}}},
@@ -95,50 +89,6 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
 def test_what_cannot_be_made_is_refused(system: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         make_system(system, options)
-
-
-def test_options_reach_the_system() -> None:
-    fused = make_system("remind_x1", {"sae": "x", "grounding": {"fuse": {}, "window": 0}}, name="fused")
-    assert (fused.name, fused.grounding.window, fused.grounding.fuse.dense) == ("fused", 0, 0.6)
-    assert make_system("round", {"method": "hybrid"}).unit == "round"
-    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"whole_tokens": 1}}}).perception
-    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.whole_tokens) == ("infer", "hybrid", 1)
-
-
-@pytest.mark.parametrize("name", ["remind", "remind_hybrid", "remind_x1"])
-def test_stages_are_those_that_the_system_asks(name: str) -> None:
-    entry = SYSTEMS[name]
-    assert make_system(name, dict.fromkeys(entry.required, "x")).stages == entry.stages
-
-
-def test_the_paper_s_figures_are_those_it_computes_its_gains_from() -> None:
-    """Table 1 prints each gain over the base model beside the figure."""
-    gains = {
-        "NaiveRAG": (0.4, 0.9, 2.6, 0.8, -1.3, 0.8, -0.8, -1.5),
-        "MemGPT": (5.2, -3.6, 2.7, 1.5, -3.8, -3.6, -1.3, -2.0),
-        "Mem0": (9.3, None, 3.5, None, 0.7, None, -0.3, -1.4),
-        "MemoryOS": (8.0, 3.9, 8.1, 3.1, -2.1, -2.3, 0.8, -0.1),
-        "LangMem": (8.0, None, 12.8, None, 0.0, None, 2.1, 1.0),
-        "A-Mem": (13.1, 3.5, 12.4, 6.4, 1.8, 1.7, -1.4, -2.8),
-        "LightMem": (15.1, 3.5, 11.9, 6.3, 2.1, 2.0, 2.3, 1.9),
-        "GAM": (13.8, 1.2, 11.4, 3.6, 2.1, -1.1, 2.1, 1.7),
-        "MemAgent-7B": (-8.2, -4.4, 8.5, 6.1, -8.5, -8.2, -5.7, -7.1),
-        "MEM1-7B": (-13.4, -11.1, 4.2, -0.9, -8.4, -13.3, -7.1, -8.4),
-        "REMIND": (26.2, 13.1, 21.2, 14.5, 11.8, 17.5, 9.8, 9.1),
-    }
-    base = TABLE_1["Qwen3-VL-8B"]
-    assert set(gains) == set(TABLE_1) - {"Qwen3-VL-8B"}
-    for row, expected in gains.items():
-        found = [None if own is None else own - zero for own, zero in zip(TABLE_1[row], base, strict=True)]
-        for one, other in zip(found, expected, strict=True):
-            assert one == other or abs(one - other) < 0.051, row
-    assert SYSTEMS["remind"].paper[("direct", "bleu1")] == 27.6
-    assert list(SYSTEMS["dense"].paper) == list(COLUMNS)
-
-
-def test_listing_them_needs_no_torch() -> None:
-    line = "import sys; from remind.memory.systems import SYSTEMS; sys.exit('torch' in sys.modules or len(SYSTEMS) < 9)"
-    subprocess.run([sys.executable, "-c", line], check=True, timeout=120)
 
 
 def test_the_page_lists_them() -> None:

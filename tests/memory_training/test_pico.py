@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,15 +14,15 @@ import yaml
 from remind.memory.operations import State
 from remind.memory_training import evaluate, pico
 from remind.memory_training.config import RewardConfig
+from remind.memory_training.episodes import Lesson
 from remind.memory_training.membuilder import MemBuilderTask, Result, Scorer
 from remind.memory_training.pico import View
 from remind.memory_training.rewards import ROLES
-from remind.testbed.memory_world import ORACLE, Ask, Expert, Life, Meeting, Said, make_life
+from remind.testbed.memory_world import ORACLE, Ask, Expert, Meeting, Said, make_life
 
 TURNS = (Said("my city is rome", "core", "city"), Said("my pet is cat", "semantic", "pet"), Said("time flies so fast"))
 ASKS = (Ask("current", "city", "rome"), Ask("current", "pet", "cat"))
 MEETING = Meeting("S1", date(2023, 3, 10), TURNS, ASKS, ASKS)
-LIFE = Life("life", (MEETING,), ASKS)
 
 
 def views(state: State | None = None, meeting: Meeting = MEETING) -> tuple[View, ...]:
@@ -35,24 +35,16 @@ def after(*replies: str) -> tuple[State, list[list[str]]]:
     return state, [[one.why for one in own] for own in ops]
 
 
-def test_replies_become_entries_with_the_turns_they_come_from() -> None:
-    state, why = after("ADD t1 <end>", "<end>", "ADD t2 SKIP t3 <end>", "<end>")
-    assert why == [[""], [], ["", ""], []]
-    assert state.block is not None
-    assert (state.block.text, state.block.sources) == ("2023-03-10: my city is rome", ("S1:1",))
+def test_replies_become_entries_and_later_ones_refer_to_what_is_shown() -> None:
+    state, why = after("ADD t1 <end>", "ADD t1 ADD t3 <end>", "ADD t2 <end>", "<end>")
+    assert why == [[""], ["", ""], [""], []]
     (pet,) = state.current("semantic")
     assert (pet.text, pet.sources, pet.coarse) == ("2023-03-10: my pet is cat", ("S1:2",), False)
-
-
-def test_later_replies_refer_to_what_is_shown() -> None:
-    state, _ = after("ADD t1 <end>", "ADD t1 ADD t3 <end>", "ADD t2 <end>", "<end>")
     later = Meeting("S2", date(2023, 4, 1), (Said("my city is now oslo"), Said("my pet is now dog")), ASKS, ASKS)
     shown = views(state, later)
-    assert [one.prompt() for one in shown[:3]] == [
-        "<core> my city is rome m1 my city is now oslo t1 my pet is now dog t2 <ops>",
-        "<episodic> my city is rome m1 time flies so fast m2 my city is now oslo t1 my pet is now dog t2 <ops>",
-        "<semantic> my pet is cat m1 my city is now oslo t1 my pet is now dog t2 <ops>",
-    ]
+    assert shown[1].prompt() == (
+        "<episodic> my city is rome m1 time flies so fast m2 my city is now oslo t1 my pet is now dog t2 <ops>"
+    )
     replies = ("UPDATE m1 t1 <end>", "MERGE m1 m2 <end>", "UPDATE m1 t2 <end>", "<end>")
     state, ops = pico.remember(state, "life", list(zip(shown, replies, strict=True)))
     assert not [one.why for own in ops for one in own if one.why]
@@ -71,10 +63,8 @@ def test_later_replies_refer_to_what_is_shown() -> None:
         ("episodic", "ADD m1 <end>"),
         ("episodic", "ADD t9 <end>"),
         ("episodic", "UPDATE m1 t1 <end>"),
-        ("episodic", "SKIP t1 <end>"),
         ("procedural", "MERGE m1 m2 <end>"),
         ("core", "ADD t1 UPDATE m1 t2 <end>"),
-        ("episodic", "ADD t1 <end> ADD t2"),
         ("episodic", "ADD t² <end>"),
     ],
 )
@@ -85,49 +75,33 @@ def test_a_bad_reply_changes_nothing(role: str, reply: str) -> None:
     assert state.block is None
 
 
-def test_commands_compile_to_the_json_of_any_policy() -> None:
-    compiled = pico.compile_reply(views()[1], "ADD t1 <end>")
-    assert json.loads(compiled) == {"ops": [{"op": "ADD", "memory": "2023-03-10: my city is rome", "sources": [1]}]}
-
-
 def test_every_word_has_a_token() -> None:
     tokenizer = pico.tokenizer()
-    assert len(tokenizer) == len(set(pico.words())) < 640
-    for number in range(6):
-        for lesson in pico.lessons(make_life(0, number), Expert()):
-            for text in (*(one.prompt() for one in lesson.views), *lesson.replies):
-                ids = tokenizer(text)["input_ids"]
-                assert tokenizer.pad_token_id not in ids
-                assert tokenizer.decode(ids) == text
-            assert max(len(reply.split()) for reply in lesson.replies) <= pico.REPLY
+    for lesson in pico.lessons(make_life(0, 3), Expert()):
+        for text in (*(one.prompt() for one in lesson.views), *lesson.replies):
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.pad_token_id not in ids
+            assert tokenizer.decode(ids) == text
 
 
 def test_rewards_of_a_rollout_by_hand() -> None:
-    lesson = pico.Lesson(LIFE, 0, State(), views(), ("ADD t1 <end>", "<end>", "ADD t2 <end>", "<end>"))
-    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2))
+    replies, examined = ("ADD t1 <end>", "<end>", "ADD t2 <end>", "<end>"), partial(pico.examined, MEETING)
+    lesson = Lesson("life", State(), views(), replies, [], 2, examined)
+    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2), words)
     assert scorer.expert == {"core": 5, "episodic": 0, "semantic": 5, "procedural": 0}
     # the expert's own: core grew by 5 words, (5 - 2) / (7 - 2) = .6
-    own = scorer.result(lesson.replies)
-    assert own.task == 1.0
+    own = scorer.result(replies)
     assert own.rewards == pytest.approx({"core": 0.52, "episodic": 1.0, "semantic": 1.0, "procedural": 1.0})
-    assert own.retrieved == ("semantic",)
     # episodic wrote where the expert did not, semantic nothing where it wrote five words; the pet is in episodic
     other = scorer.result(("<end>", "ADD t2 <end>", "<end>", "SKIP t1 <end>"))
-    assert other.task == 0.5
     assert other.rewards == pytest.approx({"core": 0.5, "episodic": 0.1, "semantic": 0.1, "procedural": 0.0})
-    assert other.retrieved == ("episodic",)
-    scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [lesson.replies, ("<end>",) * 4])
+    scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [replies, ("<end>",) * 4])
     assert scores.weights == {"core": [1, 1], "episodic": [1, 1], "semantic": [4, 1], "procedural": [1, 1]}
     assert scores.metrics == {"task": 0.5, "held_out": 0.5, "valid": 1.0}
 
 
-#: Policies of no use, by what each role replies to a view.
-DEGENERATE = {
-    "nothing": lambda one: "<end>",
-    "everything": lambda one: " ".join(f"ADD t{n}" for n in range(1, len(one.meeting.turns) + 1)) + " <end>",
-    "merging": lambda one: "MERGE m1 m2 <end>" if one.role == "episodic" else "ADD t1 <end>",
-    "noise": lambda one: "ADD ADD t1 <end>",
-}
+def words(text: str) -> int:
+    return len(text.split())
 
 
 def mean(results: Sequence[Result]) -> float:
@@ -135,11 +109,15 @@ def mean(results: Sequence[Result]) -> float:
 
 
 def test_degenerate_policies_are_worth_less_than_the_expert_and_it_less_than_no_mistakes() -> None:
-    lessons = [one for number in range(9) for one in pico.lessons(make_life(0, number), Expert())]
+    lessons = [one for number in range(6) for one in pico.lessons(make_life(0, number), Expert())]
     shipped = yaml.safe_load((Path(__file__).parents[2] / "configs/memory/adrpo.yaml").read_text())["reward"]
-    scorers = [Scorer(one, RewardConfig(**shipped)) for one in lessons]
+    scorers = [Scorer(one, RewardConfig(**shipped), words) for one in lessons]
     expert = mean([scorer.result(scorer.lesson.replies) for scorer in scorers])
-    for reply in DEGENERATE.values():
+    for reply in (
+        lambda one: "<end>",
+        lambda one: " ".join(f"ADD t{n}" for n in range(1, len(one.meeting.turns) + 1)) + " <end>",
+        lambda one: "MERGE m1 m2 <end>" if one.role == "episodic" else "ADD t1 <end>",
+    ):
         assert mean([s.result([reply(one) for one in s.lesson.views]) for s in scorers]) < expert - 0.1
     best = [s.result([pico.expert_reply(one, ORACLE, Random(0)) for one in s.lesson.views]) for s in scorers]
     # no role is held to the length of an expert that has overlooked half of what it should have written
@@ -147,22 +125,12 @@ def test_degenerate_policies_are_worth_less_than_the_expert_and_it_less_than_no_
         assert sum(one.rewards[role] for one in best) / len(best) > expert + 0.15
 
 
-def remembered(answer: evaluate.Answerer, lives: Sequence[Life]) -> evaluate.Report:
-    return evaluate.Report(**evaluate.mean(evaluate.evaluate(answer, lives)))
-
-
 def test_an_evaluation_chains_the_policys_own_memories() -> None:
     lives = [make_life(0, -1 - number, 4) for number in range(6)]
-    reports = {
-        name: remembered(
-            lambda shown, who=who: [pico.expert_reply(one, who, Random(one.prompt())) for one in shown], lives
-        )
-        for name, who in (("expert", Expert()), ("oracle", ORACLE), ("nobody", Expert(1, 1, 0)))
-    }
-    assert reports["oracle"].final > 0.9 > 0.8 > reports["expert"].final > reports["nobody"].final
-    assert reports["oracle"].valid == reports["expert"].valid == 1.0
-    # nothing is known but that some things are unknown: 2 questions of 20
-    nothing = remembered(lambda shown: ["<end>"] * len(shown), lives)
-    assert nothing.words == 0
-    asks = [ask for life in lives for ask in life.final]
-    assert nothing.final == pytest.approx(sum(ask.answer == "not answerable" for ask in asks) / len(asks))
+    final = {}
+    for name, who in (("expert", Expert()), ("oracle", ORACLE), ("nobody", Expert(1, 1, 0))):
+        replies = partial(lambda who, shown: [pico.expert_reply(one, who, Random(one.prompt())) for one in shown], who)
+        report = evaluate.mean(evaluate.evaluate(replies, lives))
+        assert report["valid"] == 1.0
+        final[name] = report["final"]
+    assert final["oracle"] > 0.9 > 0.8 > final["expert"] > final["nobody"]

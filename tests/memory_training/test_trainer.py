@@ -1,7 +1,9 @@
-"""The trainer against TRL's own loss, against hand-made batches, and each trap that TRL sets."""
+"""The trainer against log-probabilities and losses worked out trace by trace."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,288 +12,196 @@ import pytest
 import torch
 from two_roles import END, TwoRoles
 
-trl = pytest.importorskip("trl", reason="needs the extra rl")
+from remind.alignment.metrics import read_metrics
+from remind.core.errors import ConfigError, DataError
+from remind.memory_training import trainer as module
+from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
+from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
+from remind.memory_training.objective import pack
+from remind.memory_training.trainer import EpisodeTrainer, arguments
+from remind.models.backbone import Backbone
 
-from transformers import Qwen3ForCausalLM  # noqa: E402
 
-from remind.core.errors import ModelError  # noqa: E402
-from remind.memory_training import trainer as module  # noqa: E402
-from remind.memory_training.episodes import Scores, Trace  # noqa: E402
-from remind.memory_training.rewards import Pair  # noqa: E402
-from remind.memory_training.trainer import MemoryGRPOTrainer, Settings, grpo_arguments  # noqa: E402
-
-
-def make(
-    policy: Path, tokenizer: Any, out: Path, task: Any = None, settings: Settings | None = None, **changes: Any
-) -> MemoryGRPOTrainer:
-    """Two micro-batches of one group of four rollouts each."""
-    defaults = {
-        "per_device_train_batch_size": 4,
-        "steps_per_generation": 2,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 4,
-        "max_completion_length": 4,
-        "learning_rate": 1e-2,
-        "beta": 0.02,
-        "max_steps": 2,
-    }
-    args = grpo_arguments(str(out), 0, **defaults | changes)
-    model = Qwen3ForCausalLM.from_pretrained(policy)
-    return MemoryGRPOTrainer(task or TwoRoles(), list(range(40)), settings or Settings(), model, tokenizer, args)
+def make(policy: Backbone, out: Path, task: Any = None, rl: Any = None, **changes: Any) -> EpisodeTrainer:
+    """Two passes of one group of four rollouts each."""
+    settings = PolicyGradientConfig(**{"group": 4, "reply_tokens": 4, "beta": 0.02, "temperature": 0.7} | (rl or {}))
+    given: dict[str, Any] = {"rl": settings, "steps": 2, "batch_size": 2, "lr": 1e-2, "warmup": 0.0}
+    cfg = TrainMemoryConfig(str(out), "adrpo", **given | changes)
+    trainer = EpisodeTrainer(policy, task or TwoRoles(), cfg, arguments(cfg))
+    trainer._wrapped = trainer._module(trainer.model)  # as for training
+    return trainer
 
 
 @pytest.fixture
-def trainer(policy: Path, tokenizer: Any, tmp_path: Path) -> MemoryGRPOTrainer:
-    return make(policy, tokenizer, tmp_path)
+def trainer(policy: Backbone, tmp_path: Path) -> EpisodeTrainer:
+    return make(policy, tmp_path)
 
 
-def rows(*numbers: int, copies: int = 4) -> list[dict[str, Any]]:
-    return [{"prompt": "", "row": n} for n in numbers for _ in range(copies)]
+class Contrasted(TwoRoles):
+    """Long prompts, which all rollouts of a group share, and two rollouts of a role compared."""
+
+    def episode(self, row: int) -> Any:
+        (reply,) = yield [Prompt("booster", [3 + row % 4, 4] * 10)]
+        replies = yield [Prompt("second", [5, 6] * 10)]
+        return [reply, *replies]
+
+    def score(self, row: int, outcomes: Sequence[list[list[int]]]) -> Any:
+        worth = [float(sum(text.count(2) for text in outcome)) for outcome in outcomes]
+        pairs = (Pair("booster", 0, 3, 0.5),)
+        return Scores({"booster": worth, "second": worth}, {"booster": [4.0] * len(worth)}, pairs)
 
 
-def scored(trainer: MemoryGRPOTrainer, *numbers: int) -> list[Any]:
-    trainer.model.train()
-    return list(trainer._generate_and_score_completions(rows(*numbers))["chunk"])
+def gradients(trainer: EpisodeTrainer, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
 
 
-def test_defaults_of_trl_are_overruled(trainer: MemoryGRPOTrainer) -> None:
-    args = trainer.args
-    assert (args.bf16, args.gradient_checkpointing, args.use_bias_correction_kl) == (False, False, False)
-    assert (args.loss_type, args.shuffle_dataset, args.save_strategy.value) == ("grpo", False, "no")
-    assert args.report_to in ([], ["none"])
-
-
-def test_nothing_is_told_to_anyone(
-    policy: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_loss_and_gradient_are_those_of_single_traces(
+    attention: str, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr("trl.trainer.base_trainer.send_telemetry", lambda *args, **kwargs: told.append(args))
-    make(policy, tokenizer, tmp_path)
-    assert not told
+    """Rows that share their prompts, and rows as they are, against the loss by its definition in plain forwards."""
+    policy.model.set_attn_implementation(attention)
+    seen: list[Any] = []
+    trainer = make(policy, tmp_path, Contrasted(), salimory=SaliMoryConfig(boost=0.3))
+    monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
+    chunks = trainer.chunks([[0], [1]])
+    with torch.no_grad():
+        trainer.model.lm_head.weight.mul_(1.5)  # away from the reference
+    assert {chunk.packed.visible is None for chunk in chunks} == {attention == "eager"}
+    found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
+
+    def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
+        prompt, reply = trace
+        ids = torch.tensor([[*prompt.ids, *reply]])
+        steps = (model(input_ids=ids).logits[0] / 0.7).log_softmax(-1)
+        return steps[range(len(prompt.ids) - 1, ids.shape[1] - 1), reply]
+
+    expected, total = torch.zeros(()), sum(len(own) for _, group in seen for own in group)
+    for score, group in seen:
+        rewards = torch.tensor(score.rewards["booster"])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        for advantage, own in zip(advantages.nan_to_num() if rewards.std() else rewards * 0, group, strict=True):
+            for trace in own:
+                weight = 4.0 if trace[0].role == "booster" else 1.0
+                now = logp(trainer.model, trace)
+                difference = logp(trainer.reference.model, trace).detach() - now  # type: ignore[union-attr]
+                ratio = (now - now.detach()).exp()
+                loss = -weight * ratio * advantage + 0.02 * (difference.exp() - difference - 1)
+                expected = expected + loss.mean() / total
+        winner, loser = (logp(trainer.model, group[n][0]).mean() for n in (0, 3))
+        expected = expected + 0.3 * 0.5 * torch.log1p(torch.exp(-(winner - loser) / 0.15)) / 2
+    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+    for one, other in zip(gradients(trainer, found), gradients(trainer, expected), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
-def scripted(prompts: list[list[int]]) -> list[list[int]]:
-    """A completion that names its prompt; with an `a` after even prompts."""
-    return [[2, prompt[0], END] if prompt[0] % 2 else [prompt[-1], END] for prompt in prompts]
+def test_a_completion_sees_its_prompt_and_itself() -> None:
+    packed = pack([[2, 3], [2, 3], [4]], [[5, 6], [7], [END]], 0, share=True)
+    assert packed.positions is not None
+    assert packed.visible is not None
+    assert packed.ids.tolist() == [[2, 3, 5, 3], [4, 0, 0, 0]]
+    assert packed.positions[0].tolist() == [0, 1, 2, 1]
+    assert packed.visible[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert packed.places.tolist() == [[1, 2], [3, 0], [4, 0]]
+    # a row that sees nothing would be no number
+    assert packed.visible.any(-1).all()
+    # what would be no less work is not packed
+    assert pack([[2], [2]], [[6] * 9, [7] * 9], 0, share=True).visible is None
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_vllm_answers_in_place_of_the_model(
-    mode: str, policy: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in with the interface that TRL has for it gets each lockstep's prompts, and new weights every step."""
-    told: list[Any] = []
-
-    class Engine:
-        class vllm_client:
-            get_server_info = staticmethod(lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}})
-
-        def __init__(self, mode: str, temperature: float, **_: Any) -> None:
-            told.append((mode, temperature))
-
-        def sync_weights(self) -> None:
-            told.append("weights")
-
-        def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any) -> Any:
-            assert (images, num_generations) == (None, 1)
-            told.append(len(prompts))
-            replies = scripted(prompts)
-            return None, replies, [[[0.0]] * len(reply) for reply in replies], None
-
-    theirs = import_module("trl.trainer.grpo_trainer")
-    monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
-    trainer = make(policy, tokenizer, tmp_path, use_vllm=True, vllm_mode=mode, temperature=0.8)
-    chunks = scored(trainer, 0, 1)
-    assert told == [(mode, 0.8), "weights", 8, 4]
-    assert sum(chunk.total for chunk in chunks) / 2 == 12
-    trainer.state.global_step = 1
-    scored(trainer, 2, 3)
-    assert told[4:] == ["weights", 8, 4]
-
-
-@pytest.mark.parametrize("more", [0, 3])
-def test_episodes_run_in_lockstep_and_keep_their_own_replies(trainer: MemoryGRPOTrainer, more: int) -> None:
-    """Another process may ask more: then stand-ins are generated, and dropped."""
-    asked: list[int] = []
-
-    def generate(prompts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-        asked.append(len(prompts))
-        return scripted(prompts), None
-
-    trainer._generate_single_turn = generate
-    trainer._most = lambda count: count + more if count else 0
-    task = TwoRoles()
-    outcomes, traces = trainer._lockstep([task.episode(row) for row in (0, 1, 2)])
-    # rows 0 and 2 begin with 3 and 5: their first reply has one `a`, so that `second` is asked once
-    assert asked == [3 + more, 2 + more]
-    assert outcomes == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
-    assert traces[0] == [Trace("first", [3, 4], [2, 3, END]), Trace("second", [5, 6, 2], [2, 5, END])]
-    assert [len(own) for own in traces] == [2, 1, 2]
-
-
-def test_every_trace_is_in_one_micro_batch_whatever_their_number(trainer: MemoryGRPOTrainer) -> None:
-    seen: list[tuple[str, list[int], list[int]]] = []
-    inner = trainer._lockstep
-
-    def spy(episodes: Any) -> Any:
-        outcomes, traces = inner(episodes)
-        seen.extend((t.role, t.prompt, t.completion) for own in traces for t in own)
-        return outcomes, traces
-
-    trainer._lockstep = spy
-    trainer.model.train()
-    found, chunks = [], []
-    for _ in range(2):
-        (chunk,) = trainer._prepare_inputs(rows(0, 1))["chunk"]
-        trainer._step += 1
-        chunks.append(chunk)
-        for n, role in enumerate(chunk.roles):
-            prompt = chunk.prompt[n][chunk.prompt_mask[n] == 1].tolist()
-            found.append((role, prompt, chunk.completion[n][chunk.mask[n] == 1].tolist()))
-    assert sorted(found) == sorted(seen)
-    # an odd number, which halves would not hold
-    assert chunks[0].total == chunks[1].total == len(seen) == sum(int(chunk.real.sum()) for chunk in chunks)
-    assert {len(chunk.roles) for chunk in chunks} != {len(seen) / 2}
-    assert all(
-        chunk.weight[n] == (4.0 if role == "first" else 1.0) for chunk in chunks for n, role in enumerate(chunk.roles)
-    )
-
-
-def test_a_micro_batch_without_traces_moves_nothing(trainer: MemoryGRPOTrainer) -> None:
-    chunk = trainer._with_references(trainer._chunk([], [], 0, 0), check=False)
-    loss = trainer.compute_loss(trainer.model, {"chunk": [chunk]})
-    loss.backward()
-    assert loss.item() == 0.0
-    assert all(p.grad is None or not p.grad.any() for p in trainer.model.parameters())
-
-
-def test_loss_is_trls_own_at_weight_one(trainer: MemoryGRPOTrainer) -> None:
-    chunks = scored(trainer, 0, 1)
-    torch.manual_seed(3)
-    for chunk in chunks:
-        noise = [0.3 * torch.randn(chunk.completion.shape) for _ in range(2)]
-        logp = trainer._logp(trainer.model, chunk).detach()
-        batch = {
-            "prompt_ids": chunk.prompt,
-            "prompt_mask": chunk.prompt_mask,
-            "completion_ids": chunk.completion,
-            "completion_mask": chunk.mask,
-            "advantages": torch.randn(len(chunk.roles)),
-            "old_per_token_logps": logp + noise[0],
-            "ref_per_token_logps": logp + noise[1],
-        }
-        trainer.current_gradient_accumulation_steps = 1
-        theirs = trl.GRPOTrainer._compute_loss(trainer, trainer.model, batch)
-        own = {
-            "advantage": batch["advantages"],
-            "weight": torch.ones(len(chunk.roles)),
-            "old": batch["old_per_token_logps"],
-            "ref": batch["ref_per_token_logps"],
-            "total": float(len(chunk.roles)),
-        }
-        ours = trainer.compute_loss(trainer.model, {"chunk": [module.Chunk(**{**vars(chunk), **own})]})
-        assert abs(theirs.item() - ours.item()) < 1e-5
-        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-        for one, other in zip(
-            torch.autograd.grad(theirs, parameters), torch.autograd.grad(ours, parameters), strict=True
-        ):
-            assert (one - other).abs().max() < 1e-5
-
-
-def gradients(trainer: MemoryGRPOTrainer, chunks: list[Any]) -> list[torch.Tensor]:
-    trainer.model.zero_grad()
-    for chunk in chunks:
-        trainer.compute_loss(trainer.model, {"chunk": [chunk]}).backward()
-    return [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
-
-
-def test_two_micro_batches_are_one(policy: Path, tokenizer: Any, tmp_path: Path) -> None:
-    """The mean is over the traces of the generation, not over means of micro-batches."""
-    small = make(policy, tokenizer, tmp_path)
-    large = make(
-        policy,
-        tokenizer,
-        tmp_path,
-        per_device_train_batch_size=8,
-        steps_per_generation=1,
-        gradient_accumulation_steps=1,
-    )
-    both = [gradients(trainer, scored(trainer, 0, 1)) for trainer in (small, large)]
+def test_two_passes_are_one(policy: Backbone, tmp_path: Path) -> None:
+    """The mean is over the traces of the generation, not over means of passes."""
+    small = make(policy, tmp_path)
+    large = make(policy, tmp_path, rl={"micro_groups": 2})
+    parts = [(small, [[0], [1]]), (large, [[0, 1]])]
+    both = [gradients(t, sum(t.loss(t._wrapped, chunk) for chunk in t.chunks(rows))) for t, rows in parts]  # type: ignore[arg-type]
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_the_reference_must_be_where_training_begins(trainer: MemoryGRPOTrainer) -> None:
-    (chunk, _) = scored(trainer, 0, 1)
-    assert trainer.ref_model is not None
-    logp = trainer._logp(trainer.model, chunk)
-    assert ((logp - chunk.ref) * chunk.mask).abs().max() < 1e-5
-    with torch.no_grad():
-        trainer.model.lm_head.weight += torch.randn_like(trainer.model.lm_head.weight)
-    with pytest.raises(ModelError, match="the reference is not the policy"):
-        scored(trainer, 0, 1)
-    # later on it is expected to be another
-    trainer._step = 2
-    scored(trainer, 0, 1)
+def test_a_pass_without_traces_moves_nothing(trainer: EpisodeTrainer) -> None:
+    loss = trainer.loss(trainer._wrapped, trainer._chunk([], [], 1, 1))
+    assert loss.item() == 0.0
+    assert not any(gradient.any() for gradient in gradients(trainer, loss))
 
 
-def weights(trainer: MemoryGRPOTrainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(
-    policy: Path, tokenizer: Any, tmp_path: Path
+@pytest.mark.parametrize("more", [0, 3])
+def test_episodes_run_side_by_side_and_keep_their_own_replies(
+    more: int, trainer: EpisodeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another process may ask more: then stand-ins are completed, and dropped."""
+    asked: list[int] = []
+
+    def complete(model: Any, prompts: list[list[int]], settings: Any) -> list[list[int]]:
+        """A completion that names its prompt; with an `a` after odd prompts."""
+        asked.append(len(prompts))
+        return [[2, prompt[0], END] if prompt[0] % 2 else [prompt[-1], END] for prompt in prompts]
+
+    monkeypatch.setattr(module, "complete", complete)
+    monkeypatch.setattr(module, "gather_object", lambda own: [*own, own[0] + more if own[0] else 0])
+    made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], trainer._sample)
+    assert asked == [3 + more, 2 + more]
+    assert [outcome for outcome, _ in made] == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
+    assert made[0][1] == [(Prompt("first", [3, 4]), [2, 3, END]), (Prompt("second", [5, 6, 2]), [2, 5, END])]
+    assert not trainer._sample([])
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_vllm_answers_in_place_of_the_model(
+    mode: Any, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the interface that TRL has for it gets each round's prompts, and new weights every step."""
+    pytest.importorskip("trl", reason="needs the extra rl")
+    theirs, told = import_module("trl.generation.vllm_generation"), list[Any]()
+    wanted = {
+        name: list(inspect.signature(getattr(theirs.VLLMGeneration, name)).parameters)
+        for name in ("__init__", "generate")
+    }
+
+    class Engine:
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            assert len(args) == 3
+            assert wanted["__init__"][1:4] == ["model", "accelerator", "processing_class"]
+            assert settings.keys() <= set(wanted["__init__"])
+            told.append((settings["mode"], settings["temperature"]))
+
+        def sync_weights(self) -> None:
+            told.append("weights")
+
+        def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
+            assert wanted["generate"][1:4] == ["prompts", "images", "num_generations"]
+            told.append(len(prompts))
+            return None, [[2, END] for _ in prompts], None, None
+
+    monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
+    trainer = make(policy, tmp_path, rl={"vllm": mode})
+    assert sum(len(chunk.advantage) for chunk in trainer.chunks([[0], [1]])) == 16
+    trainer.state.global_step = 1
+    trainer.chunks([[2], [3]])
+    assert told == [(mode, 0.7), "weights", 8, 8, "weights", 8, 8]
+
+
+def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: Backbone, tmp_path: Path) -> None:
     """The first inner step has divergence 0 and is taken; all others are not, and the next generation begins anew."""
-    trained = {}
-    for name, iterations, limit, steps in (("one", 1, None, 2), ("stopped", 3, 0.0, 6), ("free", 3, None, 6)):
-        trainer = make(
-            policy,
-            tokenizer,
-            tmp_path / name,
-            settings=Settings(kl_stop=limit),
-            num_iterations=iterations,
-            max_steps=steps,
-            weight_decay=0.0,
-            optim="sgd",
-        )
-        trainer.train()
-        trained[name] = weights(trainer)
-    assert torch.allclose(trained["stopped"], trained["one"], atol=1e-6)
-    assert not torch.allclose(trained["free"], trained["one"], atol=1e-4)
+    weights, first = {}, {name: value.clone() for name, value in policy.model.state_dict().items()}
+    for name, updates, limit in (("one", 1, None), ("stopped", 3, 0.0), ("free", 3, None)):
+        policy.model.load_state_dict(first)
+        make(policy, tmp_path / name, rl={"inner_epochs": updates, "kl_stop": limit}, steps=1).train()
+        weights[name] = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    assert torch.allclose(weights["stopped"], weights["one"], atol=1e-6)
+    assert not torch.allclose(weights["free"], weights["one"], atol=1e-4)
 
 
-class Contrasted(TwoRoles):
-    def score(self, row: int, outcomes: Any) -> Scores:
-        return Scores({"first": [0.0] * 4, "second": [0.0] * 4}, pairs=(Pair("first", 0, 3, 0.5),))
-
-
-def test_contrast_reads_the_traces_of_its_pair(policy: Path, tokenizer: Any, tmp_path: Path) -> None:
-    settings = Settings(contrast={"first": 0.15})
-    trainer = make(policy, tokenizer, tmp_path, Contrasted(), settings, beta=0.0)
-    for chunk in scored(trainer, 0, 1):
-        ((role, gap, winner, loser),) = chunk.pairs
-        assert (role, gap) == ("first", 0.5)
-        assert [chunk.roles[int(n)] for n in (*winner, *loser)] == ["first", "first"]
-        firsts = [n for n, role in enumerate(chunk.roles) if role == "first"]
-        assert [int(winner), int(loser)] == [firsts[0], firsts[3]]
-        logp = trainer._logp(trainer.model, chunk)
-        s = [float((logp.detach()[n] * chunk.mask[n]).sum() / chunk.mask[n].sum()) for n in (firsts[0], firsts[3])]
-        expected = 0.15 * 0.5 * torch.tensor(-(s[0] - s[1]) / 0.15).exp().log1p() / 2
-        assert trainer.compute_loss(trainer.model, {"chunk": [chunk]}).item() == pytest.approx(
-            float(expected), rel=1e-4
-        )
-
-
-@pytest.fixture(autouse=True)
-def without_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test may leave a pickle."""
-    monkeypatch.setattr(torch, "save", lambda *_, **__: pytest.fail("a pickle was written"))
-
-
-def test_a_learnable_task_is_learnt(policy: Path, tokenizer: Any, tmp_path: Path) -> None:
-    trainer = make(policy, tokenizer, tmp_path, max_steps=12, beta=0.0)
+def test_a_learnable_task_is_learnt(policy: Backbone, tmp_path: Path) -> None:
+    trainer = make(policy, tmp_path, rl={"beta": 0.0}, steps=12)
     trainer.train()
-    worth = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    worth = [row["reward"] for row in read_metrics(tmp_path)]
     assert sum(worth[-3:]) / 3 > sum(worth[:3]) / 3 + 1
+
+
+def test_what_cannot_be_trained(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="batch_size 3 is not a multiple of 2 x 1 processes"):
+        make(policy, tmp_path, rl={"micro_groups": 2}, batch_size=3)
+    monkeypatch.setattr(TwoRoles, "__len__", lambda self: 0)
+    with pytest.raises(DataError, match="nothing to train on"):
+        make(policy, tmp_path)

@@ -18,6 +18,9 @@ PAD, END = 0, 1
 class TwoRoles:
     """`first` completes one prompt; `second` then one prompt for each `a` (id 2) of it, two at most."""
 
+    def __len__(self) -> int:
+        return 40
+
     def episode(self, row: int) -> Any:
         (reply,) = yield [Prompt("first", [3 + row % 4, 4])]
         count = min(reply.count(2), 2)

@@ -14,10 +14,12 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: Imported once for all processes of a worker of pytest.
@@ -69,10 +71,7 @@ class Forked:
     def returncode(self) -> int | None:
         """0 when all have ended well; else of the first that has failed."""
         codes = [process.exitcode for process in self._processes]
-        failed = [code for code in codes if code]
-        if None in codes:
-            return None
-        return failed[0] if failed else 0
+        return None if None in codes else next(filter(None, codes), 0)
 
     def poll(self) -> int | None:
         return self.returncode
@@ -81,29 +80,28 @@ class Forked:
         """Raises TimeoutExpired."""
         until = None if timeout is None else time.monotonic() + timeout
         while (code := self.returncode) is None:
-            if any(process.exitcode for process in self._processes):
-                soon = time.monotonic() + PATIENCE
-                until = soon if until is None else min(until, soon)
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                if not any(process.exitcode for process in self._processes):
+            failed = any(process.exitcode for process in self._processes)
+            left = PATIENCE if failed else None if until is None else until - time.monotonic()
+            if not wait([process.sentinel for process in self._alive], left):
+                if not failed:
                     raise TimeoutExpired("script", timeout or 0.0)
                 self.kill()
-                left = None
-            wait([process.sentinel for process in self._processes if process.exitcode is None], left)
         return code
 
+    @property
+    def _alive(self) -> list[Any]:
+        return [process for process in self._processes if process.exitcode is None]
+
     def send_signal(self, number: int) -> None:
-        for process in self._processes:
-            if process.exitcode is None and process.pid is not None:
-                os.kill(process.pid, number)
+        for process in self._alive:
+            os.kill(process.pid, number)
 
     def kill(self) -> None:
         """All of them and whatever they have started."""
-        for process in self._processes:
-            if process.exitcode is None and process.pid is not None:
-                grouped = os.getpgid(process.pid) == process.pid
-                (os.killpg if grouped else os.kill)(process.pid, signal.SIGKILL)
+        for process in self._alive:
+            process.kill()
+            with suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(process.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; standard output and standard error. Raises TimeoutExpired."""

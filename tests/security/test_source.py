@@ -33,7 +33,8 @@ def offences(tree: ast.Module, file: str = "") -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             bad |= {alias.name for alias in node.names} & IMPORTS
-        elif isinstance(node, ast.ImportFrom):
+        # the error alone is what refuses a file
+        elif isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} != {"UnpicklingError"}:
             bad |= {node.module or ""} & IMPORTS
         elif isinstance(node, ast.Call):
             name = dotted(node.func)

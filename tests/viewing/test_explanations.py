@@ -22,6 +22,7 @@ from remind.viewing.explanations import (
     Background,
     Captions,
     Explanation,
+    background_of,
     distinctive_words,
     explain,
     read_explanations,
@@ -108,7 +109,7 @@ def record(corpus: list[Encoded]) -> TopExamples:
 
 @pytest.fixture(scope="module")
 def background(corpus: list[Encoded]) -> Background:
-    return Background.of(corpus, 3, 11)
+    return background_of(corpus, 3, 11)
 
 
 def test_an_oracle_is_always_right_and_another_name_is_not(
@@ -142,7 +143,7 @@ def test_an_oracle_is_always_right_and_another_name_is_not(
     with pytest.raises(DataError, match="feature-pages writes them"):
         read_explanations(tmp_path)
     path = tmp_path / "x" / "layer_3.explanations.json"
-    path.write_text(json.dumps({**read_json(path), "features": {"1": {"text": 3}}}))
+    path.write_text(json.dumps({**read_json(path), "features": {"1": {"name": "tea"}}}))
     with pytest.raises(DataError, match=r"layer_3\.explanations\.json: no explanations"):
         read_explanations(tmp_path / "x")
 

@@ -48,7 +48,7 @@ def expected(inspection: Inspection) -> SimpleNamespace:
 def test_features_of_tokens_are_those_of_codes(inspection: Inspection, data: dict[str, Any]) -> None:
     codes = inspection.trace.codes.layers[LAYER].dialogue
     layer = data["layers"][0]
-    width, features = layer["width"], numbers_of(layer["features"], layer["kind"])
+    width, features = layer["width"], numbers_of(layer["features"], "u4")
     values = numbers_of(layer["values"], "f4")
     for t in range(len(codes.values)):
         places = [i for i in range(t * width, (t + 1) * width) if features[i]]

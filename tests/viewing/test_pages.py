@@ -50,7 +50,7 @@ def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any)
     token.click()
     assert page.locator("#panel h2").inner_text() == f"“{token.inner_text()}”"
     for layer in data["layers"]:
-        row = numbers_of(layer["features"], layer["kind"])[t * layer["width"] : (t + 1) * layer["width"]]
+        row = numbers_of(layer["features"], "u4")[t * layer["width"] : (t + 1) * layer["width"]]
         rows = page.locator(f"#panel details.feature[data-layer='{layer['layer']}']").all()
         shown = {one.get_attribute("data-feature") for one in rows}
         assert shown == {str(layer["ids"][int(local) - 1]) for local in row if local}
@@ -120,7 +120,7 @@ def test_shades_grow_with_what_they_stand_for(short_page: Path, open_page: Any) 
     row, layer = page.locator("#panel details.feature").first, data["layers"][0]
     local = layer["ids"].index(int(row.get_attribute("data-feature"))) + 1
     row.get_by_role("button", name="Shade the dialogue by it").click()
-    rows = numbers_of(layer["features"], layer["kind"])
+    rows = numbers_of(layer["features"], "u4")
     fires = {place // layer["width"] for place, shown in enumerate(rows) if shown == local}
     shown = levels()
     assert {t for t, level in shown.items() if level} == fires & set(shown) != set()

@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,9 @@ from remind.build.config import BuildStatesConfig
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
-from remind.models.backbone import load_backbone
 from remind.models.nano import save_nano
-from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.viewing import open_workbench
 from remind.viewing.inspector import InspectConfig, inspect_grounding
-from remind.viewing.workbench import Workbench
 from sae import TopKSAE, layer_folder
 
 CAPTION = 'a "red" <b>bike</b> & a fence'
@@ -42,11 +39,7 @@ def corpus(folder: Path) -> Corpus:
     return Corpus((Dialogue("d", (Session("s", None, turns),)),), (question,))
 
 
-def trained_on(folder: Path, images: str) -> None:
-    (folder / "training.json").write_text(json.dumps({"config": {"data": {"images": images, "image_tokens": 16}}}))
-
-
-def test_states_and_pages_show_the_pixels(tmp_path: Path) -> None:
+def test_states_and_pages_show_the_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_refmem(corpus(tmp_path), tmp_path / "talk.jsonl")
     TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 2))
     files = {name: str(tmp_path / name) for name in ("sae", "cache")}
@@ -54,7 +47,8 @@ def test_states_and_pages_show_the_pixels(tmp_path: Path) -> None:
     config = BuildStatesConfig(input=str(tmp_path / "talk.jsonl"), out=str(tmp_path / "states"), **files)
     model, page = save_nano(tmp_path / "model"), tmp_path / "page.html"
     states = build(replace(config, backbone=str(model), grounding=grounding))
-    trained_on(model, "pixels")
+    shown = {"data": {"images": "pixels", "image_tokens": 16}}
+    (model / "training.json").write_text(json.dumps({"config": shown}))
     inspect_grounding(
         InspectConfig(states=str(states), question="q0", out=str(page), model=str(model), max_new_tokens=3)
     )
@@ -66,26 +60,12 @@ def test_states_and_pages_show_the_pixels(tmp_path: Path) -> None:
     kind, _, content = source.partition(",")
     assert kind == "data:image/jpeg;base64"
     assert Picture.open(io.BytesIO(base64.b64decode(content)), formats=["JPEG"]).size == (240, 120)
-    assert "img-src data:" in html
-
-
-@pytest.mark.parametrize("images", ["pixels", "captions"])
-def test_a_notebook_asks_a_model_with_the_images_it_was_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: str
-) -> None:
-    asked, given = corpus(tmp_path), list[dict[str, Any]]()
-    state = FactualState(asked.dialogues[0], asked.questions[0], (Segment(0, 0),), Strategy(("Look.",)))
-    trained_on(tmp_path, images)
-    generate = GenerationMixin.generate
-
-    def spy(self: Any, **inputs: Any) -> Any:
-        given.append(inputs)
-        return generate(self, **inputs)
-
-    monkeypatch.setattr(GenerationMixin, "generate", spy)
-    model = replace(load_backbone("nano-untrained"), name=str(tmp_path))
-    Workbench(model, asked, Path("none"), {}, {}).answer(state, model, max_new_tokens=2)
-    (inputs,) = given
-    text = model.tokenizer.decode(inputs["input_ids"][0])
-    assert (CAPTION in text) == (images == "captions")
-    assert ("pixel_values" in inputs) == (text.count("<|image_pad|>") > 0) == (images == "pixels")
+    # a model that was trained on pixels is shown them, one that was trained on captions reads these
+    bench = open_workbench(model, [str(tmp_path / "talk.jsonl")], tmp_path / "sae")
+    inputs = []
+    monkeypatch.setattr(GenerationMixin, "generate", lambda self, **given: inputs.append(given) or given["input_ids"])
+    for images in ("pixels", "captions"):
+        (model / "training.json").write_text(json.dumps({"config": {"data": {"images": images, "image_tokens": 16}}}))
+        bench.answer(bench.corpus.questions[0], bench.backbone, max_new_tokens=2)
+        text = bench.backbone.tokenizer.decode(inputs[-1]["input_ids"][0])
+        assert (CAPTION in text) == (images == "captions") != ("pixel_values" in inputs[-1])

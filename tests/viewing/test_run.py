@@ -52,8 +52,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def test_one_question_as_a_file(built: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, corpus, record = tmp_path / "page.html", str(built.folder / "talk.jsonl"), built.records[0]
-    cfg = InspectConfig(states=built.states, question="q/1", out=str(out), examples=corpus, per_feature=2)
+    out, record = tmp_path / "page.html", built.records[0]
+    cfg = InspectConfig(states=built.states, question="q/1", out=str(out), per_feature=2)
     assert inspect_grounding(cfg) == out
     # blocks and salience come out as the states have them, so there is nothing to warn of
     assert capsys.readouterr().out == f"1 page: {out}\n"
@@ -63,16 +63,9 @@ def test_one_question_as_a_file(built: Any, tmp_path: Path, capsys: pytest.Captu
     assert "She drinks &lt;/script&gt; tea." in html
     assert html.count('class="gold-tag"') == sum(turn in record.evidence_found for turn in record.evidence)
     assert [layer["layer"] for layer in data["layers"]] == [1, 3]
-    # examples from other dialogues
-    for example in (one for layer in data["layers"] for examples in layer["examples"] for one in examples):
-        number, peak, digits, active, value = example
-        text, ends, label = data["snippets"][number]
-        assert (digits[peak] != "0", ends[-1], label) == (True, len(text), "long/s0")
-        assert len(digits) == len(ends) == len(active) + digits.count("0")
-        assert value == pytest.approx(max(active), rel=5e-3)
     # other settings are told, and what is outlined is still what the states mark
     other = replace(SETTINGS, alpha=0.0, beta=0.0, budget_share=0.6)
-    inspect_grounding(replace(cfg, examples=None, grounding=other, overwrite=True))
+    inspect_grounding(replace(cfg, grounding=other, overwrite=True))
     assert "salience shown was computed for this page" in capsys.readouterr().out
     html = out.read_text(encoding="utf-8")
     assert (html.count('class="notice"'), html.count(" opens")) == (2, len(record.x1.markers) // 2)

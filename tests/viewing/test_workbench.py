@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from remind import read
-from remind.alignment.metrics import read_metrics
+from remind import read, viewing
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
@@ -23,29 +22,9 @@ from remind.models.generate import generate
 from remind.models.images import open_image
 from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
-from remind.testbed.accuracy import accuracy_probe, correct_answers
-from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.pictures import draw
 from remind.testbed.world import WorldConfig, make_world
-from remind.train_pra.config import TrainConfig, TrainerConfig
-from remind.train_pra.run import train, trained_backbone
-from remind.viewing import (
-    Workbench,
-    ask_about,
-    best_features,
-    feature_heat,
-    image_tokens,
-    new_folder,
-    open_workbench,
-    plot_next,
-    search_table,
-    show_dialogue,
-    show_examples,
-    show_generated,
-    show_levels,
-    turn_features,
-)
-from remind.viewing.plots import answer_probabilities, plot_answers, plot_carried, plot_salience, plot_settings
 from sae import TopKSAE
 from sae.probe import steer
 
@@ -91,57 +70,57 @@ def trace(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> Groundi
 
 
 @pytest.fixture(scope="module")
-def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> Workbench:
-    return Workbench(nano, corpus, Path("none"), coders, {})
+def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> viewing.Workbench:
+    return viewing.Workbench(nano, corpus, Path("none"), coders, {})
 
 
 def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> None:
-    bench = open_workbench("nano", out=tmp_path)
+    bench = viewing.open_workbench("nano", out=tmp_path)
     assert bench.layers == [2, 3]
     assert {coder.W_dec.dtype for coder in bench.coders.values()} == {torch.float32}
     trace = bench.trace(bench.state(bench.corpus.questions[0]))
     assert bench.record(trace).levels == LEVELS
     with pytest.raises(ConfigError, match="no SAEs of minilm are at hand; train some"):
-        open_workbench("minilm")
-    with pytest.raises(ConfigError, match="grounding has no setting beat"):
-        bench.trace(trace.state.factual, beat=1)
+        viewing.open_workbench("minilm")
 
 
-def test_a_dialogue_and_its_levels_are_shown_as_text(bench: Workbench, trace: GroundingTrace) -> None:
-    page = show_dialogue(trace)
+def test_a_dialogue_and_its_levels_are_shown_as_text(bench: viewing.Workbench, trace: GroundingTrace) -> None:
+    page = viewing.show_dialogue(trace)
     seen = text_of(page.html)
     assert all(turn.text in seen and turn.id in seen for turn in trace.state.factual.turns)
     assert "▾" in seen
     assert "background" in page.html
-    assert show_dialogue(trace, most=2).html.count("border-left") in (2, 3)
+    assert viewing.show_dialogue(trace, most=2).html.count("border-left") in (2, 3)
     with pytest.raises(DataError, match="layer 7 has no SAE here; there are 2, 3"):
-        show_dialogue(trace, layer=7)
+        viewing.show_dialogue(trace, layer=7)
     marked = replace(trace.state, blocks=((0, 0),))
-    levels = text_of(show_levels(record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")).html)
+    levels = text_of(
+        viewing.show_levels(record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")).html
+    )
     assert levels.count("[ATTENTION]") >= 4
     assert levels.count("Deep down Ana gets up early.") == 1
     assert HOSTILE in levels
 
 
 def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
-    bars = plot_salience(trace).figure.axes[0].patches
+    bars = viewing.plot_salience(trace).figure.axes[0].patches
     assert np.allclose([bar.get_height() for bar in bars], trace.state.salience, atol=1e-6)
     carried = trace.top_features(3, 0, 5)
-    axes = plot_carried(trace, 3, 0, 5, {carried[0][0]: "dawn"}).figure.axes[0]
+    axes = viewing.plot_carried(trace, 3, 0, 5, {carried[0][0]: "dawn"}).figure.axes[0]
     own, v = trace.codes.layers[3].dialogue[trace.codes.turn == 0], trace.guidance[3]
     total = float((own.values * v[own.indices]).sum())
     assert np.allclose([bar.get_width() for bar in axes.patches], [value / total for _, value in carried])
     assert axes.get_yticklabels()[0].get_text() == f"{carried[0][0]}  dawn"
-    assert plot_settings({"one": trace, "two": trace})._repr_png_().startswith(b"\x89PNG")
+    assert viewing.plot_settings({"one": trace, "two": trace})._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(DataError, match="there is no turn 9"):
-        plot_carried(trace, 3, 9)
+        viewing.plot_carried(trace, 3, 9)
     with pytest.raises(DataError, match="settings are compared"):
-        plot_settings({})
+        viewing.plot_settings({})
 
 
 def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> None:
     record = records(make_world(WorldConfig(train=0, dev=0, test=1, formats=("single",))), LadderConfig())[0]
-    found = answer_probabilities(nano, record)
+    found = viewing.answer_probabilities(nano, record)
     assert all(0.9 < sum(found[level].values()) <= 1 + 1e-6 for level in LEVELS)
     ids, chance = prompt_ids(nano.tokenizer, record.x1.text), 1.0
     for token in tokenize(nano.tokenizer, "<answer>B").ids:
@@ -149,40 +128,42 @@ def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> Non
             chance *= float(nano.model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
         ids.append(token)
     assert found["x1"]["B"] == pytest.approx(chance, rel=1e-3)
-    axes = plot_answers({"before": found}, ["A"]).figure.axes[0]
+    axes = viewing.plot_answers({"before": found}, ["A"]).figure.axes[0]
     assert [label.get_fontweight() for label in axes.get_xticklabels()] == ["bold", *["normal"] * 3]
     with pytest.raises(ConfigError, match="give candidates"):
-        answer_probabilities(nano, replace(record, format="direct", options=()))
+        viewing.answer_probabilities(nano, replace(record, format="direct", options=()))
 
 
-def test_a_turn_is_found_in_its_session(bench: Workbench, tmp_path: Path) -> None:
+def test_a_turn_is_found_in_its_session(bench: viewing.Workbench, tmp_path: Path) -> None:
     encoded, span = bench.in_session("s1:3")
     assert encoded.text[slice(*span)] == "Ana: as promised\n[Image #0 Caption] this boat next to medals"
     examples = bench.examples(per_feature=2)[3]
-    assert text_of(turn_features(encoded, 3, span, examples, 4).html).startswith("Ana: as promised")
-    assert "% of" in text_of(show_examples(examples, int(examples.features()[0])).html)
-    assert "voucher" in text_of(search_table(examples, "voucher").html)
-    assert "no feature" in search_table(examples, "zeppelin").text
+    assert text_of(viewing.turn_features(encoded, 3, span, examples, 4).html).startswith("Ana: as promised")
+    assert "% of" in text_of(viewing.show_examples(examples, int(examples.features()[0])).html)
+    assert "voucher" in text_of(viewing.search_table(examples, "voucher").html)
+    assert "no feature" in viewing.search_table(examples, "zeppelin").text
     with pytest.raises(DataError, match="no turn 's9:9'"):
         bench.in_session("s9:9")
     # pixels and words are told apart
     draw("this boat next to medals").save(tmp_path / "boat.png")
     encoded, grid = bench.with_image(tmp_path / "boat.png", "this boat next to medals")
-    tokens = image_tokens(encoded)
+    tokens = viewing.image_tokens(encoded)
     assert tokens.stop - tokens.start == int(grid[0].prod()) // 4
-    assert "image token" not in best_features(encoded, 3, visual=False).html
-    feature = int(best_features(encoded, 3, visual=True, n=1).text.split()[0])
-    axes = feature_heat(encoded, 3, [feature], open_image(tmp_path / "boat.png"), grid).figure.axes[1]
+    assert "image token" not in viewing.best_features(encoded, 3, visual=False).html
+    feature = int(viewing.best_features(encoded, 3, visual=True, n=1).text.splitlines()[1].split()[0])
+    axes = viewing.feature_heat(encoded, 3, [feature], open_image(tmp_path / "boat.png"), grid).figure.axes[1]
     codes = encoded.layer(3)[tokens]
     wanted = float(codes.values[codes.indices == feature].sum())
     assert axes.get_images()[1].get_array().sum() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_steering_shows_the_edited_tokens(bench: Workbench, nano: Backbone, coders: Any) -> None:
+def test_steering_shows_the_edited_tokens(bench: viewing.Workbench, nano: Backbone, coders: Any) -> None:
     def pushed() -> Any:
         return steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
 
-    axes = plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed()}, n=4).figure.axes[0]
+    axes = viewing.plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed()}, n=4).figure.axes[
+        0
+    ]
     heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)
     ids = [*prompt_ids(nano.tokenizer, "Question: What?"), *tokenize(nano.tokenizer, "<answer>").ids]
     with torch.no_grad():
@@ -190,37 +171,22 @@ def test_steering_shows_the_edited_tokens(bench: Workbench, nano: Backbone, code
     assert heights[0].max() == pytest.approx(float(plain.max()), rel=1e-4)
     assert not np.allclose(heights[0], heights[1])
     messages = ["Question: What?", HOSTILE]
-    seen = text_of(show_generated(nano, messages, {"as it is": nullcontext(), "pushed": pushed()}, 4).html)
+    seen = text_of(viewing.show_generated(nano, messages, {"as it is": nullcontext(), "pushed": pushed()}, 4).html)
     for name, edit in (("as it is", nullcontext()), ("pushed", pushed())):
         with edit:
             replies = generate(nano, messages, 4)
         assert all(f"{name}{reply.text.strip()}" in seen for reply in replies if reply)
     with pytest.raises(ConfigError, match="at least one message"):
-        show_generated(nano, [], {"as it is": nullcontext()})
+        viewing.show_generated(nano, [], {"as it is": nullcontext()})
     with pytest.raises(ModelError, match=r"nano wrote nothing: .* exceed"):
-        show_generated(nano, ["tea " * 40_000], {"as it is": nullcontext()})
+        viewing.show_generated(nano, ["tea " * 40_000], {"as it is": nullcontext()})
 
 
 def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
     asked = {"What habit does Ben have?": ("saver", "pattern_induction"), "And Ana?": (None, None)}
-    first, second = read(ask_about(Corpus(corpus.dialogues), asked, tmp_path / "asked.jsonl")).questions
+    first, second = read(viewing.ask_about(Corpus(corpus.dialogues), asked, tmp_path / "asked.jsonl")).questions
     assert (first.answers, first.split, first.dimension) == (("saver",), "train", "pattern_induction")
     assert (second.answers, second.dialogue_id) == ((), "d")
-    assert [new_folder(tmp_path / "run").name for _ in range(2)] == ["run-1", "run-2"]
+    assert [viewing.new_folder(tmp_path / "run").name for _ in range(2)] == ["run-1", "run-2"]
     with pytest.raises(ConfigError, match="at least one question"):
-        ask_about(corpus, {}, tmp_path / "none.jsonl")
-
-
-@pytest.mark.slow
-def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path, nano: Backbone) -> None:
-    world = make_world(WorldConfig(train=1, dev=0, test=1))
-    questions = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
-    states = write_states(world, tmp_path / "states", LadderConfig())
-    trainer = TrainerConfig(learning_rate=1e-3, max_steps=3, batch_size=2, eval_strategy="no")
-    first, second = (TrainConfig(out=str(tmp_path / name), states=str(states), trainer=trainer) for name in "ab")
-    runs = [train(first, accuracy_probe(nano, questions, 2)), train(second)]
-    own, plain = (trained_backbone(run) for run in runs)
-    assert all(torch.equal(value, plain.model.state_dict()[name]) for name, value in own.model.state_dict().items())
-    accuracy = [row for row in read_metrics(runs[0]) if row["kind"] == "accuracy"]
-    assert [row["step"] for row in accuracy] == [0, 2, 3]
-    assert all(accuracy[2][level] == sum(correct_answers(own, questions, level)) / 4 for level in LEVELS)
+        viewing.ask_about(corpus, {}, tmp_path / "none.jsonl")

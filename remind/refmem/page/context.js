@@ -1,12 +1,10 @@
-// The dialogue: turns around the proposed evidence first, the rest behind buttons, all of it on demand.
+// The dialogue: turns around the proposed evidence, the rest behind buttons, all of it on demand.
 const TURNS = Object.fromEntries(Object.entries(DATA.dialogues).map(([name, sessions]) => [name, sessions.flatMap((session) => session.turns.map((turn, n) => ({ ...turn, session, first: n === 0 })))]));
 const ORDERS = Object.fromEntries(Object.entries(TURNS).map(([name, turns]) => [name, turns.map((turn) => turn.id)]));
 const PICTURES = Object.fromEntries(Object.entries(TURNS).map(([name, turns]) => [name, turns.flatMap((turn) => turn.images.map((image) => image.index))]));
-let whole = false;
-let opened = new Set();
-let cursor = null;
+let whole = false, cursor = null;
 
-const boxes = () => [...byId("turns").querySelectorAll("input")];
+const boxes = () => [...byId("turns").querySelectorAll(".turn:not([hidden]) input")];
 const proposedBoxes = () => boxes().filter((box) => "proposed" in box.dataset);
 const words = (text, kind) => el("bdi", { dir: "auto", class: kind }, text);
 
@@ -39,44 +37,35 @@ function turnLine(turn, n) {
   if (line.querySelector("input:checked")) line.classList.add("ticked");
   return line;
 }
-/** Ranges to show: what is near the proposals, what was opened by hand, what is ticked. */
-function visible() {
-  const given = item(), turns = TURNS[given.dialogue], seen = new Set(opened);
-  if (whole) turns.forEach((_, n) => seen.add(n));
-  for (const [low, high] of given.near) for (let n = low; n <= high; n += 1) seen.add(n);
-  turns.forEach((turn, n) => { if (state().evidence.includes(turn.id) || turn.images.some((image) => state().images.includes(image.index))) seen.add(n); });
-  return seen;
+/** The turns behind a button. */
+function covered(gap) {
+  const lines = [];
+  for (let line = gap.nextElementSibling; line && line.hidden; line = line.nextElementSibling) lines.push(line);
+  return lines;
+}
+function uncover(gap) {
+  const lines = covered(gap);
+  for (const line of lines) line.hidden = false;
+  gap.remove();
+  return lines[0].querySelector("input");
 }
 function showTurns() {
-  const turns = TURNS[item().dialogue], seen = visible(), parts = [];
-  let session = null;
-  for (let n = 0; n < turns.length; n += 1) {
-    if (!seen.has(n)) {
-      let last = n;
-      while (last + 1 < turns.length && !seen.has(last + 1)) last += 1;
-      const from = n, to = last, count = last - n + 1;
-      parts.push(el("button", { type: "button", class: "gap", onclick: () => open(from, to) }, `… ${count} turn${count === 1 ? "" : "s"} more${count > 20 ? ", show 10 on each side" : ", show"}`));
-      n = last;
-      continue;
-    }
-    if (turns[n].session !== session) {
-      session = turns[n].session;
-      parts.push(el("div", { class: "session" }, "Session ", words(session.id), session.time ? " · " : null, session.time ? words(session.time.replace(/^(\d{4}-\d\d-\d\d)T/, "$1 ")) : null));
-    }
-    parts.push(turnLine(turns[n], n));
-  }
+  const given = item(), parts = [];
+  let gap = null;
+  TURNS[given.dialogue].forEach((turn, n) => {
+    const { session } = turn, line = turnLine(turn, n);
+    const near = whole || line.querySelector("input:checked") || given.near.some(([low, high]) => low <= n && n <= high);
+    if (turn.first) parts.push(el("div", { class: "session" }, "Session ", words(session.id), session.time ? " · " : null, session.time ? words(session.time.replace(/^(\d{4}-\d\d-\d\d)T/, "$1 ")) : null));
+    if (near || turn.first) gap = null;
+    if (!near && !gap) parts.push(gap = el("button", { type: "button", class: "gap", onclick: (event) => focusBox(uncover(event.target)) }));
+    line.hidden = !near;
+    parts.push(line);
+  });
   byId("turns").replaceChildren(...parts);
+  for (const button of byId("turns").querySelectorAll(".gap")) button.textContent = `… ${covered(button).length} turns more, show`;
   byId("whole").setAttribute("aria-pressed", String(whole));
-  const again = (cursor && byId(cursor)) || proposedBoxes()[0] || boxes()[0];
+  const again = boxes().find((one) => one.id === cursor) || proposedBoxes()[0] || boxes()[0];
   if (again) rove(again);
-}
-function open(from, to) {
-  const long = to - from + 1 > 20;
-  for (let n = from; n <= to; n += 1) if (!long || n < from + 10 || n > to - 10) opened.add(n);
-  const top = byId("turns").scrollTop;
-  showTurns();
-  byId("turns").scrollTop = top;
-  focusBox(byId(`turn-${from}`));
 }
 /** One box at a time takes the Tab key. */
 function rove(target) {
@@ -100,26 +89,27 @@ function focusBox(target) {
   target.focus({ preventScroll: true });
   reveal(target);
 }
+/** To the next box of a list, from the last on to the first; first of all to the one that takes the Tab key. */
 function step(by, list = boxes()) {
-  const all = boxes(), at = all.findIndex((one) => one.id === cursor);
-  if (!all.length) return;
-  if (list === all || list.length === all.length) {
-    focusBox(document.activeElement === all[at] ? all[Math.min(all.length - 1, Math.max(0, at + by))] : all[Math.max(0, at)]);
-    return;
-  }
-  const places = list.map((one) => all.indexOf(one)), inside = document.activeElement === all[at];
-  const next = by > 0 ? places.find((place) => place > at || (!inside && place === at)) : places.findLast((place) => place < at);
-  focusBox(all[next === undefined ? places[by > 0 ? 0 : places.length - 1] : next]);
+  const all = boxes(), at = all.findIndex((one) => one.id === cursor), inside = document.activeElement === all[at];
+  const beyond = (one) => (all.indexOf(one) - at) * by > 0 || (!inside && all.indexOf(one) === at);
+  focusBox((by > 0 ? list.find(beyond) : list.findLast(beyond)) || list.at(by > 0 ? 0 : -1));
 }
 function tickAll() {
   const boxesOf = proposedBoxes(), every = boxesOf.every((one) => one.checked);
   for (const one of boxesOf) if (one.checked === every) { one.checked = !every; tickBox(one); }
 }
+/** Scroll to a turn, wherever it is. */
 function toTurn(n) {
-  opened.add(n);
-  showTurns();
-  focusBox(byId(`turn-${n}`));
-  reveal(byId(`turn-${n}`), true);
+  const target = byId(`turn-${n}`);
+  let gap = target.closest(".turn");
+  if (gap.hidden) {
+    while (!gap.matches(".gap")) gap = gap.previousElementSibling;
+    uncover(gap);
+  }
+  rove(target);
+  reveal(target, true);
+  return target;
 }
 let hits = [], hit = -1;
 function find(text) {
@@ -131,12 +121,6 @@ function find(text) {
 function nextHit(back) {
   if (!hits.length) return;
   hit = (hit + (back ? -1 : 1) + hits.length) % hits.length;
-  const n = hits[hit];
-  for (let near = Math.max(0, n - 2); near <= Math.min(TURNS[item().dialogue].length - 1, n + 2); near += 1) opened.add(near);
-  showTurns();
-  rove(byId(`turn-${n}`));
-  const line = byId(`turn-${n}`).closest(".turn");
-  line.classList.add("match");
-  reveal(byId(`turn-${n}`), true);
+  toTurn(hits[hit]).closest(".turn").classList.add("match");
   byId("found").textContent = `${hit + 1} of ${hits.length} turns`;
 }

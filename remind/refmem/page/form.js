@@ -16,7 +16,7 @@ function paintChoices() {
 }
 function showItem(focus) {
   const given = item(), kept = state();
-  opened = new Set(); cursor = null; hits = []; hit = -1; whole = false;
+  cursor = null; hits = []; hit = -1; whole = false;
   byId("find").value = ""; byId("found").textContent = "";
   byId("kind").textContent = `Item ${current + 1} of ${ITEMS.length} · ${given.dimension} · ${{ single: "one answer", multi: "any number of answers", direct: "short answer" }[given.format]}`;
   byId("question").replaceChildren(words(given.question));
@@ -54,7 +54,7 @@ function paint() {
   byId("missing").className = `small ${lacks.length ? "soft" : unchecked ? "bad" : "good"}`;
   const turns = TURNS[given.dialogue], rows = [];
   turns.forEach((turn, n) => {
-    const to = (label) => el("button", { type: "button", "aria-label": `Go to ${label}`, onclick: () => toTurn(n) }, words(label));
+    const to = (label) => el("button", { type: "button", "aria-label": `Go to ${label}`, onclick: () => focusBox(toTurn(n)) }, words(label));
     if (kept.evidence.includes(turn.id)) rows.push(el("li", {}, to(turn.id), words(turn.text.length > 90 ? `${turn.text.slice(0, 90)}…` : turn.text)));
     for (const image of turn.images) if (kept.images.includes(image.index)) rows.push(el("li", {}, to(`picture ${image.index}`), words(image.caption || "")));
   });

@@ -12,13 +12,11 @@ function removal(flag) {
 function showWhole() {
   whole = !whole;
   showTurns();
-  const at = byId(cursor);
-  if (at) reveal(at, true);
+  reveal(byId(cursor), true);
 }
-function focusOwn() { if (item().format === "direct") byId("own").focus(); }
 const ACTIONS = {
   n: () => go(current + 1), p: () => go(current - 1), u: nextOpen, s: save, v: showWhole, y: tickAll, r: () => removal(!state().remove),
-  w: focusOwn, q: () => byId("note").focus(), "/": () => byId("find").focus(), "?": () => byId("keys").showModal(),
+  w: () => byId("own").focus(), q: () => byId("note").focus(), "/": () => byId("find").focus(), "?": () => byId("keys").showModal(),
   ".": () => step(1, proposedBoxes()), ",": () => step(-1, proposedBoxes()), arrowdown: () => step(1), arrowup: () => step(-1),
 };
 const isText = (node) => node.matches("textarea, input[type=text], input[type=search]");
@@ -49,13 +47,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   act();
 });
-byId("prev").addEventListener("click", () => go(current - 1));
-byId("next").addEventListener("click", () => go(current + 1));
-byId("open-item").addEventListener("click", nextOpen);
-byId("save").addEventListener("click", save);
-byId("help").addEventListener("click", () => byId("keys").showModal());
-byId("whole").addEventListener("click", showWhole);
-byId("all-proposed").addEventListener("click", tickAll);
+for (const button of document.querySelectorAll("button[aria-keyshortcuts]")) button.addEventListener("click", ACTIONS[button.getAttribute("aria-keyshortcuts").toLowerCase()]);
 byId("remove").addEventListener("change", (event) => removal(event.target.checked));
 for (const radio of document.getElementsByName("confidence")) radio.addEventListener("change", () => confide(Number(radio.value)));
 byId("own").addEventListener("input", (event) => { state().own = event.target.value; changed(); });

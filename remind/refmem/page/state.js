@@ -92,22 +92,16 @@ function take(text) {
     const wrong = (why) => { throw new Error(`line ${n + 1}: ${why}`); };
     let row;
     try { row = JSON.parse(line); } catch { wrong("not JSON"); }
-    if (row === null || typeof row !== "object") wrong("not an annotation");
     const given = byName.get(row.item_id);
     if (!given) wrong("an item of another build");
     if (row.fingerprint && row.fingerprint !== given.fingerprint) wrong("the item reads otherwise in this build");
     if (row.annotator !== DATA.annotator) wrong(`annotated by ${row.annotator}, this page is ${DATA.annotator}'s`);
-    const texts = (value) => Array.isArray(value) && value.every((one) => typeof one === "string");
-    if (!texts(row.answers) || !texts(row.evidence || []) || !Array.isArray(row.images || [])) wrong("answers, evidence and images should be lists");
-    if (row.confidence !== null && ![1, 2, 3, 4, 5].includes(row.confidence)) wrong("confidence is 1 to 5");
-    const known = given.format === "direct" ? new Set(given.choices) : new Set(DATA.letters.slice(0, given.choices.length));
-    const own = row.answers.filter((answer) => !known.has(answer));
+    const known = given.format === "direct" ? given.choices : [...DATA.letters].slice(0, given.choices.length);
+    const own = row.answers.filter((answer) => !known.includes(answer));
     if (given.format !== "direct" && own.length) wrong(`no option ${own[0]}`);
-    const places = new Set(ORDERS[given.dialogue]), shown = new Set(PICTURES[given.dialogue]);
     found.set(given.id, {
-      ...blank(), answers: row.answers.filter((answer) => known.has(answer)), own: own.join("; "),
-      evidence: (row.evidence || []).filter((id) => places.has(id)), images: (row.images || []).filter((index) => shown.has(index)),
-      confidence: row.confidence, remove: row.remove === true, note: String(row.note || ""), seconds: Number(row.seconds) || 0,
+      ...blank(), answers: row.answers.filter((answer) => known.includes(answer)), own: own.join("; "), evidence: row.evidence || [], images: row.images || [],
+      confidence: row.confidence, remove: row.remove, note: row.note, seconds: row.seconds,
     });
   });
   for (const [id, value] of found) STATE.set(id, value);

@@ -11,7 +11,7 @@ for (let n = DATA.turns - 1; n >= 0; n -= 1) FIRST[n] = Math.min(FIRST[n], FIRST
 const LAYERS = DATA.layers.map((given) => ({
   ...given,
   r: unpack(given.r, "f4"), local: unpack(given.local, "f4"), active: unpack(given.active, "u2"),
-  features: unpack(given.features, given.kind), values: unpack(given.values, "f4"), v: unpack(given.v, "f4"),
+  features: unpack(given.features, "u4"), values: unpack(given.values, "f4"), v: unpack(given.v, "f4"),
 }));
 const tokenText = (t) => TEXT.slice(TOKENS.start[t], TOKENS.end[t]);
 const turnOf = (n) => byId(`t${n}`);

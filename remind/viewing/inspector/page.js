@@ -16,32 +16,22 @@ function rest(span) {
   resting = span;
   if (span) span.tabIndex = 0;
 }
-function choose(t) {
-  unturn();
-  chosen = t;
+/** Show a token or a turn in the panel; neither: the guidance. */
+function choose(token, turn = null) {
+  chosen = token;
   tip.hidden = true;
+  for (const one of dialogue.querySelectorAll(".turn.chosen")) one.classList.remove("chosen");
+  if (turn !== null) turnOf(turn).classList.add("chosen");
   markChosen();
-  tokenPanel(t);
-}
-function unturn() {
-  for (const turn of dialogue.querySelectorAll(".turn.chosen")) turn.classList.remove("chosen");
-}
-function chooseTurn(n) {
-  unturn();
-  chosen = null;
-  markChosen();
-  turnOf(n).classList.add("chosen");
-  turnPanel(n);
+  if (token !== null) tokenPanel(token);
+  else if (turn !== null) turnPanel(turn);
+  else guidancePanel();
 }
 /** Close the panel and go back to shading by resonance; the focus stays in the dialogue. */
 function shut() {
   const inside = panel.contains(document.activeElement);
-  unturn();
-  chosen = null;
-  tip.hidden = true;
   if (featured) shadeChosen();
-  markChosen();
-  guidancePanel();
+  choose(null);
   if (inside && resting) resting.focus({ preventScroll: true });
 }
 function showFeature(layer, local) {
@@ -90,7 +80,7 @@ dialogue.addEventListener("click", (event) => {
   if (span) {
     rest(span);
     choose(strongest(span));
-  } else if (button) chooseTurn(Number(button.closest(".turn").id.slice(1)));
+  } else if (button) choose(null, Number(button.closest(".turn").id.slice(1)));
 });
 dialogue.addEventListener("keydown", (event) => {
   const span = event.target.closest(".tok");
@@ -137,7 +127,7 @@ if (byId("overview")) byId("overview").addEventListener("click", (event) => {
   const box = event.currentTarget.getBoundingClientRect();
   const n = Math.max(0, Math.min(DATA.turns - 1, Math.floor(((event.clientX - box.left) / box.width) * DATA.turns)));
   show(n);
-  chooseTurn(n);
+  choose(null, n);
 });
 for (const button of document.querySelectorAll("[data-jump]")) button.addEventListener("click", () => {
   const wanted = [...dialogue.querySelectorAll(button.dataset.jump === "block" ? ".turn.opens" : ".turn.gold")].map((node) => Number(node.id.slice(1)));
@@ -147,7 +137,7 @@ for (const button of document.querySelectorAll("[data-jump]")) button.addEventLi
   const next = (at + step + wanted.length) % wanted.length;
   dialogue.dataset[key] = String(next);
   show(wanted[next]);
-  chooseTurn(wanted[next]);
+  choose(null, wanted[next]);
 });
 /** The full text of a state, made when it is opened, with its markers and its strategy marked. */
 function prompt(pane) {

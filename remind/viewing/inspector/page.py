@@ -21,11 +21,10 @@ from remind.models.images import thumbnail
 from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
 from remind.states.records import FACTUAL
 from remind.viewing.pages import gold_turns, marked_turns
-from sae.pages import Snippets, digits, packed, page, utf16
+from sae.pages import digits, packed, page, utf16
 
 if TYPE_CHECKING:
     from remind.viewing.explanations import Explanation
-    from sae.probe import TopExamples
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 #: Tokens shown to the left and to the right of an example's peak.
@@ -103,32 +102,28 @@ class Inspection:
         return gold_turns(self.question, self.state.dialogue.turns)
 
     @property
-    def notices(self) -> tuple[str, ...]:
+    def notices(self) -> list[str]:
         """Differences between the states and this page's grounding that a reader must know of."""
-        notices = []
-        computed = self.trace.state
+        notices, computed = [], self.trace.state
         if self.blocks != computed.blocks:
             marked = marked_turns(computed.blocks)
             notices.append(
                 f"The outlined blocks are those of the states; with the settings of this page grounding would mark "
                 f"{len(marked)} turns, not {len(self.marked)}, and {len(marked ^ self.marked)} of them differ."
             )
-        known, found = np.array(self.salience), np.array(computed.salience)
-        scale = np.abs(found[np.isfinite(found)]).max(initial=0.0) or 1.0
         # equal up to the rounding of another batch or machine
-        if len(known) and not (len(known) == len(found) and np.allclose(known, found, rtol=0, atol=1e-3 * scale)):
+        if self.salience and not np.allclose(self.salience, computed.salience, rtol=1e-3, atol=1e-3):
             notices.append(
                 "The salience shown was computed for this page and differs from that of the states: they were built "
                 "with other SAEs, another backbone or other settings."
             )
-        return tuple(notices)
+        return notices
 
 
 def write_page(
     inspection: Inspection,
     path: str | Path,
     *,
-    examples: Mapping[int, TopExamples] | None = None,
     names: Mapping[int, Mapping[int, Explanation]] | None = None,
     features: int | None = 12,
     per_feature: int = 4,
@@ -137,7 +132,6 @@ def write_page(
     """Write the page of a question: one HTML file that needs nothing else.
 
     Args:
-        examples: by layer, from a corpus; None: taken from the retrieved dialogue itself.
         names: explanations of features by layer, as far as there are.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
@@ -151,7 +145,7 @@ def write_page(
         "page.js",
         title=f"Grounding of {inspection.question.id}",
         pictures=inspection.pixels,
-        data=page_data(inspection, examples, features, per_feature, names or {}),
+        data=page_data(inspection, names or {}, features, per_feature),
         **_template_values(inspection),
         index=index,
     )
@@ -207,23 +201,13 @@ def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str
 
 def page_data(
     inspection: Inspection,
-    examples: Mapping[int, TopExamples] | None = None,
+    names: Mapping[int, Mapping[int, Explanation]],
     features: int | None = 12,
     per_feature: int = 4,
-    names: Mapping[int, Mapping[int, Explanation]] | None = None,
 ) -> dict[str, Any]:
     """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
-    trace = inspection.trace
-    codes = trace.codes
-    units = utf16(codes.text)
+    trace, codes, units = inspection.trace, inspection.trace.codes, utf16(inspection.trace.codes.text)
     spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
-    snippets = Snippets()
-    layers = []
-    for layer in codes.layers:
-        corpus = None if examples is None else examples[layer]
-        layers.append(_layer(inspection, layer, corpus, snippets, features, per_feature))
-        found = (names or {}).get(layer, {})
-        layers[-1]["names"] = [str(found[feature]) if feature in found else None for feature in layers[-1]["ids"]]
     return {
         "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
         "turns": len(inspection.state.turns),
@@ -235,52 +219,41 @@ def page_data(
             "r": packed(trace.combined.float().numpy(), "f4"),
             "s": packed(trace.smoothed.float().numpy(), "f4"),
         },
-        "layers": layers,
+        "layers": [_layer(trace, layer, names.get(layer, {}), features, per_feature) for layer in codes.layers],
         "context": CONTEXT,
-        "snippets": None if examples is None else snippets.rows,
     }
 
 
 def _layer(
-    inspection: Inspection,
-    layer: int,
-    corpus: TopExamples | None,
-    snippets: Snippets,
-    features: int | None,
-    per_feature: int,
+    trace: GroundingTrace, layer: int, names: Mapping[int, Explanation], features: int | None, per_feature: int
 ) -> dict[str, Any]:
-    trace = inspection.trace
     codes, v = trace.codes.layers[layer].dialogue, trace.guidance[layer].float()
     values, indices = codes.values.float().numpy(), codes.indices.numpy()
     width = min(codes.k, features or codes.k)
-    shown, activations = features_per_token(values, indices, values * v.numpy()[indices], width)
-    carried = [trace.top_features(layer, turn, CARRIED) for turn in range(len(inspection.state.turns))]
+    # of each token those features that add most to its resonance, then those with the largest activations
+    order = np.lexsort((indices, -values, -values * v.numpy()[indices]), axis=-1)[:, :width]
+    activations, shown = np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
+    shown = np.where(activations > 0, shown, -1)
+    carried = [trace.top_features(layer, turn, CARRIED) for turn in range(len(trace.state.factual.turns))]
     guiding = [feature for feature, _ in trace.guiding_features(layer, GUIDING)]
     # the page numbers the features it shows
-    named = {feature for row in carried for feature, _ in row}.union(guiding)
-    used = np.union1d(shown[shown >= 0], np.asarray(sorted(named), dtype=np.int64))
+    named = [*guiding, *(feature for row in carried for feature, _ in row)]
+    used = np.union1d(shown[shown >= 0], np.asarray(named, dtype=np.int64))
     number = {feature: place for place, feature in enumerate(used.tolist())}
-    kind = "u2" if len(used) < 1 << 16 else "u4"
-    examples: list[Any]
     examples, fired = dialogue_examples(values, indices, trace.codes.turn.numpy(), used, per_feature)
-    density = None
-    if corpus is not None:
-        examples = [snippets.of_feature(corpus, feature, per_feature) for feature in number]
-        density = [round(int(corpus.fired[feature]) / max(corpus.n_tokens, 1), 7) for feature in number]
     return {
         "layer": layer,
         "width": width,
-        "kind": kind,
         "r": packed(trace.resonance[layer].float().numpy(), "f4"),
         "local": packed(local_alignment(codes, trace.guidance[layer]).float().numpy(), "f4"),
         "active": packed((values > 0).sum(-1), "u2"),
         # 0 is no feature
-        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), kind),
+        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), "u4"),
         "values": packed(activations, "f4"),
         "ids": used.tolist(),
+        "names": [str(names[feature]) if feature in names else None for feature in number],
         "v": packed(v.numpy()[used], "f4"),
         "fired": fired,
-        "density": density,
         "examples": examples,
         "carried": [[[number[feature], round(share, 5)] for feature, share in row] for row in carried],
         "guiding": [number[feature] for feature in guiding],
@@ -302,26 +275,14 @@ def _level(rendered: Rendered) -> dict[str, Any]:
 
 def _template_values(inspection: Inspection) -> dict[str, Any]:
     """What the page shows without its script."""
-    state, question = inspection.state, inspection.question
-    gold, marked = inspection.gold, inspection.marked
-    tokens = inspection.trace.codes.turn_tokens
-    retrieved = set(state.positions)
+    state, question, tokens = inspection.state, inspection.question, inspection.trace.codes.turn_tokens
     return {
         "inspection": inspection,
         "question": question,
         "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turns[place] for place in inspection.gold_positions if place not in retrieved],
-        "counts": {
-            "gold": len(inspection.gold_positions),
-            "held": len(gold),
-            "marked_gold": len(gold & marked),
-            "turns": len(state.turns),
-            "of": len(state.dialogue.turns),
-            "marked": len(marked),
-            "tokens": int(tokens.sum()),
-            "marked_tokens": int(tokens[sorted(marked)].sum()),
-            "budget": inspection.trace.budget,
-        },
+        "missing": [state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
+        "tokens": int(tokens.sum()),
+        "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
         "turns": _turns(inspection),
         "overview": _overview(inspection),
     }
@@ -391,27 +352,6 @@ def _range(salience: Sequence[float]) -> tuple[float, float]:
     """The least and the largest finite value, and 0."""
     finite = [value for value in salience if math.isfinite(value)]
     return min([0.0, *finite]), max([0.0, *finite])
-
-
-def features_per_token(values: Array, indices: Array, shares: Array, width: int) -> tuple[Array, Array]:
-    """Choose the features shown of each token.
-
-    Half of them are those that add most to its resonance, the rest those with the largest activations besides.
-
-    Args:
-        values, indices: sparse codes, [T, k]. shares: v[j] h̃_t[j], what each adds to the local alignment (Eq. 4).
-        width: features per token.
-
-    Returns:
-        Features [T, width], -1 where fewer are active, and their activations [T, width].
-    """
-    by_share = np.lexsort((indices, -values, -shares), axis=-1)
-    values, indices, shares = (np.take_along_axis(rows, by_share, -1) for rows in (values, indices, shares))
-    rank = np.arange(values.shape[-1])
-    carrying = (rank < (width + 1) // 2) & (shares > 0)
-    order = np.lexsort((indices, -values, np.where(carrying, rank, len(rank))), axis=-1)[:, :width]
-    values, indices = np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
-    return np.where(values > 0, indices, -1), values
 
 
 def dialogue_examples(

@@ -10,9 +10,9 @@ function featuresOf(layer, t) {
 }
 /** Examples of a feature as lines. */
 function examplesOf(layer, local) {
-  return LAYERS[layer].examples[local].map((example) => (DATA.snippets ? fromCorpus(example) : fromDialogue(example, layer, local)));
+  return LAYERS[layer].examples[local].map(fromDialogue);
 }
-function fromDialogue([peak, levels], layer, local) {
+function fromDialogue([peak, levels]) {
   const turn = TOKENS.turn[peak], first = Math.max(FIRST[turn], peak - DATA.context), pieces = [];
   let at = TOKENS.start[first];
   for (let i = 0; i < levels.length; i += 1) {
@@ -24,11 +24,11 @@ function fromDialogue([peak, levels], layer, local) {
   if (pieces.length) pieces[0][0] = pieces[0][0].trimStart();
   const last = pieces[pieces.length - 1];
   if (last) last[0] = last[0].trimEnd();
-  return { pieces, turn, peak, note: `turn ${turn + 1}` };
+  return { pieces, peak, note: `turn ${turn + 1}` };
 }
 const wordsOf = (layer, local) => peakWords(examplesOf(layer, local));
 function featureRow(layer, found, most, open) {
-  const { ids, fired, density, v } = LAYERS[layer], { local } = found;
+  const { ids, fired, v } = LAYERS[layer], { local } = found;
   const numbers = [];
   if (found.value !== undefined) numbers.push(`activation ${shown(found.value)}`);
   if (found.share !== undefined) numbers.push(`adds ${shown(found.share)}`);
@@ -39,11 +39,10 @@ function featureRow(layer, found, most, open) {
   const build = () => {
     if (body.childNodes.length) return;
     const facts = [`weight in the guidance ${shown(v[local])}`, `fires on ${fired[local]} of ${COUNT} tokens here`];
-    if (density) facts.push(`on ${percent(density[local])} of the corpus`);
     body.append(el("p", { class: "small soft" }, facts.join(" · ")));
     for (const example of examplesOf(layer, local)) {
-      const line = snippet(example.pieces, example.value === undefined ? null : `${shown(example.value)} · ${example.note}`);
-      if (example.turn !== undefined) line.append(" ", el("button", { type: "button", class: "small quiet", onclick: () => go(example.peak) }, example.note));
+      const line = snippet(example.pieces);
+      line.append(" ", el("button", { type: "button", class: "small quiet", onclick: () => go(example.peak) }, example.note));
       body.append(line);
     }
     body.append(el("p", {}, el("button", { type: "button", class: "small", onclick: () => showFeature(layer, local) }, "Shade the dialogue by it")));

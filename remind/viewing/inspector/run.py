@@ -8,23 +8,29 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from remind.build.config import BuildStatesConfig
 from remind.build.plan import asked
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
 from remind.core.progress import track
-from remind.data.dialogue import Corpus
+from remind.data.dialogue import Corpus, Question
 from remind.data.readers import read
+from remind.evaluation.parse import parse_answer
+from remind.grounding import Grounder
 from remind.grounding.config import grounding_config
+from remind.grounding.ground import folder_of_saes, load_saes
 from remind.models import BUILT_IN
+from remind.models.backbone import load_backbone
+from remind.models.encoder import SentenceEncoder
+from remind.states.dataset import MANIFEST, iterate_states, read_manifest
+from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord, blocks_of, factual_of, summary_of
 from remind.viewing.config import InspectConfig
-from remind.viewing.workbench import Reader, Workbench
-
-if TYPE_CHECKING:
-    from remind.data.dialogue import Question
-    from remind.states.records import StateRecord
-    from remind.viewing.inspector.page import Inspection, LevelAnswer
+from remind.viewing.explanations import read_explanations
+from remind.viewing.inspector.page import Inspection, LevelAnswer, index_row, write_index, write_page
+from remind.viewing.workbench import Reader
 
 
 def inspect_grounding(cfg: InspectConfig) -> Path:
@@ -38,8 +44,6 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
         DataError, FormatError: states or corpus that cannot be used or do not fit each other; no such question.
         ModelError: SAEs that do not fit the backbone, or a model that cannot answer.
     """
-    from remind.states.dataset import read_manifest
-    from remind.viewing.inspector.page import index_row, write_index, write_page
 
     out = Path(cfg.out)
     single = out.suffix == ".html"
@@ -55,7 +59,6 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
         page = write_page(
             inspection,
             out if single else out / name,
-            examples=inspector.examples,
             names=inspector.names,
             features=cfg.features,
             per_feature=cfg.per_feature,
@@ -71,7 +74,6 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
 
 
 def _chosen(cfg: InspectConfig) -> list[StateRecord]:
-    from remind.states.dataset import iterate_states
 
     if cfg.all:
         records = list(islice(iterate_states(cfg.states, cfg.split), cfg.limit))
@@ -99,17 +101,10 @@ class Inspector:
     """Inspects records of a states folder, with what is configured, else with what the manifest says.
 
     Attributes:
-        examples: top examples of the features by layer, where a corpus for them is given.
         names: explanations of features by layer, where a folder of them is given.
     """
 
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
-        from remind.build.config import BuildStatesConfig
-        from remind.grounding import Grounder
-        from remind.grounding.ground import folder_of_saes, load_saes
-        from remind.models.backbone import load_backbone
-        from remind.models.encoder import SentenceEncoder
-        from remind.states.dataset import MANIFEST
 
         self.cfg = cfg
         self.corpus = _corpus(cfg, built)
@@ -125,12 +120,8 @@ class Inspector:
         backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
         reads = settings.fuse is not None and settings.fuse.reads_text
         self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
-        bench = Workbench(backbone, self.corpus, Path(folder), {n: saes[n] for n in self.grounder.encoder.saes}, idf)
-        self.names = None if cfg.explanations is None else bench.explanations(cfg.explanations)
-        self.examples = None
-        if cfg.examples is not None:
-            bench.corpus = _read(cfg.examples)
-            self.examples = bench.examples(cfg.per_feature, cfg.examples_limit)
+        used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
+        self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, used)
         self.reader = None
         if cfg.model is not None:
             model = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
@@ -142,9 +133,6 @@ class Inspector:
         Raises:
             DataError: the corpus does not have the question, or not as it is in the states.
         """
-        from remind.states.pyramid import LEVELS
-        from remind.states.records import blocks_of, factual_of, summary_of
-        from remind.viewing.inspector.page import Inspection
 
         question = next((one for one in self.corpus.questions if one.id == record.question_id), None)
         if question is None:
@@ -166,8 +154,6 @@ class Inspector:
 
 def _answer(reader: Reader, record: StateRecord, question: Question, level: str) -> LevelAnswer:
     """What the model answers from a state, compared with the gold answer where options allow it."""
-    from remind.evaluation.parse import parse_answer
-    from remind.viewing.inspector.page import LevelAnswer
 
     output = reader(record, level)
     if output.failure is not None:
@@ -194,12 +180,9 @@ def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
     source = built.get("input") if cfg.corpus is None else cfg.corpus
     if source is None:
         raise ConfigError("the states do not name the dialogues they were built from; give --corpus")
-    corpus = _read(source, built.get("format") if cfg.corpus is None else cfg.format)
-    return asked(corpus, list(map(str, built["ask"]))) if isinstance(built.get("ask"), list) else corpus
-
-
-def _read(source: str | list[str], kind: str | None = None) -> Corpus:
     paths = [source] if isinstance(source, str) else source
     if missing := [path for path in paths if not Path(path).exists()]:
         raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
-    return Corpus.merge([read(path, kind) for path in paths], paths)
+    kind = built.get("format") if cfg.corpus is None else cfg.format
+    corpus = Corpus.merge([read(path, kind) for path in paths], paths)
+    return asked(corpus, list(map(str, built["ask"]))) if isinstance(built.get("ask"), list) else corpus

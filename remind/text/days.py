@@ -1,4 +1,4 @@
-"""Days that a text speaks of: events and time ranges (LongMemEval, Section 5.4), by rules or from an LLM."""
+"""Days that a text speaks of, by rules."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from calendar import day_name, month_name, monthrange
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import Literal, NamedTuple
-
-from remind.data.dialogue import Session
-from remind.llm.request import ChatModel
-from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, failed, filled, mapping
-from remind.states.pyramid import one_line, turn_text
-
-#: By how many days an event may lie outside a range, which is itself often a guess.
-TOLERANCE = 2
-
-#: Room for a reply in tokens (Appendix D).
-_ROOM = 2000
-_EVENT = object_schema(message={"type": "integer"}, date=TEXT, event=TEXT)
-_EVENTS = object_schema(events={"type": "array", "items": _EVENT})
-_RANGE = object_schema(start=TEXT, end=TEXT)
+from typing import NamedTuple
 
 _MONTHS = {
     name[:length].lower(): number for number, name in enumerate(month_name) if number for length in (3, len(name))
@@ -89,17 +74,15 @@ def time_range(text: str, asked: date | None, latest: date | None = None) -> Spa
     """
     found = list(_found(text, asked, latest))
     beside = any(_BESIDE.search(text[:at]) for at, _ in found)
-    return None if beside else checked(hull([span for _, span in found]), asked)
+    if beside or not found:
+        return None
+    days = [span for _, span in found]
+    return checked(Span(min(one.start for one in days), max(one.end for one in days)), asked)
 
 
-def checked(span: Span | None, asked: date | None) -> Span | None:
+def checked(span: Span, asked: date | None) -> Span | None:
     """The range; None where it ends before it begins, or begins on the day of the question as in LongMemEval's code."""
-    return None if span is None or span.start > span.end or span.start == asked else span
-
-
-def hull(found: list[Span]) -> Span | None:
-    """From the first to the last day of all."""
-    return Span(min(s.start for s in found), max(s.end for s in found)) if found else None
+    return None if span.start > span.end or span.start == asked else span
 
 
 def day_of(time: str | None) -> date | None:
@@ -108,60 +91,6 @@ def day_of(time: str | None) -> date | None:
         with suppress(ValueError):
             return date.fromisoformat(time[:10])
     return None
-
-
-def told_days(session: Session) -> dict[str, list[Span]]:
-    """For each turn's id the day it was said on and the days it names, by rules."""
-    found = {}
-    for turn in session.turns:
-        said = day_of(turn.time) or day_of(session.time)
-        own = [] if said is None else [_one(said)]
-        found[turn.id] = [*own, *spans(turn.text, said)]
-    return found
-
-
-def ask_events(chat: ChatModel, dialogue_id: str, session: Session, lost: list[str]) -> dict[str, list[Span]]:
-    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, with a line in `lost`."""
-    said = day_of(session.time)
-    data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
-    written = _written_day(said, session.time)
-    (reply,) = chat.complete([filled(dialogue_id, "events", "memory_events", data, _ROOM, _EVENTS, day=written)])
-    if reply.failure is not None:
-        lost.append(f"{failed('memory_events', reply)} ({session.id}: they are found by rules)")
-        return told_days(session)
-    names = [turn.id for turn in session.turns]
-    found = {turn.id: [_one(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
-    for event in mapping(reply)["events"]:
-        number, days = event["message"], list(spans(event["date"], None))
-        # an event of no message may be told of in any
-        for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
-            found[name] += days
-    return found
-
-
-def ask_range(
-    chat: ChatModel | None, sample: str, question: str, asked: date | None, latest: date | None
-) -> tuple[Span | None, Literal["llm", "rules"]]:
-    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was.
-
-    Args:
-        sample: what the costs are added to.
-    """
-    if chat is not None:
-        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
-        (reply,) = chat.complete([filled(sample, "time_range", "memory_time_range", data, _ROOM, _RANGE)])
-        if reply.failure is None:
-            told = [mapping(reply)[name] for name in ("start", "end")]
-            found = [span for text in told for span in spans(text, None)]
-            if len(found) == 2:
-                return checked(Span(found[0].start, found[1].end), asked), "llm"
-            if "N/A" in told:
-                return None, "llm"
-    return time_range(question, asked, latest), "rules"
-
-
-def _written_day(day: date | None, words: str | None) -> str:
-    return f"{day:%Y/%m/%d} ({day:%A})" if day else one_line(words or "unknown")
 
 
 def _found(text: str, said: date | None, latest: date | None) -> Iterator[tuple[int, Span]]:
@@ -176,7 +105,7 @@ def _found(text: str, said: date | None, latest: date | None) -> Iterator[tuple[
 def _read(match: re.Match[str], said: date | None, latest: date | None) -> Span | None:
     part = match.groupdict()
     if part["iso"]:
-        return _one(date(*map(int, re.split("[-/]", part["iso"]))))
+        return one_day(date(*map(int, re.split("[-/]", part["iso"]))))
     if part["alone"]:
         return Span(date(int(part["alone"]), 1, 1), date(int(part["alone"]), 12, 31))
     if part["month"]:
@@ -184,7 +113,7 @@ def _read(match: re.Match[str], said: date | None, latest: date | None) -> Span 
     if said is None:
         return None
     if part["word"]:
-        return _one(said - timedelta(days=part["word"].lower().startswith(("yesterday", "last"))))
+        return one_day(said - timedelta(days=part["word"].lower().startswith(("yesterday", "last"))))
     if part["count"]:
         count = int(part["count"]) if part["count"].isdigit() else _NUMBERS[part["count"].lower()]
         return _around(part["unit"].lower(), said, -count)
@@ -207,7 +136,7 @@ def _month(match: re.Match[str], latest: date | None) -> Span | None:
     else:
         return None
     start = date(year, number, first)
-    return _one(start) if day else Span(start, date(year, number, monthrange(year, number)[1]))
+    return one_day(start) if day else Span(start, date(year, number, monthrange(year, number)[1]))
 
 
 def _around(unit: str, said: date, steps: int) -> Span:
@@ -215,9 +144,9 @@ def _around(unit: str, said: date, steps: int) -> Span:
     if unit in _WEEKDAYS:
         # last Monday is before today, next Monday after it
         away = (_WEEKDAYS[unit] - said.weekday()) % 7
-        return _one(said + timedelta(days=away + 7 * (steps if steps < 0 else steps and not away)))
+        return one_day(said + timedelta(days=away + 7 * (steps if steps < 0 else steps and not away)))
     if unit == "day":
-        return _one(said + timedelta(days=steps))
+        return one_day(said + timedelta(days=steps))
     if unit == "year":
         return Span(date(said.year + steps, 1, 1), date(said.year + steps, 12, 31))
     if unit == "month":
@@ -227,5 +156,6 @@ def _around(unit: str, said: date, steps: int) -> Span:
     return Span(monday + timedelta(days=5 if unit == "weekend" else 0), monday + timedelta(days=6))
 
 
-def _one(day: date) -> Span:
+def one_day(day: date) -> Span:
+    """A day alone."""
     return Span(day, day)
