@@ -268,7 +268,7 @@ class Trainer:
             config = saved["config"] | {"processes": saved["processes"]}
             for name, value in {**asdict(self.config), "processes": self.processes.count}.items():
                 if config.get(name) != value:
-                    raise ConfigError(f"{path.parent}: from a run with another {name} ({config.get(name)})")
+                    raise ConfigError(f"{path.parent} is of a run with {name} {config.get(name)}, not {value}")
             self.layers = {number: LayerState.load(one, self.config) for number, one in saved["layers"].items()}
             self.steps, self.tokens, self.figures = saved["steps"], saved["tokens"], saved["figures"]
             self.drawn, self.skipped = data["drawn"], data["skipped"]

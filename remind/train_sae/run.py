@@ -77,7 +77,8 @@ def train_sae(cfg: TrainSAEConfig, *callbacks: TrainerCallback) -> Path:
         cfg.device = str(processes.accelerator.device)
     with folder.held() if processes.main else nullcontext():
         if (out / REPORT).is_file():
-            print(f"SAEs: {out} (trained before)")
+            if processes.main:
+                print(f"SAEs: {out} (trained before)")
             return out
         try:
             run = _run(cfg, folder, processes, callbacks)

@@ -102,12 +102,11 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
     """The names of dictionary_learning's AutoEncoder."""
     w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "decoder.weight": random(D, N), "bias": random(D)}
     path = tmp_path / f"ae.{suffix}"
-    if suffix == "safetensors":
-        save_file(w, path)
-    elif suffix == "pt":
-        torch.save({name: torch.nn.Parameter(tensor) for name, tensor in w.items()}, path)
-    else:
-        np.savez(path, **{name: tensor.numpy() for name, tensor in w.items()})
+    {
+        "safetensors": lambda: save_file(w, path),
+        "pt": lambda: torch.save({name: torch.nn.Parameter(tensor) for name, tensor in w.items()}, path),
+        "npz": lambda: np.savez(path, **{name: tensor.numpy() for name, tensor in w.items()}),
+    }[suffix]()
     names = {"W_enc": "encoder.weight.T", "b_enc": "encoder.bias", "W_dec": "decoder.weight.T", "b_dec": "bias"}
     mapping = {"tensors": names, "activation": "relu", "layers": {"12": path.name}}
     (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))

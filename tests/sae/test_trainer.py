@@ -203,7 +203,7 @@ def test_another_configuration_or_damage_is_refused_and_divergence_not_saved(tmp
         with pytest.raises(error, match=message):
             run("streamed", tmp_path, config=SAETrainConfig(**{**vars(CONFIG), **changes}))
 
-    refused(ConfigError, r"checkpoint-20: from a run with another lr \(0.003\)", lr=1e-3)
+    refused(ConfigError, "checkpoint-20 is of a run with lr 0.003, not 0.001", lr=1e-3)
     whole = state.read_bytes()
     state.write_bytes(whole[: len(whole) // 2])
     refused(FormatError, "trainer.pt: cannot be read")
