@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError, ModelError, brief
+from remind.core.errors import ModelError, brief
 from remind.core.processes import WHOLE, Shard
 from remind.models.backbone import modality
 from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
@@ -47,8 +47,6 @@ class Generation:
 
 def batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Indices in batches of similar length, longest first, so that memory runs out at the start or not at all."""
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
@@ -85,10 +83,7 @@ def generate(
     Raises:
         ModelError: a model that does not generate, or prompts with images and no `pictures`.
         ImagePathError: an image that cannot be used.
-        ConfigError: batch_size or max_new_tokens below 1.
     """
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     check_generates(backbone)
     skip = [False] * len(prompts) if done is None else list(done)
     if all(skip):
