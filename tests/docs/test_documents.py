@@ -139,7 +139,8 @@ def test_paths_and_links_are_there() -> None:
 
 
 def test_modules_the_text_names_can_be_imported() -> None:
-    for span in spans():
+    # the page on migration names what is gone
+    for span in (span for span in spans() if not span.place.startswith("docs/migration.md")):
         if re.fullmatch(r"(?:remind|sae|experiments|benchmarks)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
             module, _, attribute = span.text.split("(")[0].rpartition(".")
             imported = importlib.import_module(module)
