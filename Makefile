@@ -37,7 +37,7 @@ floor: $(VENV)/.ready
 
 # The same tests of killed runs and of changed files with more kills and changes than CI has time for.
 soak: $(VENV)/.ready
-	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/build tests/memory/test_run_kills.py \
+	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_sae_training.py tests/alignment/test_kills.py tests/build tests/memory/test_run_kills.py \
 		tests/memory_training/test_runs.py -k killed
 	REMIND_FUZZ=5000 $(BIN)/python -m pytest tests/fuzz/test_fuzzing.py
 

@@ -22,6 +22,7 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
+@dataclass(frozen=True)
 class _Checked:
     """Settings whose ranges are held to their types."""
 
@@ -153,7 +154,7 @@ class PolicyGradientConfig(_Checked):
 
 
 @dataclass
-class TrainMemoryConfig(_Checked):
+class TrainMemoryConfig:
     """Train a policy that writes memories: on an expert's replies, or by reinforcement learning."""
 
     out: str
@@ -207,7 +208,7 @@ class TrainMemoryConfig(_Checked):
     """Continue from the newest checkpoint in out; the result equals that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_ranges(self, ConfigError)
         if self.lora is not None and self.model == "pico":
             raise ConfigError("lora: pico starts from random weights, which adapters do not train; leave it out")
         if self.lora is None and self.dtype == "bfloat16":

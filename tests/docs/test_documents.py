@@ -116,7 +116,7 @@ def test_a_command_is_one_its_program_takes(command: Command) -> None:
 
 def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
-    options = {"--print_config", "--config_file", "--help", "--version"}
+    options = {"--print_config", "--config_file", "--help", "--version", "--cpu", "--num_processes"}
     options.update(*(re.findall(r"--[\w.]+", help_of(program)) for program in PROGRAMS))
     for span in (*spans(), *block_commands(), *comments()):
         for option in re.findall(r"(?<![\w-])--[a-z]\w*(?:\.\w+)*", span.text):
@@ -139,7 +139,8 @@ def test_paths_and_links_are_there() -> None:
 
 
 def test_modules_the_text_names_can_be_imported() -> None:
-    for span in spans():
+    # the page on migration names what is gone
+    for span in (span for span in spans() if not span.place.startswith("docs/migration.md")):
         if re.fullmatch(r"(?:remind|sae|experiments|benchmarks)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
             module, _, attribute = span.text.split("(")[0].rpartition(".")
             imported = importlib.import_module(module)
