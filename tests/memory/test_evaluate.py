@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,3 +141,12 @@ def test_what_cannot_be_evaluated_is_told_in_a_line(states: Path, corpus: Corpus
         evaluate(None, states, ["bm25"], corpus=other)
     with pytest.raises(ConfigError, match="x0 needs states"):
         evaluate(None, corpus)
+
+
+def test_a_system_is_one_file_as_the_documents_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
+    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(System)" in block)
+    assert len(shown.splitlines()) <= 60
+    (tmp_path / "mine.py").write_text(shown)
+    runpy.run_path(str(tmp_path / "mine.py"))
+    assert "highlights" in capsys.readouterr().out
