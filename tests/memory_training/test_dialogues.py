@@ -13,241 +13,236 @@ from typing import Any
 import pytest
 from fault_proxy import Proxy, completion
 from scripted import FENCED, ScriptedChat, parts, services
-from talking import ENCODER, LIFE, dialogue, questions, source
+from words import WordEncoder
 
 from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.data.dialogue import Corpus
+from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.data.readers import write_refmem
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.membuilder import MemBuilderSystem
+from remind.memory.operations import Entry
+from remind.memory.proposals import BANKS
+from remind.memory.salimory import SaliMorySystem
 from remind.memory_training import dialogues, pico, train
 from remind.memory_training.config import (
     MemoryDataConfig,
     PolicyGradientConfig,
     RewardConfig,
+    SaliMoryConfig,
     TrainMemoryConfig,
 )
+from remind.memory_training.episodes import together
 from remind.memory_training.membuilder import Scorer
-from remind.memory_training.rewards import ROLES
-from remind.testbed.memory_world import ORACLE
+from remind.memory_training.rewards import ROLES, Played
+from remind.models.nano import nano_tokenizer
+from remind.testbed.memory_world import make_life
+
+ENCODER = WordEncoder(dimension=64)
+TALK = Dialogue("life", tuple(meeting.session for meeting in make_life(0, 21, 2).meetings))
+FIRST, SECOND = (session.turns[0] for session in TALK.sessions)
+#: Of the first session two, of the second one that needs both, and some that are of no use.
+ASKED = [
+    Question("a", "life", "What was said first?", answers=(FIRST.text,), evidence=(FIRST.id,)),
+    Question("b", "life", "And what, again?", answers=("never",), evidence=(FIRST.id,)),
+    Question("c", "life", "What was said later?", answers=(SECOND.text,), evidence=(SECOND.id, FIRST.id)),
+]
+USELESS = [replace(ASKED[0], id="d", evidence=()), replace(ASKED[0], id="e", answers=())]
 
 
-def expert() -> Callable[[Request], str]:
-    """The memory world's expert without mistakes, in JSON. A bank numbers its entries by cosine."""
-    lessons = pico.lessons(LIFE, ORACLE, most=20)
-    replies = iter([(view, reply) for one in lessons for view, reply in zip(one.views, one.replies, strict=True)])
-
-    def part(request: Request) -> str:
-        view, reply = next(replies)
-        ops = json.loads(view.as_json(reply))["ops"]
-        shown = parts(request).get("entries", "").splitlines()
-        for one in ops:
-            if isinstance(one.get("old"), int):
-                text = view.entries[one["old"] - 1].text
-                one["old"] = next(n for n, line in enumerate(shown, 1) if line.endswith(text))
-        return json.dumps({"ops": ops})
-
-    return part
-
-
-def answer(request: Request) -> str:
-    """The memories as they are."""
-    return "" if "nothing" in request.messages[-1].text else parts(request)["memories"]
-
-
-def judge(request: Request) -> str:
-    """Right where the gold answer is a part of the prediction."""
-    given = parts(request)
-    return json.dumps({"verdict": given["references"].removeprefix("1. ") in given["prediction"]})
+def reply(given: dict[str, str], form: str) -> Any:
+    """Of the expert as any role, the answerer and the judge, by what they are given."""
+    if '"salient"' in form:
+        return {"salient": Random(given["turn"]).random() < 0.8}
+    if '"profile"' in form and "entries" in given and "profile" not in given:
+        return {"profile": given["entries"], "used": [1]}
+    if "turn" in given:
+        old = {"op": "UPDATE", "target": 1} if len(given.get("entries", "").splitlines()) > 2 else {"op": "ADD"}
+        return {"ops": [{**old, "store": "fact", "text": given["turn"].partition(": ")[2]}]}
+    if "conversation" in given:
+        return {"entries": [{"factual": n > 0, "vague": n == 1} for n, _ in enumerate(given["memory"].splitlines())]}
+    if "profile" in given:
+        return {"score": 0.3}
+    if "reply" in given:
+        return {"accuracy": 0.7, "personalisation": 0.5}
+    if "references" in given:
+        return {"verdict": given["references"].removeprefix("1. ") in given["prediction"]}
+    if "block" in given or '"APPEND"' in form:
+        return {"ops": [{"op": "APPEND", "content": given["session"].splitlines()[0], "sources": [1]}]}
+    told = f"2023-03-10: {given['session'].splitlines()[-1]}"
+    return {"ops": [{"op": "ADD", "memory": told, "sources": [1]}]}
 
 
-def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = ScriptedChat(expert())
-    made = source(
-        monkeypatch, tmp_path / "talk.jsonl", memory=chat, answer=ScriptedChat(answer), judge=ScriptedChat(judge)
-    )
-    assert [one.id for one in made.questions] == ["a", "b", "c"]
-    first, second = made.lessons(size, 10**6)
-    assert [lesson.asks for lesson in (first, second)] == [2, 1]
-    # an independent bank, whose model is played by the lessons
-    told = iter([pair for lesson in (first, second) for pair in zip(lesson.views, lesson.replies, strict=True)])
-    asked: list[Request] = []
-
-    def part(request: Request) -> str:
-        view, reply = next(told)
-        asked.append(view.request())
-        return reply
-
-    again = ScriptedChat(part)
-    with MemBuilderSystem().open(tmp_path / "b", LIFE.id, services(ENCODER, again)) as bank:  # type: ignore[arg-type]
-        for lesson, session in zip((first, second), dialogue(LIFE).sessions, strict=True):
-            assert lesson.state == bank.state()  # type: ignore[attr-defined]
-            bank.ingest(session)
-            assert lesson.examples == list(zip(lesson.views, lesson.replies, strict=True))
-            state, proposed = pico.remember(lesson.state, lesson.dialogue, lesson.examples)
-            # but for who made them
-            kept = [one.text for role in ROLES for one in state.kept(role)]
-            assert kept == [one.text for role in ROLES for one in bank.state().kept(role)]  # type: ignore[attr-defined]
-            assert all(one.status == "applied" for own in proposed for one in own)
-        assert again.asked == asked == chat.asked
-        # what is retrieved: the block, then as many entries
-        exam = first.examined.func.__self__  # type: ignore[attr-defined]
-        for text in ("dog", "What is my pet now?", LIFE.meetings[0].turns[0].text):
-            for top in (1, 3, 50):
-                exam.top = top
-                found = exam.memories(bank.state(), Query(text))  # type: ignore[attr-defined]
-                same = bank.retrieve(Query(text), k=top + (found[0].kind == "core")).memories
-                assert [one.id for one in found] == [one.id for one in same]
-                assert [one.text for one in found] == [one.text for one in same]
+def part(request: Request) -> str:
+    given, form = parts(request), "\n".join(one.text for one in request.messages)
+    return given["memories"] if "memories" in given else json.dumps(reply(given, form))
 
 
-def test_memories_are_worth_what_the_judge_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chats = {"memory": ScriptedChat(expert()), "answer": ScriptedChat(answer), "judge": ScriptedChat(judge)}
-    first, _ = source(monkeypatch, tmp_path / "talk.jsonl", **chats).lessons(size, 10**6)
-    turn = LIFE.meetings[0].turns[0].text
-    held = json.dumps({"ops": [{"op": "ADD", "memory": f"2023: {turn}", "sources": [1]}]})
-    none = [json.dumps({"ops": [{"op": "APPEND", "content": ""}]}), *[json.dumps({"ops": []})] * 3]
-    rollouts = [[none[0], held, *none[2:]], none, [none[0], held, "no JSON", none[3]]]
-    scorer = Scorer(first, RewardConfig(), lambda text: len(text))
-    kept, empty, broken = scorer.results(rollouts)
-    assert (kept.task, empty.task, broken.task) == (0.5, 0.0, 0.5)
-    assert kept.retrieved == ("episodic", "episodic")
-    assert kept.rewards["episodic"] == 0.5
-    assert (broken.rewards["semantic"], broken.valid["semantic"]) == (0.0, False)
-    assert kept.held_out is None
-    # all answers of a group go out together, and an answer of nothing is wrong without a judge
-    assert len(chats["answer"].asked) == 6
-    assert len(chats["judge"].asked) == len([one for one in chats["answer"].asked if answer(one)])
-    # a judge that gives no verdict
-    chats["judge"].part = lambda request: Reply("", failure="timeout", message="too late")
-    lost = scorer.result(rollouts[0])
-    assert isnan(lost.task)
-    assert isnan(lost.rewards["episodic"])
+def lost(request: Request) -> Reply:
+    return Reply("", failure="timeout", message="too late")
 
 
 def size(view: dialogues.View) -> int:
     return len(view.request().messages[1].text)
 
 
-def test_sessions_that_are_of_no_use_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def lost(request: Request) -> Reply:
-        return Reply("", failure="timeout", message="too late")
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dialogues.Source]:
+    write_refmem(Corpus((TALK,), (*ASKED, *USELESS)), tmp_path / "talk.jsonl")
+    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
 
-    def lessons(part: Any, longest: int) -> Any:
-        return source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(part)).lessons(size, longest)
+    def make(**models: ScriptedChat) -> dialogues.Source:
+        monkeypatch.setattr(dialogues.Chats, "stage", lambda self, stage: models[stage])
+        return dialogues.Source(MemoryDataConfig(str(tmp_path / "talk.jsonl")), LLMConfig(), list(models))  # type: ignore[arg-type]
 
-    first, second = (max(map(size, lesson.views)) for lesson in lessons(expert(), 10**6))
-    assert "left out" not in capsys.readouterr().err
-    (kept,) = lessons(expert(), max(first, second) - 1)
-    assert max(map(size, kept.views)) == min(first, second)
-    assert f"1 of 2 sessions has more than {max(first, second) - 1} tokens" in capsys.readouterr().err
-    with pytest.raises(DataError, match="2 of 2 sessions has more than 9 tokens"):
-        lessons(expert(), 9)
-    # a role that does not reply
-    play, count = expert(), iter(range(100))
+    return make
 
-    def once(request: Request) -> Any:
-        said = play(request)
-        return lost(request) if next(count) == 6 else said
 
-    assert [len(lesson.examples) for lesson in lessons(once, 10**6)] == [4]
+def test_lessons_are_what_a_bank_asks_and_the_expert_replies(source: Any, tmp_path: Path) -> None:
+    chat, again = ScriptedChat(part), ScriptedChat(part)
+    made = source(memory=chat, answer=ScriptedChat(part), judge=ScriptedChat(part))
+    assert [one.id for one in made.questions] == ["a", "b", "c"]
+    lessons = made.lessons(size, 10**6)
+    assert [lesson.asks for lesson in lessons] == [2, 1]
+    with MemBuilderSystem().open(tmp_path / "b", "life", services(ENCODER, again)) as bank:  # type: ignore[arg-type]
+        for lesson, session in zip(lessons, TALK.sessions, strict=True):
+            assert lesson.state == bank.state()  # type: ignore[attr-defined]
+            bank.ingest(session)
+            assert lesson.examples == list(zip(lesson.views, lesson.replies, strict=True))
+            state, _ = pico.remember(lesson.state, lesson.dialogue, lesson.examples)
+            # but for who made them
+            kept = [one.text for role in ROLES for one in state.kept(role)]
+            assert kept == [one.text for role in ROLES for one in bank.state().kept(role)]  # type: ignore[attr-defined]
+        assert again.asked == [view.request() for lesson in lessons for view in lesson.views] == chat.asked
+        # what is retrieved: the block, then as many entries
+        exam = lessons[0].examined.func.__self__
+        for exam.top in (1, 3, 50):
+            found = exam.memories(bank.state(), Query("What is my pet now?"))  # type: ignore[attr-defined]
+            same = bank.retrieve(Query("What is my pet now?"), k=exam.top + (found[0].kind == "core")).memories
+            assert [one.text for one in found] == [one.text for one in same]
+
+
+def test_memories_are_worth_what_the_judge_says(source: Any) -> None:
+    chats = {name: ScriptedChat(part) for name in ("memory", "answer", "judge")}
+    first, _ = source(**chats).lessons(size, 10**6)
+    held = json.dumps({"ops": [{"op": "ADD", "memory": f"2023: {FIRST.text}", "sources": [1]}]})
+    none = [json.dumps({"ops": [{"op": "APPEND", "content": ""}]}), *[json.dumps({"ops": []})] * 3]
+    rollouts = [[none[0], held, *none[2:]], none, [none[0], held, "no JSON", none[3]]]
+    scorer = Scorer(first, RewardConfig(), len)
+    kept, empty, broken = scorer.results(rollouts)
+    assert (kept.task, empty.task, broken.task) == (0.5, 0.0, 0.5)
+    assert kept.retrieved == ("episodic", "episodic")
+    assert (broken.rewards["semantic"], broken.valid["semantic"]) == (0.0, False)
+    # all answers of a group go out together
+    assert len(chats["answer"].asked) == 6
+    # a judge that gives no verdict
+    chats["judge"].part = lost
+    assert isnan(scorer.result(rollouts[0]).rewards["episodic"])
+
+
+def test_sessions_that_are_of_no_use_are_left_out(source: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    longest = [max(map(size, lesson.views)) for lesson in source(memory=ScriptedChat(part)).lessons(size, 10**6)]
+    (kept,) = source(memory=ScriptedChat(part)).lessons(size, max(longest) - 1)
+    assert max(map(size, kept.views)) == min(longest)
+    assert f"1 of 2 sessions has more than {max(longest) - 1} tokens" in capsys.readouterr().err
+    count = iter(range(100))
+    once = ScriptedChat(lambda request: lost(request) if next(count) == 6 else part(request))
+    assert len(source(memory=once).lessons(size, 10**6)) == 1
     assert "1 of 2 sessions are left out" in capsys.readouterr().err
     with pytest.raises(DataError, match="replies could not be had in any session"):
-        lessons(lost, 10**6)
+        source(memory=ScriptedChat(lost)).lessons(size, 10**6)
+
+
+# SaliMory
+
+
+def test_an_episode_is_what_a_bank_of_salimory_does(tmp_path: Path) -> None:
+    asks, asked = replace(ASKED[0], time="2023-06-01"), list[Request]()
+
+    def answer(steps: Any) -> list[str]:
+        asked.extend(one.request() for one in steps)
+        return [part(one.request()) for one in steps]
+
+    (played,) = together([dialogues.play(TALK, asks)], answer)
+    chat = ScriptedChat(part)
+    with SaliMorySystem().open(tmp_path / "b", "life", services(ENCODER, chat)) as bank:  # type: ignore[arg-type]
+        for session in TALK.sessions:
+            bank.ingest(session)
+        (memory,) = bank.retrieve(Query.of(asks), k=1).memories
+        kept = bank.state().current(*BANKS)  # type: ignore[attr-defined]
+    assert [one.messages for one in asked] == [one.messages for one in chat.asked]
+    assert [(one.store, one.text, one.sources) for one in played.bank] == [(o.store, o.text, o.sources) for o in kept]
+    assert (played.profiles, len(played.valid)) == (memory.text, len(asked))
+
+
+def test_rollouts_are_worth_what_the_judge_grades(source: Any) -> None:
+    chats = {"answer": ScriptedChat(lambda _: "a dog"), "judge": ScriptedChat(part)}
+    task = dialogues.SaliMoryDialoguesTask(source(**chats), nano_tokenizer(), SaliMoryConfig(turns=4))
+    assert (len(task), len(task.rows[0][0].turns)) == (3, 4)
+    talk, question = task.rows[0]
+    gold = question.evidence[0]
+    entries = tuple(Entry(f"m{n}", "fact", f"text {n}", sources=(gold,)) for n in range(4))
+    other = next(turn.id for turn in talk.turns if turn.id != gold)
+    rollouts = [Played(entries, (gold, other), (True, False), "a profile"), Played((), (), (True,), "")]
+    found = task.score(0, rollouts)
+    # φ_f = 3/4, φ_v = 1/4; κ = .4 · 1/2 + .6 · 1
+    gamma = 0.75 * 0.75
+    expected = 0.7 * (1 + 0.45 * 0.5) + (-0.5 * (1 - gamma) + 0.3 * gamma) + 0.15 * 0.3 + 0.1 * 0.8
+    # who has no profile is asked all the same; its answer counts, its memory costs the whole penalty
+    assert found.rewards["booster"] == pytest.approx([expected, 0.7 * (1 + 0.45 * 0.5) - 0.5])
+    assert [(one.role, one.winner, one.loser) for one in found.pairs] == [("booster", 0, 1)]
+    # a judge that does not grade every entry, and an answerer that fails
+    chats["judge"].part = lambda request: '{"entries": []}' if "conversation" in parts(request) else part(request)
+    assert isnan(task.score(0, rollouts).rewards["booster"][0])
+    chats["answer"].part = lost
+    assert all(map(isnan, task.score(0, rollouts).rewards["booster"]))
 
 
 # the command
 
 
-def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """Expert, answerer and judge behind one server."""
-    asked = "\n".join(str(message["content"]) for message in body["messages"])
-    given = {name: text for name, _, text in FENCED.findall(asked)}
-    form = body["messages"][0]["content"]
-    if '"salient"' in form:
-        said = json.dumps({"salient": True})
-    elif '"profile"' in form and "entries" in given and "profile" not in given:
-        said = json.dumps({"profile": given["entries"], "used": [1]})
-    elif "turn" in given:
-        said = json.dumps({"ops": [{"op": "ADD", "store": "fact", "text": given["turn"]}]})
-    elif "conversation" in given or "profile" in given or "reply" in given:
-        said = json.dumps({"accuracy": 0.5, "personalisation": None})
-    elif "references" in given:
-        said = json.dumps({"verdict": Random(given["prediction"]).random() < 0.5})
-    elif "memories" in given:
-        said = given["memories"][-40:]
-    elif "block" in given or '"APPEND"' in asked:
-        said = json.dumps({"ops": [{"op": "APPEND", "content": given["session"].splitlines()[0], "sources": [1]}]})
-    else:
-        said = json.dumps({"ops": [{"op": "ADD", "memory": given["session"].splitlines()[-1], "sources": [1]}]})
-    return 200, {}, completion(said)
-
-
 def config(tmp_path: Path, chat: Path, method: Any, url: str = "http://127.0.0.1:9/v1", **changes: Any) -> Any:
-    write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE))), tmp_path / "talk.jsonl")
-    given: dict[str, Any] = {
-        "out": str(tmp_path / method),
-        "method": method,
-        "model": str(chat),
-        "data": MemoryDataConfig(str(tmp_path / "talk.jsonl")),
-        "llm": LLMConfig(EndpointConfig("m", url), cache=str(tmp_path / "llm.sqlite")),
-        "rl": PolicyGradientConfig(group=2, reply_tokens=8),
-    }
-    return TrainMemoryConfig(**given | {"steps": 2, "batch_size": 1, "lr": 1e-2, "save_every": 1} | changes)
+    given = {"out": str(tmp_path / method), "method": method, "model": str(chat), "steps": 2, "batch_size": 1}
+    given["data"] = MemoryDataConfig(str(tmp_path / "talk.jsonl"))
+    given["llm"] = LLMConfig(EndpointConfig("m", url), cache=str(tmp_path / "llm.sqlite"))
+    return TrainMemoryConfig(**given | {"rl": PolicyGradientConfig(group=2, reply_tokens=8)} | changes)
 
 
 @pytest.mark.parametrize("method", ["sft", "adrpo", "salimory_sft", "salimory"])
-def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
-    method: str, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_policy_is_trained_on_dialogues_and_again_without_paying(
+    method: str, chat: Path, source: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
+    def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        form = "\n".join(str(message["content"]) for message in body["messages"])
+        given = {name: text for name, _, text in FENCED.findall(form)}
+        return 200, {}, completion(given["memories"][-40:] if "memories" in given else json.dumps(reply(given, form)))
+
     with Proxy(answer=play) as server:
         out = train.train_memory(config(tmp_path, chat, method, server.url))
         paid = server.paid.total()
-        assert paid == len(server.paid)
-        assert paid == 8 or method != "sft"
-        assert "run-memory" in capsys.readouterr().out
         names = {"adrpo": {"task", "valid", "reward"}, "salimory": {"accuracy", "valid", "reward"}}
         assert names.get(method, set()) <= read_metrics(out)[0].keys()
-        # the same again: all replies are in the cache
         again = train.train_memory(config(tmp_path, chat, method, server.url, out=str(tmp_path / "again")))
         one, two = ((folder / "policy/model.safetensors").read_bytes() for folder in (out, again))
         assert one == two
-        assert server.paid.total() == paid
+        assert server.paid.total() == paid == len(server.paid)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_dialogues_cannot_use(chat: Path, small: Path, source: Any, tmp_path: Path) -> None:
+    for changes, message in (
         ({"model": "pico"}, "pico knows the words of the memory world only"),
         ({"llm": LLMConfig()}, r"adrpo needs endpoints for llm\.memory, llm\.answer, llm\.judge \(or llm\.default\)"),
         ({"llm": LLMConfig(EndpointConfig("m", "local"), cache=None)}, "needs llm.cache"),
-        ({"llm": LLMConfig(EndpointConfig("m", "local"), dry_run="x")}, "has no dry run"),
-    ],
-)
-def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path, chat: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config(tmp_path, chat, "adrpo", **changes)
-
-
-def test_input_and_policies_that_dialogues_cannot_use(chat: Path, small: Path, tmp_path: Path) -> None:
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config(tmp_path, chat, "adrpo", **changes)
     cfg = config(tmp_path, chat, "adrpo")
-    for changes, error, message in (
-        ({"data": MemoryDataConfig(str(tmp_path / "none.jsonl"))}, DataError, "none.jsonl"),
-        ({"data": replace(cfg.data, split="dev")}, DataError, "no question has evidence and a free"),
-        ({"model": str(small)}, ModelError, "dialogues need an instruction model"),
+    for changed, error, message in (
+        (replace(cfg, data=replace(cfg.data, split="dev")), DataError, "no question has evidence and a free"),
+        (replace(cfg, model=str(small)), ModelError, "dialogues need an instruction model"),
     ):
         with pytest.raises(error, match=message):
-            train.train_memory(replace(cfg, **changes))
+            train.train_memory(changed)
     assert not (tmp_path / "adrpo").exists()
-
-
-def test_questions_are_spread() -> None:
-    asked = [replace(questions(LIFE)[0], id=str(n)) for n in range(7)]
-    found = dialogues.asked_after(dialogue(LIFE), asked, 3)
-    assert [[one.id for one in own] for own in found.values()] == [["0", "2", "4"]]

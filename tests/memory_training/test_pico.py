@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import date
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 
 from remind.memory.operations import State
 from remind.memory_training import evaluate, pico
 from remind.memory_training.config import RewardConfig
 from remind.memory_training.episodes import Lesson
-from remind.memory_training.membuilder import MemBuilderTask, Result, Scorer
+from remind.memory_training.membuilder import MemBuilderTask, Scorer
 from remind.memory_training.pico import View
 from remind.memory_training.rewards import ROLES
 from remind.testbed.memory_world import ORACLE, Ask, Expert, Meeting, Said, make_life
@@ -61,11 +58,9 @@ def test_replies_become_entries_and_later_ones_refer_to_what_is_shown() -> None:
     [
         ("episodic", "ADD t1"),
         ("episodic", "ADD m1 <end>"),
-        ("episodic", "ADD t9 <end>"),
         ("episodic", "UPDATE m1 t1 <end>"),
         ("procedural", "MERGE m1 m2 <end>"),
         ("core", "ADD t1 UPDATE m1 t2 <end>"),
-        ("episodic", "ADD t² <end>"),
     ],
 )
 def test_a_bad_reply_changes_nothing(role: str, reply: str) -> None:
@@ -75,19 +70,10 @@ def test_a_bad_reply_changes_nothing(role: str, reply: str) -> None:
     assert state.block is None
 
 
-def test_every_word_has_a_token() -> None:
-    tokenizer = pico.tokenizer()
-    for lesson in pico.lessons(make_life(0, 3), Expert()):
-        for text in (*(one.prompt() for one in lesson.views), *lesson.replies):
-            ids = tokenizer(text)["input_ids"]
-            assert tokenizer.pad_token_id not in ids
-            assert tokenizer.decode(ids) == text
-
-
 def test_rewards_of_a_rollout_by_hand() -> None:
     replies, examined = ("ADD t1 <end>", "<end>", "ADD t2 <end>", "<end>"), partial(pico.examined, MEETING)
     lesson = Lesson("life", State(), views(), replies, [], 2, examined)
-    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2), words)
+    scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2), lambda text: len(text.split()))
     assert scorer.expert == {"core": 5, "episodic": 0, "semantic": 5, "procedural": 0}
     # the expert's own: core grew by 5 words, (5 - 2) / (7 - 2) = .6
     own = scorer.result(replies)
@@ -98,31 +84,6 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [replies, ("<end>",) * 4])
     assert scores.weights == {"core": [1, 1], "episodic": [1, 1], "semantic": [4, 1], "procedural": [1, 1]}
     assert scores.metrics == {"task": 0.5, "held_out": 0.5, "valid": 1.0}
-
-
-def words(text: str) -> int:
-    return len(text.split())
-
-
-def mean(results: Sequence[Result]) -> float:
-    return sum(sum(one.rewards.values()) for one in results) / len(results) / len(ROLES)
-
-
-def test_degenerate_policies_are_worth_less_than_the_expert_and_it_less_than_no_mistakes() -> None:
-    lessons = [one for number in range(6) for one in pico.lessons(make_life(0, number), Expert())]
-    shipped = yaml.safe_load((Path(__file__).parents[2] / "configs/memory/adrpo.yaml").read_text())["reward"]
-    scorers = [Scorer(one, RewardConfig(**shipped), words) for one in lessons]
-    expert = mean([scorer.result(scorer.lesson.replies) for scorer in scorers])
-    for reply in (
-        lambda one: "<end>",
-        lambda one: " ".join(f"ADD t{n}" for n in range(1, len(one.meeting.turns) + 1)) + " <end>",
-        lambda one: "MERGE m1 m2 <end>" if one.role == "episodic" else "ADD t1 <end>",
-    ):
-        assert mean([s.result([reply(one) for one in s.lesson.views]) for s in scorers]) < expert - 0.1
-    best = [s.result([pico.expert_reply(one, ORACLE, Random(0)) for one in s.lesson.views]) for s in scorers]
-    # no role is held to the length of an expert that has overlooked half of what it should have written
-    for role in ROLES:
-        assert sum(one.rewards[role] for one in best) / len(best) > expert + 0.15
 
 
 def test_an_evaluation_chains_the_policys_own_memories() -> None:

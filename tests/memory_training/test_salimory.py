@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, timedelta
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from remind.memory_training import pico
 from remind.memory_training import salimory as s
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Pair, together
-from remind.memory_training.evaluate import evaluate_bank, mean
-from remind.testbed.memory_world import ORACLE, Ask, Expert, Said, make_life
+from remind.testbed.memory_world import Ask, Said
 
 DAY = date(2023, 3, 10)
 PET, JOKE, TALK = Said("my pet is cat", "semantic", "pet"), Said("haha my food is rice", "", "food"), Said("time flies")
@@ -69,37 +67,6 @@ def test_working_memory_ends_after_a_week() -> None:
     assert not play(replies, turns(TALK), *again)[0].bank
 
 
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
-        ("ADD FACT my pet is cat", "not JSON"),
-        ("ADD <end>", "does not match"),
-        ("UPDATE m9 FACT my pet <end>", "no entry"),
-        ("DELETE m1 FACT my pet <end>", "was unexpected"),
-        ("ADD FACT a ADD FACT b ADD FACT c ADD FACT d <end>", "more than 3"),
-    ],
-)
-def test_replies_that_change_nothing(reply: str, why: str) -> None:
-    outcome, _ = play([s.YES, s.YES, "ADD FACT my pet is cat <end>", reply, "<end>"], turns(PET, JOKE))
-    occasion = s.Occasion("", "", None, ("1",))
-    last = s.propose("booster", s.compile_reply(reply, DAY), occasion, outcome.bank[:1], 2)
-    assert why in last[-1].why
-    assert outcome.bank[0].text.endswith("my pet is cat")
-    assert outcome.valid == (True, True, True, False, True)
-
-
-def test_entries_are_faithful_to_what_was_said_and_vague_without_any_claim() -> None:
-    boosted = [
-        "ADD FACT my pet is cat ADD FACT my pet is dog ADD FACT my pet <end>",
-        "ADD FACT haha my food is rice <end>",
-        "ADD FACT yesterday i visited the zoo with Ana ADD FACT today i visited the zoo with Ana <end>",
-    ]
-    told = turns(PET, JOKE, ZOO)
-    outcome, _ = play([s.YES] * 3 + boosted + ["<end>"], told)
-    # true: the cat, the zoo yesterday, and what claims nothing; false: the dog, a joke, the zoo today
-    assert s.shares(outcome.bank, {one.id: one for one in told}) == (3 / 6, 1 / 6)
-
-
 def scored(cfg: SaliMoryConfig) -> Any:
     """Of four rollouts: all right; keeps nothing; the right fact and a vague one; the right fact, which is not told."""
     told = tuple(turns(PET, JOKE, ZOO))
@@ -138,31 +105,3 @@ def test_rewards_are_those_of_the_equations() -> None:
     literal = scored(SaliMoryConfig(e2_literal=True))
     assert literal.rewards["booster"][1] - scores.rewards["booster"][1] == pytest.approx(0.8)
     assert literal.pairs[0] == Pair("booster", 0, 2, pytest.approx(0.4))
-
-
-def test_the_expert_is_flawed_and_policies_of_no_use_are_worth_less() -> None:
-    def policy(kind: str) -> Any:
-        def reply(asked: s.Asked) -> str:
-            if kind in ("expert", "oracle"):
-                return s.expert_reply(asked, ORACLE if kind == "oracle" else Expert(), Random(asked.prompt()))
-            if kind == "nothing":
-                return s.NO if asked.role == "filter" else pico.END
-            if not asked.turn:
-                return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), pico.END])
-            return s.YES if asked.role == "filter" else f"ADD FACT the answer is right {pico.END}"
-
-        return lambda shown: list(map(reply, shown))
-
-    lives = [make_life(0, -1 - number) for number in range(5)]
-    rows = list(s.windows(lives[0], 16))
-    task = s.SaliMoryTask(rows, pico.tokenizer(), SaliMoryConfig())
-    final, reward = {}, {}
-    for kind in ("expert", "oracle", "nothing", "claim"):
-        figures = mean(evaluate_bank(policy(kind), lives))
-        assert figures["valid"] == 1.0
-        final[kind] = figures["final"]
-        made = together([s.rollout(one.life, [one.told], one.asks[:1]) for one in rows], policy(kind))
-        reward[kind] = sum(task.score(n, [one, one]).rewards["filter"][0] for n, one in enumerate(made))
-    assert final["oracle"] > 0.9 > final["expert"] + 0.3
-    assert max(final["nothing"], final["claim"]) < 0.2 < final["expert"]
-    assert reward["oracle"] > reward["expert"] > max(reward["nothing"], reward["claim"])

@@ -12,12 +12,10 @@ import pytest
 import torch
 from two_roles import END, TwoRoles
 
-from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError
 from remind.memory_training import trainer as module
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
-from remind.memory_training.objective import pack
 from remind.memory_training.trainer import EpisodeTrainer, arguments
 from remind.models.backbone import Backbone
 
@@ -93,20 +91,6 @@ def test_loss_and_gradient_are_those_of_single_traces(
     assert float(found) == pytest.approx(float(expected), abs=1e-5)
     for one, other in zip(gradients(trainer, found), gradients(trainer, expected), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
-
-
-def test_a_completion_sees_its_prompt_and_itself() -> None:
-    packed = pack([[2, 3], [2, 3], [4]], [[5, 6], [7], [END]], 0, share=True)
-    assert packed.positions is not None
-    assert packed.visible is not None
-    assert packed.ids.tolist() == [[2, 3, 5, 3], [4, 0, 0, 0]]
-    assert packed.positions[0].tolist() == [0, 1, 2, 1]
-    assert packed.visible[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-    assert packed.places.tolist() == [[1, 2], [3, 0], [4, 0]]
-    # a row that sees nothing would be no number
-    assert packed.visible.any(-1).all()
-    # what would be no less work is not packed
-    assert pack([[2], [2]], [[6] * 9, [7] * 9], 0, share=True).visible is None
 
 
 def test_two_passes_are_one(policy: Backbone, tmp_path: Path) -> None:
@@ -190,13 +174,6 @@ def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: 
         weights[name] = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
     assert torch.allclose(weights["stopped"], weights["one"], atol=1e-6)
     assert not torch.allclose(weights["free"], weights["one"], atol=1e-4)
-
-
-def test_a_learnable_task_is_learnt(policy: Backbone, tmp_path: Path) -> None:
-    trainer = make(policy, tmp_path, rl={"beta": 0.0}, steps=12)
-    trainer.train()
-    worth = [row["reward"] for row in read_metrics(tmp_path)]
-    assert sum(worth[-3:]) / 3 > sum(worth[:3]) / 3 + 1
 
 
 def test_what_cannot_be_trained(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
