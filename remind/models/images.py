@@ -254,29 +254,18 @@ class Pictures:
             shown: question ids and the paths of what each is shown.
 
         Raises:
-            ImagePathError: files that are missing, are no images or lie outside of the root; names the first one and
-                its question.
+            ImagePathError: a file that is missing, is no image or lies outside of the root; names its question.
         """
         hashes: list[list[str]] = []
-        good: set[str] = set()
-        bad: dict[str, tuple[str, str]] = {}
         for question, paths in shown:
-            of_question = []
-            for path in paths:
-                if path in bad:
-                    continue
-                try:
-                    of_question.append(self._hash(path))
+            try:
+                hashes.append([])
+                for path in paths:
+                    hashes[-1].append(self._hash(path))
                     self._block(path)
-                    good.add(path)
-                except ImagePathError as error:
-                    bad[path] = (question, _reason(error))
-            hashes.append(of_question)
-        if bad:
-            path, (question, reason) = next(iter(bad.items()))
-            count = f"{len(bad)} of {len(good) + len(bad)} images cannot be used"
-            hint = f"set {self._section}images captions to go without"
-            raise ImagePathError(f"{reason} ({count}; {hint})", path, question)
+            except ImagePathError as error:
+                hint = f"set {self._section}images captions to go without"
+                raise ImagePathError(f"{_reason(error)} ({hint})", error.path, question) from None
         return hashes
 
     def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
