@@ -23,8 +23,8 @@ from remind.alignment.targets import Ema
 from remind.models.nano import nano_tokenizer
 
 TOKENIZER = nano_tokenizer()
-#: Also run on two processes: the last batch is too small to be divided.
-ON_TWO = ("paper-one", "paper-microbatches-2", "cycle-of-three", "unlike-answers", "ema-pixels", "base-topk-mixed")
+#: Also run on two processes: the last batch is too small to be divided. A trained tower needs an image in each example.
+ON_TWO = ("paper-one", "paper-microbatches-2", "cycle-of-three", "unlike-answers", "pixels-vision-shared", "ema-shared")
 CHECKPOINTED = ("paper-shared", "two-answers-shared", "ema-shared", "pixels-vision-shared")
 Terms = dict[str, dict[str, float]]
 
