@@ -23,15 +23,7 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """Settings whose ranges are held to their types."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-
-@dataclass(frozen=True)
-class MemoryWorldConfig(_Checked):
+class MemoryWorldConfig:
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -51,9 +43,12 @@ class MemoryWorldConfig(_Checked):
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass(frozen=True)
-class MemoryDataConfig(_Checked):
+class MemoryDataConfig:
     """Dialogues to train on, instead of the memory world."""
 
     input: str | list[str]
@@ -70,9 +65,12 @@ class MemoryDataConfig(_Checked):
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass(frozen=True)
-class RewardConfig(_Checked):
+class RewardConfig:
     """Rewards of MemBuilder (Eq. 6-8). The defaults are the paper's; sessions of the memory world are far shorter."""
 
     length_penalty: Share = 0.8
@@ -85,13 +83,13 @@ class RewardConfig(_Checked):
     """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_ranges(self, ConfigError)
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig(_Checked):
+class SaliMoryConfig:
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -117,9 +115,12 @@ class SaliMoryConfig(_Checked):
     e2_literal: bool = False
     """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass(frozen=True)
-class PolicyGradientConfig(_Checked):
+class PolicyGradientConfig:
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8
@@ -151,6 +152,9 @@ class PolicyGradientConfig(_Checked):
     kl_stop: NonNegativeFloat | None = None
     """Limit in nats per token for the KL between the sampling policy and the current one; beyond it, the remaining
     steps of a generation are skipped. None: no limit."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import pytest
 from forked import Forked
 from safetensors.torch import load_file
 
+from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 from remind.memory_training import train
@@ -95,7 +96,7 @@ def test_two_processes_train_as_one_does(script: Path, small: Path, tmp_path: Pa
     one, two = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("1", "2"))
     first = load_file(small / "model.safetensors")
     assert max(float((one[name] - first[name]).abs().max()) for name in one) > 1e-2
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
 
 
 @pytest.mark.slow
@@ -167,3 +168,9 @@ def test_what_cannot_be_trained_leaves_no_folder(
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="core_free"):
         RewardConfig(core_free=400.0)
+
+
+def test_nested_settings_are_read(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--world.dialogues", "2", "--rl.group", "2", "--reward.core_free", "3"]
+    cfg = parse(TrainMemoryConfig, "policies", words)
+    assert (cfg.world.dialogues, cfg.rl.group, cfg.reward.core_free) == (2, 2, 3)

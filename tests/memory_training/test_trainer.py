@@ -88,7 +88,7 @@ def test_loss_and_gradient_are_those_of_single_traces(
                 expected = expected + loss.mean() / total
         winner, loser = (logp(trainer.model, group[n][0]).mean() for n in (0, 3))
         expected = expected + 0.3 * 0.5 * torch.log1p(torch.exp(-(winner - loser) / 0.15)) / 2
-    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+    assert found.item() == pytest.approx(expected.item(), abs=1e-5)
     for one, other in zip(gradients(trainer, found), gradients(trainer, expected), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
