@@ -26,7 +26,7 @@ from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainingArguments
 
-from remind.alignment.runs import RunTrainer
+from remind.alignment.trainer import RunTrainer
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar

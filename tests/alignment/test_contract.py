@@ -7,8 +7,7 @@ from pathlib import Path
 
 from transformers import Trainer, TrainingArguments
 
-from remind.alignment.runs import RunTrainer
-from remind.alignment.trainer import PRATrainer
+from remind.alignment.trainer import PRATrainer, RunTrainer
 
 #: Method of Trainer to its parameters after self.
 METHODS = {
