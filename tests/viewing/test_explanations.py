@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from remind.core.errors import DataError
 from remind.core.files import read_json
@@ -90,19 +93,11 @@ def corpus() -> list[Encoded]:
     return texts
 
 
-class Words:
-    """Ids to words, as a tokenizer decodes them."""
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [8]}
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        return " ".join(([*WORDS, *FILLER])[i] for i in ids)
-
-
 @pytest.fixture(scope="module")
 def record(corpus: list[Encoded]) -> TopExamples:
-    examples = TopExamples(10, 20, (5, 5), tokenizer=Words(), metadata={"layer": 3})
+    words = Tokenizer(WordLevel({word: n for n, word in enumerate([*WORDS, *FILLER])}, unk_token="the"))
+    decoder = PreTrainedTokenizerFast(tokenizer_object=words)
+    examples = TopExamples(10, 20, (5, 5), tokenizer=decoder, metadata={"layer": 3})
     examples.add(corpus, 3)
     return examples
 
