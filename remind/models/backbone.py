@@ -440,7 +440,7 @@ def _adapted(model: Any, folder: Path, tokens: int) -> Any:
         with warnings.catch_warnings():
             # tensors that are missing are a warning of PEFT's
             warnings.filterwarnings("error", message=".*missing adapter keys")
-            return PeftModel.from_pretrained(model, str(folder))
+            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except Exception as error:
         raise ModelError(f"{folder}: its adapters cannot be loaded: {brief(error)}") from None
 

@@ -177,6 +177,9 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-5, atol=1e-6)
     opened = load_backbone(out)
+    trained = [name for name, one in opened.model.named_parameters() if one.requires_grad]
+    assert trained
+    assert all("lora" in name or "token_adapter" in name for name in trained)
     torch.testing.assert_close(logits(opened.model, opened.tokenizer), expected, rtol=1e-5, atol=1e-6)
     assert "library_name: peft" in (out / "README.md").read_text()
 
