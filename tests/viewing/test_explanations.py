@@ -134,7 +134,7 @@ def test_an_oracle_is_always_right_and_another_name_is_not(
     assert read_explanations(tmp_path / "x", {3: coder}) == {3: found}
     assert str(found[1]).startswith("river (detection 1.00, detection_control 0.")
     with pytest.raises(DataError, match="another SAE"):
-        read_explanations(tmp_path / "x", {3: TopKSAE(4, 10, 1)})
+        read_explanations(tmp_path / "x", {3: TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(1))})
     with pytest.raises(DataError, match="feature-pages writes them"):
         read_explanations(tmp_path)
     path = tmp_path / "x" / "layer_3.explanations.json"
