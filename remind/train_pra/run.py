@@ -17,7 +17,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import LoraConfig, Objective
-from remind.alignment.metrics import kept, newest
+from remind.alignment.metrics import kept
 from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
 from remind.core import optional
@@ -217,17 +217,3 @@ def with_adapters(backbone: Backbone, cfg: TrainConfig, folder: Path) -> Any:
         raise ModelError(f"{folder}: its adapters are not those of the model; the first that differs is {odd[0]}")
     set_peft_model_state_dict(model, weights)
     return model
-
-
-def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
-    """What a run has learned so far: its base model with the weights of the newest whole checkpoint, in eval mode.
-
-    Raises:
-        ConfigError: no run folder. ModelError: no checkpoint, or another base model than the run's.
-    """
-    cfg = read_config(run)
-    folder = newest(run)
-    if folder is None:
-        raise ModelError(f"{run}: no checkpoints")
-    backbone, model = restored(cfg, folder)
-    return replace(backbone, name=str(run), model=model.to(device).eval())

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment.config import LoraConfig
+from remind.alignment.metrics import newest
 from remind.alignment.model import add_marker, marker_id, opened
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
@@ -25,7 +26,7 @@ from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nan
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig
 from remind.train_pra.export import export
-from remind.train_pra.run import nf4, read_config, train, trained_backbone
+from remind.train_pra.run import nf4, read_config, restored, train
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
@@ -84,8 +85,8 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
         assert value in card
     assert about["checks"]["merging"] < 1e-4
     assert about["checks"]["opening_again"] == 0.0
-    again = trained_backbone(run)
-    torch.testing.assert_close(logits(again.model, again.tokenizer), expected, rtol=1e-5, atol=1e-6)
+    _, again = restored(read_config(run), newest(run))
+    torch.testing.assert_close(logits(again, base.tokenizer), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_best_and_precision_and_checkpoints_that_are_not_whole(run: Path, tmp_path: Path) -> None:

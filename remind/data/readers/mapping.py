@@ -51,7 +51,7 @@ class FieldMapping:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            # every scalar as it is written: `no` is a word
+            # every scalar as it is written: `no` is a word. This loader makes strings, lists and mappings, nothing else
             content = yaml.load(read_bytes(path), yaml.BaseLoader)
         except DataError as error:
             raise ConfigError(str(error)) from None
