@@ -57,6 +57,8 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         with args.main_process_first():  # the others take the expert's replies from the cache
             material = _material(cfg, policy, source, task or MemBuilderTask)
         trainer = (EpisodeTrainer if cfg.method in RL else PolicyTrainer)(policy, material, cfg, args)
+    if source is not None:
+        source.replied = trainer.replied
     trainer.train(resume_from_checkpoint=cfg.resume)
     if trainer.is_world_process_zero():
         _finish(cfg, policy, source)

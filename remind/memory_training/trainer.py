@@ -28,7 +28,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from remind.alignment.trainer import RunTrainer
 from remind.core import optional
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.memory_training import objective
@@ -42,6 +42,9 @@ from remind.models.chat import end_token_id
 RL = ("adrpo", "salimory")
 #: Settings that may change when a run is resumed.
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
+
+#: Rewards that may fail in a row.
+_UNGRADED = 500
 
 
 def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
@@ -112,6 +115,8 @@ class PolicyTrainer(RunTrainer):
         #: Of the step under way, from all its passes: values by name.
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._clock = perf_counter()
+        #: Of chat models, so far.
+        self.replies = 0
 
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
@@ -121,6 +126,11 @@ class PolicyTrainer(RunTrainer):
         self.bar = ProgressBar("train-memory", self.args.max_steps, done)
         if self.is_world_process_zero():
             RunFolder(self.args.output_dir).write(self.cfg)
+
+    def replied(self) -> None:
+        """Show that a chat model has replied: a step may wait for hundreds of replies."""
+        self.replies += 1
+        self.bar.step(0, note=f"{self.replies} requests")
 
     def _module(self, model: nn.Module) -> nn.Module:
         return objective.PolicyModel(model, self.temperature)
@@ -220,7 +230,7 @@ class EpisodeTrainer(PolicyTrainer):
             self.reference = self._module(deepcopy(self.model)).requires_grad_(False)
         self.decoding = sampling(policy, room, rl.temperature)
         self.vllm: Any = None
-        self._synced, self._stopped = -1, False
+        self._synced, self._stopped, self._ungraded = -1, False, 0
         if rl.vllm != "off":
             # it copies the weights to vLLM's workers or server, adapters merged
             self.vllm = optional("trl.generation.vllm_generation", f"rl.vllm {rl.vllm}").VLLMGeneration(
@@ -271,6 +281,13 @@ class EpisodeTrainer(PolicyTrainer):
         return completions
 
     def _note(self, scores: Sequence[Scores], groups: Sequence[Group]) -> None:
+        graded = [value == value for score in scores for own in score.rewards.values() for value in own]
+        self._ungraded = 0 if any(graded) else self._ungraded + len(graded)
+        if self._ungraded > _UNGRADED:
+            raise ModelError(
+                f"{self._ungraded} rewards in a row could not be had: answerer or judge fail, or their replies "
+                "cannot be read. Those that came are cached: go on with resume"
+            )
         for score in scores:
             for name, value in score.metrics.items():
                 self._seen[name].append(value)

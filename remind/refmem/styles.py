@@ -265,7 +265,7 @@ def session_questions(
     expert, writer, answerer, judge = (model for model in models.values() if model is not None)
     sessions = sum(bool(session.turns) for one in dialogues for session in one.sessions)
     with ProgressBar("memory", len(ROLES) * sessions) as bar:
-        counted = Counted(expert, bar.step)
+        counted = Counted(expert, lambda: bar.n < bar.total and bar.step())
         seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder, config)]
     requests = {n: _session_request(one, config.count) for n, one in enumerate(seen)}
     want = dict.fromkeys(requests, config.count)
