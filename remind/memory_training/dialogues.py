@@ -163,11 +163,8 @@ class Source:
         self.cfg, self.chats = cfg, Chats(llm)
         #: Called after each reply of a model.
         self.replied: Callable[[], object] = lambda: None
-        self.models = {
-            stage: Counted(model, lambda: self.replied())
-            for stage in stages
-            if (model := self.chats.stage(stage)) is not None
-        }
+        models = {stage: model for stage in stages if (model := self.chats.stage(stage)) is not None}
+        self.models = {stage: Counted(model, lambda: self.replied()) for stage, model in models.items()}
         paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
         corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
         self.dialogues = corpus.dialogues[: cfg.limit]

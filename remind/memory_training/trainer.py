@@ -28,7 +28,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from remind.alignment.trainer import RunTrainer
 from remind.core import optional
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.memory_training import objective
@@ -42,9 +42,6 @@ from remind.models.chat import end_token_id
 RL = ("adrpo", "salimory")
 #: Settings that may change when a run is resumed.
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
-
-#: Rewards that may fail in a row.
-_UNGRADED = 500
 
 
 def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
@@ -230,7 +227,7 @@ class EpisodeTrainer(PolicyTrainer):
             self.reference = self._module(deepcopy(self.model)).requires_grad_(False)
         self.decoding = sampling(policy, room, rl.temperature)
         self.vllm: Any = None
-        self._synced, self._stopped, self._ungraded = -1, False, 0
+        self._synced, self._stopped = -1, False
         if rl.vllm != "off":
             # it copies the weights to vLLM's workers or server, adapters merged
             self.vllm = optional("trl.generation.vllm_generation", f"rl.vllm {rl.vllm}").VLLMGeneration(
@@ -281,13 +278,6 @@ class EpisodeTrainer(PolicyTrainer):
         return completions
 
     def _note(self, scores: Sequence[Scores], groups: Sequence[Group]) -> None:
-        graded = [value == value for score in scores for own in score.rewards.values() for value in own]
-        self._ungraded = 0 if any(graded) else self._ungraded + len(graded)
-        if self._ungraded > _UNGRADED:
-            raise ModelError(
-                f"{self._ungraded} rewards in a row could not be had: answerer or judge fail, or their replies "
-                "cannot be read. Those that came are cached: go on with resume"
-            )
         for score in scores:
             for name, value in score.metrics.items():
                 self._seen[name].append(value)

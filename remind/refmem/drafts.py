@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from remind.core.errors import ModelError
 from remind.core.progress import ProgressBar, warn
-from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue, Question
+from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue, Question, spread
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.refmem.cluster import Cluster
@@ -46,12 +46,8 @@ _GUESS = object_schema(answers={**_TEXTS, "minItems": 1})
 
 def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: ItemsConfig) -> Request:
     """The request for a cluster's questions of one dimension. The passages are fenced as data."""
-    turns = list(cluster.turns)
-    if len(turns) > config.max_turns:
-        step = len(turns) / config.max_turns
-        turns = [turns[int(place * step)] for place in range(config.max_turns)]
     passages, session = [], ""
-    for name in turns:
+    for name in spread(cluster.turns, config.max_turns):
         turn, own = dialogue.turn(name), dialogue.session_of[name]
         if own.id != session:
             session = own.id
