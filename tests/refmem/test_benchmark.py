@@ -85,4 +85,4 @@ def test_the_counts_are_those_of_a_hand() -> None:
         "| removed: near duplicate | 2 |",
     } <= set(as_markdown(counts, filters).splitlines())
     # a corpus without questions has a page too
-    assert "| Total | 0 |" in as_markdown(statistics(Corpus(dialogues), 0))
+    assert "| Total | 0 |" in as_markdown(statistics(Corpus(dialogues), 0), filters)

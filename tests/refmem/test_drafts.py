@@ -137,7 +137,9 @@ def test_replies_of_no_use_are_asked_for_once_more(
     assert "1 of 5 replies for items could not be used: an answer that is no option" in told
     assert "items: 100% 5/5" in told
     assert write_questions(TALK, CLUSTERS[:1], Scripted(lambda request: {"items": []}), ItemsConfig())[0] == []
-    with pytest.raises(ModelError, match=r"5 of 5 replies of scripted could not be used, .*: a format not asked for"):
+    with pytest.raises(
+        ModelError, match=r"5 of 5 replies of scripted could not be used; the first: a format not asked for"
+    ):
         write_questions(TALK, CLUSTERS[:1], Scripted(lambda _: {"items": [GOOD]}), ItemsConfig(formats=["direct"]))
 
 
