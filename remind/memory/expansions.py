@@ -17,9 +17,9 @@ from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.builder import Place, records
 from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.request import MemoryStage, Request
+from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, filled, mapping
+from remind.memory.bank import failed, mapping
 from remind.memory.base import TEXTS, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
@@ -144,7 +144,7 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     stage, limits = STAGES[kind], {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
     schema = None if kind == "summ" else object_schema(**{stage: TEXTS})
     data = {"messages": "\n".join(map(turn_text, stretch))}
-    return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
+    return from_template(stage, f"memory_{stage}", dialogue_id, schema, ROOM[kind], data, **limits)
 
 
 def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:

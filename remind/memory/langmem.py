@@ -15,7 +15,7 @@ from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
-from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
+from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
 
@@ -67,7 +67,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         self._encoded: dict[str, list[float]] = {}
 
     def load(self) -> Any:
-        package, url = _package(), self.url()
+        package = _package()
         index = {"dims": self.encoder.dimension, "embed": self._embed}
         store = import_module("langgraph.store.memory").InMemoryStore(index=index)
         for number in self.store.numbers():
@@ -75,10 +75,10 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         chat = import_module("langchain_openai").ChatOpenAI(
             model=MODEL,
             api_key=NO_KEY,
-            base_url=url,
+            base_url=URL,
             max_retries=0,
             temperature=0,
-            http_client=self.direct(),
+            http_client=self.client(),
             # one that the environment names is refused beside a client
             openai_proxy="",
             use_responses_api=False,

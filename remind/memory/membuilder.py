@@ -10,8 +10,8 @@ from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.llm.request import Request
-from remind.memory.bank import failed, filled
+from remind.llm.request import Request, from_template
+from remind.memory.bank import failed
 from remind.memory.base import Memory, Query, words
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Entry, Operation
@@ -69,7 +69,7 @@ def request(
         own["used"] = 100 * len(data["block"]) // block_characters
     else:
         data["entries"] = numbered(one.text for one in entries)
-    return filled(dialogue, "memory", f"membuilder_{role}", data, ROOM, schema(role), **own)
+    return from_template("memory", f"membuilder_{role}", dialogue, schema(role), ROOM, data, **own)
 
 
 class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
@@ -134,7 +134,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
             text, by = _newest(block.text, limit), RULES
             if self.system.policy == "llm" and attempt < TRIES and len(self.lost) == failures:
                 data = {"block": block.text}
-                ask = filled(self.dialogue_id, "compress", "membuilder_compress", data, ROOM, limit=limit)
+                ask = from_template("compress", "membuilder_compress", self.dialogue_id, None, ROOM, data, limit=limit)
                 for reply, name in self.replies([ask]) or ():
                     if reply.failure is not None:
                         self.lost.append(failed("compress", reply))

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
-from remind.llm.request import Reply, Stage, code_for, fenced
+from remind.llm.request import Reply, Stage, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.bank import Bank, Method, failed, filled
+from remind.memory.bank import Bank, Method, failed
 from remind.memory.base import TEXT, Draft, Memory, Query, System, words
 from remind.memory.readers import Reading, tokens
 from remind.states.pyramid import one_line, turn_text
@@ -151,7 +151,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             turns: the batch that is read; none while a question is answered, when nothing can be changed and the last
                 call allows no tool.
         """
-        request = filled(self.dialogue_id, stage, template, data, self.system.room, **values)
+        request = from_template(stage, template, self.dialogue_id, None, self.system.room, data, **values)
         messages: list[dict[str, Any]] = [*request.chat]
         tools = [
             {"type": "function", "function": {"name": name, "description": told, "parameters": arguments}}

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
-from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
@@ -77,7 +76,7 @@ class Memories:
     Args:
         cfg: systems and settings; the input is not read here.
         out: folder that what they remember and find is kept in.
-        held: closes the meter.
+        held: holds the folder.
         reads: whether the reader answers; otherwise contexts are for the model of an evaluation.
         own: systems that stand in `cfg.systems` and not in `SYSTEMS`.
 
@@ -107,10 +106,10 @@ class Memories:
         for place in [*out.glob("**/")]:
             sweep(place)
         self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self.meter = held.enter_context(Meter(cfg.llm, out / "costs.jsonl"))
+        self.meter = Meter(cfg.llm, out / "costs.jsonl")
         self.writing = cfg.llm.endpoint("extract")
-        url = None if self.writing is None else self.meter.url
-        self.services = Services(self.encoder, self.meter.chat, url, cfg.max_failed)
+        client = None if self.writing is None else self.meter.client
+        self.services = Services(self.encoder, self.meter.chat, client, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
         _, answers = (self.meter.chat("", "", stage) is not None for stage in _STAGES)
@@ -252,7 +251,7 @@ class SystemContexts:
         seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
         told = [session for session in dialogue.sessions if session.turns]
         steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
-        with ProgressBar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
+        with run.meter.bar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
             for name, step in [*steps, ("", bank.finish)]:
                 # vectors from the cache count as if they were computed now
                 start = time.perf_counter() + run.encoder.saved

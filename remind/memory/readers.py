@@ -13,8 +13,7 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
 from remind.llm.asking import plain, question_lines
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage
-from remind.memory.bank import filled
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage, from_template
 from remind.memory.base import Memory, Query
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
@@ -155,7 +154,7 @@ class ChatReader:
             "abstention": "" if query.options else NO_INFORMATION,
             "mode": self.mode,
         }
-        return filled(query.id, "read", "memory_read", data, ROOM[self.mode], format=query.format, **told)
+        return from_template("read", "memory_read", query.id, None, ROOM[self.mode], data, format=query.format, **told)
 
 
 def in_order(memories: Sequence[Memory]) -> list[int]:
@@ -187,7 +186,7 @@ def note_request(query: Query, memory: Memory) -> Request:
     """What in one memory bears on the question (Appendix E, Chain-of-Note)."""
     text = f"Date: {one_line(memory.time or 'unknown')}\n{memory.text}"
     data = {"memory": text, "question": "\n".join(filter(None, question_lines(query.question())))}
-    return filled(query.id, "note", "memory_note", data, _NOTE_ROOM)
+    return from_template("note", "memory_note", query.id, None, _NOTE_ROOM, data)
 
 
 def citations(text: str, count: int) -> tuple[str, frozenset[int] | None]:

@@ -11,9 +11,9 @@ from datetime import date, timedelta
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import MemoryStage, Request
+from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, filled, mapping
+from remind.memory.bank import failed, mapping
 from remind.memory.base import TEXT, Memory, Query
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Operation
@@ -157,7 +157,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:
     """What a role is asked; `data` by its name in the role's template."""
     stage: MemoryStage = "profile" if role == "utilizer" else "memory"
-    return filled(dialogue, stage, f"salimory_{role}", data, ROOM[role], SCHEMAS[role])
+    return from_template(stage, f"salimory_{role}", dialogue, SCHEMAS[role], ROOM[role], data)
 
 
 def listed(entries: Iterable[tuple[str, str]]) -> str:

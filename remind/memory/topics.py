@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
+from remind.llm.request import from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.bank import Bank, failed, mapping
 from remind.memory.base import TEXT, words
 from remind.memory.expansions import Annotations, gist
 from remind.memory.plain import cut
@@ -65,7 +66,7 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
     topics: list[Topic] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
         data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
-        (reply,) = bank.send(filled(bank.dialogue_id, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA))
+        (reply,) = bank.send(from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data))
         if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
             bank.lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
             topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
