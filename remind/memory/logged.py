@@ -12,11 +12,11 @@ from torch import Tensor
 from remind.core.files import sha256_json
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
-from remind.memory.bank import Bank
+from remind.memory.bank import Bank, failed
 from remind.memory.base import Draft, System
 from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
-from remind.memory.proposals import LONGEST, undated
+from remind.memory.proposals import LONGEST, Occasion, Role, propose, undated
 from remind.states.pyramid import one_line
 from remind.text.days import day_of
 from remind.text.words import fillers, sentences, stems
@@ -104,6 +104,15 @@ class LoggedBank(Bank):
             {"model": model.name, "prompt": one.prompt_id, "key": key} for one, key in zip(requests, keys, strict=True)
         ]
         return list(zip(self.send(*requests), made_by, strict=True))
+
+    def proposed(
+        self, role: Role, reply: Reply, occasion: Occasion, entries: Sequence[Entry], first: int
+    ) -> list[Operation]:
+        """The operations of a reply, as `propose`; one in the wrong form that nothing comes of is lost."""
+        made = propose(role, reply.text, occasion, entries, first)
+        if reply.failure is not None and all(one.status == "rejected" for one in made):
+            self.lost.append(f"{failed('memory', reply)} ({role})")
+        return made
 
     def by_rule(self, session: Session, turn: Turn, store: str, place: int) -> Operation:
         """The entry that the rules make of a turn: its day and its key sentences."""

@@ -12,7 +12,7 @@ from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
 from remind.memory.base import TEXT, Draft, Query
-from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
+from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive, replay
 from remind.memory.plain import cut
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import Span, checked, day_of, one_day, spans, time_range
@@ -136,7 +136,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
             return {}
         stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
-            found = system.replayed[self.dialogue_id].replay(kind, session, stretches)
+            found = replay(system.replayed[self.dialogue_id], kind, session, stretches)
         elif system.source == "llm" and self.chat(STAGES[kind]) is not None:
             found = asked(self, kind, session, stretches)
         else:

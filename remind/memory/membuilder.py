@@ -10,18 +10,18 @@ from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.llm.request import Request, from_template
+from remind.llm.request import Reply, Request, from_template
 from remind.memory.bank import failed
 from remind.memory.base import Memory, Query, words
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Entry, Operation
-from remind.memory.proposals import Occasion, Role, propose, schema
+from remind.memory.proposals import Occasion, Role, schema
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
 ROLES: tuple[Role, ...] = ("core", "episodic", "semantic", "procedural")
 #: A reply, the entries that its references count, and `Operation.by`.
-Replied = tuple[str, list[Entry], Mapping[str, str]]
+Replied = tuple[Reply, list[Entry], Mapping[str, str]]
 #: Tokens of a reply, and how often the policy compresses the block before it is cut.
 ROOM, TRIES = 6000, 2
 
@@ -88,8 +88,9 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         first, operations = self.first(), list[Operation]()
         for role in ROLES:
             if role in self.told:
-                text, entries, by = self.told[role]
-                operations += propose(role, text, replace(occasion, by=by), entries, first + len(operations))
+                reply, entries, by = self.told[role]
+                place = first + len(operations)
+                operations += self.proposed(role, reply, replace(occasion, by=by), entries, place)
             elif role == "episodic":
                 for turn in filter(salient, session.turns):
                     operations.append(self.by_rule(session, turn, role, first + len(operations)))
@@ -118,7 +119,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         found = dict[Role, Replied]()
         for role, (reply, by) in zip(ROLES, answered, strict=True):
             if reply.failure in (None, "invalid"):
-                found[role] = (reply.text, entries[role], by)
+                found[role] = (reply, entries[role], by)
             else:
                 self.lost.append(f"{failed('memory', reply)} ({role})")
         return found

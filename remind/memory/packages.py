@@ -81,7 +81,7 @@ class PackageBank(Bank):
         return turn.speaker == self.store.sessions()[0].turns[0].speaker
 
     def client(self) -> Any:
-        """The run's endpoint as a package's HTTP client, which takes note of errors, since some packages pass over them.
+        """The run's endpoint as a package's HTTP client; it notes errors, which some packages pass over.
 
         Raises:
             ConfigError: the run names none.

@@ -17,7 +17,7 @@ from remind.memory.bank import failed, mapping
 from remind.memory.base import TEXT, Memory, Query
 from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
 from remind.memory.operations import Operation
-from remind.memory.proposals import BANKS, Occasion, propose, schema
+from remind.memory.proposals import BANKS, Occasion, schema
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import day_of
 from sae.ranges import PositiveInt
@@ -109,7 +109,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
             data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
             for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
                 if reply.failure in (None, "invalid"):
-                    return propose("booster", reply.text, replace(occasion, by=by), entries, first)
+                    return self.proposed("booster", reply, replace(occasion, by=by), entries, first)
                 self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
         store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
         return [self.by_rule(session, turn, store, first)]

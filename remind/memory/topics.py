@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
+from remind.data.readers.annotations import Annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, failed, mapping
 from remind.memory.base import TEXT, words
-from remind.memory.expansions import Annotations, gist
+from remind.memory.expansions import gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig

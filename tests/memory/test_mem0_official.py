@@ -106,7 +106,8 @@ class Official(Mem0Bank):
     @property
     def theirs(self) -> dict[str, Any]:
         spec = importlib.util.find_spec("mem0")
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         return runpy.run_path(str(Path(spec.origin).parent / "configs" / "prompts.py"))
 
     def extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:

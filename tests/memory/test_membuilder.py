@@ -46,7 +46,8 @@ def bank(folder: Path, chat: ScriptedChat | None, **options: Any) -> MemBuilderB
 def test_four_roles_read_the_memory_from_before_the_session(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", chat) as memory:
-        assert memory.ingest(FIRST).degraded == ()
+        memory.ingest(FIRST)
+        assert memory.lost == []
         assert [role_of(request) for request in chat.asked] == list(ROLES)
         assert all(parts(one)["session"].startswith("1. Ann: I am a nurse.") for one in chat.asked)
         assert {one.stage for one in chat.asked} == {"memory"}
