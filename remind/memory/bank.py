@@ -372,9 +372,6 @@ class Bank(ABC):
         DataError, ConfigError: as `System.open`.
     """
 
-    #: Whether `feedback` changes anything.
-    learns = False
-
     def __init_subclass__(cls, of: type[System] | None = None) -> None:
         """Make this class that of the banks of a system."""
         if of is not None:
@@ -514,6 +511,11 @@ class Bank(ABC):
     def complete(self) -> None:
         """What `finish` computes; by default nothing."""
         return
+
+    @property
+    def learns(self) -> bool:
+        """Whether `feedback` changes anything."""
+        return False
 
     # what systems use
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXT: Mapping[str, Any] = {"type": "string"}
 TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 #: Stages of chat models that belong to a question; the others belong to ingest.
-QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
+QUESTION_STAGES = ("strategy", "time_range", "read", "profile", "answer")
 
 
 @dataclass(frozen=True, slots=True)

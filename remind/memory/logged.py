@@ -5,51 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from remind.core.files import sha256_json
-from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.bank import Bank, failed
 from remind.memory.base import Draft, System
-from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
-from remind.memory.proposals import LONGEST, Occasion, Role, propose, undated
+from remind.memory.proposals import Occasion, Role, propose, undated
 from remind.states.pyramid import one_line
 from remind.text.days import day_of
-from remind.text.words import fillers, sentences, stems
-
-#: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.
-Policy = Literal["llm", "extractive"]
-#: `Operation.by` of the rules.
-RULES = {"model": "extractive", "prompt": "", "key": ""}
-_DEGRADED = {
-    "llm": "the prompts are in our own words, and the policy is the endpoint's model as it is",
-    "extractive": "entries are taken from the dialogue's words by rules, not written by a trained policy",
-}
 
 
 @dataclass(frozen=True)
 class PolicySystem(System):
-    """Base of systems whose memories a policy writes.
+    """Base of systems whose memories a policy writes, the endpoint of memory."""
 
-    Attributes:
-        policy: who proposes operations. llm: the endpoint of memory, and where there is none or it fails the rules,
-            which marks the session. extractive: the rules, which keep what each turn tells.
-    """
-
-    roles: ClassVar[tuple[str, ...]]
-    policy: Policy = "llm"
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        return self.roles if self.policy == "llm" else ()
-
-    @property
-    def not_as_published(self) -> tuple[str, ...]:
-        return (_DEGRADED[self.policy],)
+    not_as_published = ("the prompts are in our own words, and the policy is the endpoint's model as it is",)
 
 
 class LoggedBank(Bank):
@@ -95,15 +69,14 @@ class LoggedBank(Bank):
                 best[number] = max(cosine, best.get(number, cosine))
         return sorted(best, key=lambda number: (-best[number], number))[:count]
 
-    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
-        """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
-        if (model := self.chat(requests[0].stage)) is None:
-            return None
+    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]]:
+        """Replies, each with its `Operation.by`."""
+        replies, model = self.send(*requests), self.chat(requests[0].stage)
         keys = [sha256_json([one.chat, one.schema])[:16] for one in requests]
-        made_by = [
-            {"model": model.name, "prompt": one.prompt_id, "key": key} for one, key in zip(requests, keys, strict=True)
+        return [
+            (reply, {"model": model.name if model else "", "prompt": one.prompt_id, "key": key})
+            for reply, one, key in zip(replies, requests, keys, strict=True)
         ]
-        return list(zip(self.send(*requests), made_by, strict=True))
 
     def proposed(
         self, role: Role, reply: Reply, occasion: Occasion, entries: Sequence[Entry], first: int
@@ -113,13 +86,6 @@ class LoggedBank(Bank):
         if reply.failure is not None and all(one.status == "rejected" for one in made):
             self.lost.append(f"{failed('memory', reply)} ({role})")
         return made
-
-    def by_rule(self, session: Session, turn: Turn, store: str, place: int) -> Operation:
-        """The entry that the rules make of a turn: its day and its key sentences."""
-        day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
-        text = (f"{day}: {text}" if day else text)[:LONGEST]
-        head = (place, self.dialogue_id, session.id, store, "ADD", f"m{place}", (), text)
-        return Operation(*head, time=dated(turn.time or session.time), sources=(turn.id,), by=RULES)
 
     def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
         """Append operations to the log, and do to the memories what they say.
@@ -165,9 +131,3 @@ def numbered(texts: Iterable[str]) -> str:
 def dated(time: str | None) -> str | None:
     """A time as operations take it; None where it is unknown or in words that name no day."""
     return time if day_of(time) else None
-
-
-def salient(turn: Turn) -> bool:
-    """Whether a turn tells something: a picture, or a sentence of two content words that is no question."""
-    stated = " ".join(one.text for one in sentences([turn]) if not one.text.endswith("?"))
-    return bool(turn.images) or len({*stems(stated, fillers())}) > 1

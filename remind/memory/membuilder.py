@@ -13,7 +13,7 @@ from remind.data.dialogue import Session
 from remind.llm.request import Reply, Request, from_template
 from remind.memory.bank import failed
 from remind.memory.base import Memory, Query, words
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
+from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Entry, Operation
 from remind.memory.proposals import Occasion, Role, schema
 from remind.states.pyramid import one_line, turn_text
@@ -34,7 +34,7 @@ class MemBuilderSystem(PolicySystem):
     last version alone is shown, before all entries.
     """
 
-    roles = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
+    templates = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
     name: str = "membuilder"
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""
@@ -78,22 +78,14 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
 
     system: MemBuilderSystem
     keeps_versions = True
-    #: What the model replied after the last session, by role; a role is left out where it did not reply.
-    told: Mapping[Role, Replied] = {}
 
     def remember(self, session: Session) -> None:
         turns = tuple(turn.id for turn in session.turns)
-        occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns, RULES)
-        self.told = self._ask(session) if self.system.policy == "llm" else {}
+        occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns)
         first, operations = self.first(), list[Operation]()
-        for role in ROLES:
-            if role in self.told:
-                reply, entries, by = self.told[role]
-                place = first + len(operations)
-                operations += self.proposed(role, reply, replace(occasion, by=by), entries, place)
-            elif role == "episodic":
-                for turn in filter(salient, session.turns):
-                    operations.append(self.by_rule(session, turn, role, first + len(operations)))
+        for role, (reply, entries, by) in self._ask(session).items():
+            place = first + len(operations)
+            operations += self.proposed(role, reply, replace(occasion, by=by), entries, place)
         self.commit(operations)
         self._compress(replace(occasion, turns=()))
 
@@ -113,11 +105,8 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         entries["core"] = self._block()
         limit = self.system.block_characters
         requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        if (answered := self.replies(requests)) is None:
-            self.lost.append("memory: no endpoint is named")
-            return {}
         found = dict[Role, Replied]()
-        for role, (reply, by) in zip(ROLES, answered, strict=True):
+        for role, (reply, by) in zip(ROLES, self.replies(requests), strict=True):
             if reply.failure in (None, "invalid"):
                 found[role] = (reply, entries[role], by)
             else:
@@ -132,11 +121,11 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
             block = next(iter(self._block()), None)
             if block is None or len(block.text) <= (limit if attempt else most):
                 break
-            text, by = _newest(block.text, limit), RULES
-            if self.system.policy == "llm" and attempt < TRIES and len(self.lost) == failures:
+            text, by = _newest(block.text, limit), dict[str, str]()
+            if attempt < TRIES and len(self.lost) == failures:
                 data = {"block": block.text}
                 ask = from_template("compress", "membuilder_compress", self.dialogue_id, None, ROOM, data, limit=limit)
-                for reply, name in self.replies([ask]) or ():
+                for reply, name in self.replies([ask]):
                     if reply.failure is not None:
                         self.lost.append(failed("compress", reply))
                     elif shorter := words(reply):

@@ -151,7 +151,7 @@ def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]
 
 def _asked(stage: Stage) -> Stage:
     """A stage that has an endpoint of its own: reading is done by that of answers."""
-    return "answer" if stage in ("read", "note") else stage
+    return "answer" if stage == "read" else stage
 
 
 class _Counted(ChatModel):

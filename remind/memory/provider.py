@@ -29,10 +29,10 @@ from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Retrieval, Services, System
 from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import RunMemoryConfig
-from remind.memory.learning import Course, learning
+from remind.memory.learning import keep, learning
 from remind.memory.meter import Meter
 from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
-from remind.memory.rmm import RmmSystem
+from remind.memory.reranker import NAME
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
@@ -119,11 +119,6 @@ class Memories:
         cites = cfg.reader == "cite" and self.reads
         # nothing can be learned from stand-ins
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not cites) else cfg.citer
-        self.courses = {
-            name: Course(system, out / "learned" / name, self.encoder.dimension)
-            for name, system in self.systems.items()
-            if self.citer != "none" and isinstance(system, RmmSystem) and system.scope == "shared"
-        }
         self.about = {name: chosen.about() for name, chosen in self.systems.items()}
         self.datasets: dict[str, str] = {}
         self.units: list[str] = []
@@ -166,14 +161,15 @@ class SystemContexts:
 
     def __init__(self, name: str, memories: Memories) -> None:
         self.name, self._run, self.system = name, memories, memories.systems.get(name)
+        #: Folder of the weights that the next dialogue begins with.
+        self._weights: str | None = getattr(self.system, "weights", None)
 
     def contexts(self, questions: Sequence[Question], dialogue: Dialogue) -> list[Context]:
         """A context for each question, from the unit of this dialogue, which is made where it is not there."""
         run = self._run
         dataset = run.datasets.get(dialogue.id, "")
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
-        course = run.courses.get(self.name)
-        begins = getattr(self.system, "weights", None) if course is None else sha256_file(course.now)
+        begins = self._weights and sha256_file(Path(self._weights) / NAME)
         settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
         models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
         made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads, begins]
@@ -183,8 +179,11 @@ class SystemContexts:
             about = {"dataset": dataset, "system": self.name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
             unit = {"key": key, **about, "k": run.cfg.k, "notes": run.notes, **self._ask(dialogue, questions, key)}
             write_json(run.out / path, unit)
-        if course is not None:
-            course.advance(key)
+        learned = run.out / "learned" / self.name
+        if (after := learned / key[:24] / NAME).is_file() and unit["failed"] is None:
+            # the last ones, for runs to come
+            keep(after.read_bytes(), learned)
+            self._weights = str(after.parent)
         run.units.append(path)
         if unit["failed"] is not None:
             message = f"{unit['failed']['stage']}: {unit['failed']['message']}"
@@ -213,7 +212,8 @@ class SystemContexts:
                     seconds = self._ingest(bank, dialogue)
                     report = {**bank.report(), "ingest_seconds": seconds}
                     if run.citer != "none":
-                        bank = held.enter_context(learning(bank, run.out, run.courses.get(self.name), key))
+                        after = run.out / "learned" / self.name / key[:24]
+                        bank = held.enter_context(learning(bank, run.out, self._weights, after))
                     chat = bank.chat
                 answers = getattr(bank, "answer", None) if run.reads else None
                 for question in questions:

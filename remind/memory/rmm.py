@@ -3,8 +3,7 @@ and a reranker that learns from what answers cite (Section 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import load, save
 
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import sha256_file, sha256_json
-from remind.core.processes import locked
+from remind.core.errors import DataError
+from remind.core.files import read_bytes, sha256_file, sha256_json
 from remind.data.dialogue import Session
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, Retrieval
@@ -59,16 +56,11 @@ class RmmSystem(Replaying):
     """Whether candidates are shown by z(learned score) + z(BM25) over the candidates. What is explored are samples of
     the learned part alone."""
     scope: Literal["dialogue", "shared", "frozen"] = "dialogue"
-    """Whose feedback the weights learn from: each dialogue's alone; that of all which are opened one after the other,
+    """Whose feedback the weights learn from: each dialogue's alone; that of the run's dialogues one after the other,
     whose order then matters; or nobody's."""
     weights: str | None = None
-    """Folder of a reranker. dialogue and frozen: what every bank begins with; None: zeros, which change no order.
-    shared: where the common weights are kept."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scope == "shared" and self.weights is None:
-            raise ConfigError("scope shared needs weights, a folder to keep the common weights in")
+    """Folder of a reranker that banks begin with; with scope shared the first of a run. None: zeros, which change no
+    order."""
 
     def about(self) -> dict[str, Any]:
         options = super().about()
@@ -101,13 +93,9 @@ class RmmBank(Bank, of=RmmSystem):
 
     system: RmmSystem
 
-    def prepare(self, held: ExitStack) -> None:
-        self.learns = self.system.scope != "frozen"
-        if self.system.scope == "shared":
-            common = Path(str(self.system.weights))
-            common.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(common / ".lock", wait=False))
-            self._publish()
+    @property
+    def learns(self) -> bool:
+        return self.system.scope != "frozen"
 
     # prospective reflection
 
@@ -176,7 +164,7 @@ class RmmBank(Bank, of=RmmSystem):
         told, reranker = self._told(), self.reranker
         name = sha256_json([query.id, query.text, told])[:16]
         scores = reranker.scores(self._vector(query.text), self.store.vectors(numbers).numpy(), base)
-        noise = reranker.noise(name, len(first)) if told and self.system.scope != "frozen" else None
+        noise = reranker.noise(name, len(first)) if told and self.learns else None
         if noise is not None:
             by = scores + noise
         elif self.system.lexical:
@@ -198,7 +186,7 @@ class RmmBank(Bank, of=RmmSystem):
         lowest = float(by[order[-1]])
         yield from ((number, min(lowest, score)) for number, score in found)
 
-    def learn(self, retrieval: Retrieval, cited: frozenset[int]) -> None:
+    def feedback(self, retrieval: Retrieval, cited: Collection[int]) -> None:
         """Log feedback, and learn from it together with what waits where that makes a batch."""
         if not self.learns:
             return
@@ -222,8 +210,6 @@ class RmmBank(Bank, of=RmmSystem):
             # what was learned in memory is not what is stored
             self.__dict__.pop("reranker", None)
             raise
-        if full and self.system.scope == "shared":
-            self._publish()
 
     def _told(self) -> int:
         """Grows with every feedback; 0: there was none."""
@@ -241,33 +227,20 @@ class RmmBank(Bank, of=RmmSystem):
 
     @cached_property
     def reranker(self) -> Reranker:
-        """With the bank's own weights, or those it is given: at the start, and where others went on with the common
-        ones.
+        """With the bank's own weights, or those it begins with.
 
         Raises:
             DataError: weights that cannot be read, or do not go with the system's settings or the encoder.
         """
-        system, dimension, found = self.system, self.encoder.dimension, list[Reranker]()
-        if (stored := self.store.learned(NAME)) is not None:
-            held, own = load(stored), Reranker(system.reranker, dimension)
-            own.w_q, own.w_m, own.step = held["w_q"], held["w_m"], int(held["step"])
-            own.ema = None if np.isnan(held["ema"]) else float(held["ema"])
-            found.append(own)
-        path = None if system.weights is None else Path(system.weights) / NAME
-        if path is not None and path.is_file() and (not found or system.scope == "shared"):
-            found.append(Reranker.load(path, system.reranker, dimension))
-        return max(found, key=lambda one: one.step, default=Reranker(system.reranker, dimension))
+        system, data, path = self.system, self.store.learned(NAME), self.folder
+        if data is None and system.weights is not None:
+            path = Path(system.weights) / NAME
+            data = read_bytes(path)
+        made = (system.reranker, self.encoder.dimension)
+        return Reranker(*made) if data is None else Reranker.load(data, *made, path)
 
     def _keep(self) -> None:
         """Store the weights in the transaction under way; before the first update there is nothing to store."""
-        if (one := self.reranker).step:
-            ema = np.array(np.nan if one.ema is None else one.ema)
-            held = {"w_q": one.w_q, "w_m": one.w_m, "ema": ema, "step": np.array(one.step)}
-            self.store.learn(NAME, save(held))
+        if self.reranker.step:
+            self.store.learn(NAME, self.reranker.dump())
             self.store.log({"event": "weights"})
-
-    def _publish(self) -> None:
-        """Bring the folder of the common weights up to date."""
-        path, own = Path(str(self.system.weights)) / NAME, self.reranker
-        if not path.is_file() or Reranker.load(path).step < own.step:
-            own.save(path)

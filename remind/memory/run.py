@@ -194,8 +194,6 @@ def _measure(cfg: RunMemoryConfig) -> None:
         }
         about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
         write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"]["p13n"]})
-        for course in run.courses.values():
-            course.publish()
 
 
 def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:

@@ -4,7 +4,6 @@ a utilizer, three roles of one policy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
@@ -15,7 +14,7 @@ from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import failed, mapping
 from remind.memory.base import TEXT, Memory, Query
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
+from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, schema
 from remind.states.pyramid import one_line, turn_text
@@ -30,22 +29,13 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "booster": schema("booster"),
     "utilizer": object_schema(profile=TEXT, used={"type": "array", "items": {"type": "integer"}}),
 }
-_TASTE = re.compile(
-    r"\b(?:loves?|likes?|enjoys?|prefers?|hates?|dislikes?|adores?|can['\u2019]t stand|favou?rites?|fan of|into)\b",
-    re.I,
-)
-_SOON = re.compile(
-    r"\b(?:today|tonight|tomorrow|this (?:week|weekend|morning|afternoon|evening)|next (?:week|weekend|\w+day)|"
-    r"right now|these days|at the moment)\b",
-    re.I,
-)
 
 
 @dataclass(frozen=True)
 class SaliMorySystem(PolicySystem):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
-    roles = ("salimory_filter", "salimory_booster", "salimory_utilizer")
+    templates = ("salimory_filter", "salimory_booster", "salimory_utilizer")
     name: str = "salimory"
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""
@@ -56,7 +46,7 @@ class SaliMorySystem(PolicySystem):
 
 
 class SaliMoryBank(LoggedBank, of=SaliMorySystem):
-    """With a model a question retrieves one memory, the profile that the utilizer writes for it."""
+    """A question retrieves one memory, the profile that the utilizer writes for it."""
 
     system: SaliMorySystem
     keeps_versions = False
@@ -66,7 +56,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
     def remember(self, session: Session) -> None:
         self._retire(session)
         for turn in self._filter(session):
-            occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), RULES)
+            occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,))
             self.commit(self._boost(occasion, session, turn))
 
     def _retire(self, session: Session) -> None:
@@ -80,7 +70,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
                 old = here - self.store.note(number)["session"] >= self.system.window_sessions
             gone += [f"m{number}"] if old else []
         first, place = self.first(), (self.dialogue_id, session.id, "working", "DELETE")
-        self.commit([Operation(first + count, *place, refs=(name,), by=RULES) for count, name in enumerate(gone)])
+        self.commit([Operation(first + count, *place, refs=(name,)) for count, name in enumerate(gone)])
 
     def _aged(self, memory: Memory, now: date) -> bool:
         """Whether it was said before the window that ends on a day; not where its day is unknown."""
@@ -88,31 +78,27 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
     def _filter(self, session: Session) -> list[Turn]:
-        """The turns that are worth remembering; a rule stands for verdicts that do not come."""
-        verdicts = dict[str, bool]()
-        if self.system.policy == "llm":
-            requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
-            if (answered := self.replies(requests)) is None:
-                self.lost.append("memory: no endpoint is named")
-            for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
-                if reply.failure is None:
-                    verdicts[turn.id] = mapping(reply)["salient"]
-                else:
-                    self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
-        return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))]
+        """The turns that are worth remembering, as far as verdicts come."""
+        kept, requests = (
+            list[Turn](),
+            [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns],
+        )
+        for turn, (reply, _) in zip(session.turns, self.replies(requests), strict=True):
+            if reply.failure is not None:
+                self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
+            elif mapping(reply)["salient"]:
+                kept.append(turn)
+        return kept
 
     def _boost(self, occasion: Occasion, session: Session, turn: Turn) -> list[Operation]:
-        """What the booster makes of a turn; where it does not reply, an entry by rule."""
-        first = self.first()
-        if self.system.policy == "llm" and self.chat("memory") is not None:
-            entries = self.entries(self._bank(turn_text(turn)))
-            data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
-            for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
-                if reply.failure in (None, "invalid"):
-                    return self.proposed("booster", reply, replace(occasion, by=by), entries, first)
-                self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
-        store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        return [self.by_rule(session, turn, store, first)]
+        """What the booster makes of a turn."""
+        entries = self.entries(self._bank(turn_text(turn)))
+        data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
+        ((reply, by),) = self.replies([request("booster", self.dialogue_id, data)])
+        if reply.failure in (None, "invalid"):
+            return self.proposed("booster", reply, replace(occasion, by=by), entries, self.first())
+        self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
+        return []
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -123,21 +109,12 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     # the online stage: the utilizer
 
-    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> list[Memory]:
         now = day_of(query.time)
         working = [self.store.memory(number) for number in self.store.numbers("working")]
         stale = {int(one.id[1:]) for one in working if now and self._aged(one, now)}
-        if self.system.policy == "llm" and self.chat("profile") is not None:
-            memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
-            if not memories:
-                return
-            profile = self._profile(query, memories, trace)
-            if not self.lost:
-                yield from profile
-                return
-        for number, score in self.store.rank(query.text, "dense"):
-            if number not in stale:
-                yield number, score
+        memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
+        return self._profile(query, memories, trace) if memories else []
 
     def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
         """The profile for a question; none where it is empty or there was no reply."""

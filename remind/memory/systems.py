@@ -199,15 +199,15 @@ SYSTEMS: Mapping[str, Listed] = {
         "turns, the best 20 of hybrid by their score plus what is learned",
         {"source": "turns", "reranker": {"candidates": "hybrid"}},
     ),
-    "membuilder": Listed(
+    "membuilder": _written(
         "membuilder.MemBuilderSystem",
         "MemBuilder: a core block, events, knowledge and procedures, written by four roles of one policy",
-        stages=("memory", "compress"),
+        ("memory", "compress"),
     ),
-    "salimory": Listed(
+    "salimory": _written(
         "salimory.SaliMorySystem",
         "SaliMory: facts, preferences and a working memory of a week, summarised as a profile for the question",
-        stages=("memory", "profile"),
+        ("memory", "profile"),
     ),
 }
 
