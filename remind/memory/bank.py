@@ -201,15 +201,6 @@ class Store:
             self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
         self._changed()
 
-    def rewrite(self, number: int, draft: Draft, tokens: int, vectors: Tensor | None = None) -> None:
-        """Give a memory other content under its number. Without vectors it is found by the keys it has.
-
-        Raises:
-            DataError: as `add`.
-        """
-        self.remove(number, keys=vectors is not None)
-        self.add(draft, tokens, vectors, number)
-
     def log(self, entry: Any) -> None:
         """Append a JSON value to the journal."""
         self._insert("journal", None, json.dumps(entry))

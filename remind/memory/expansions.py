@@ -36,17 +36,12 @@ ROOM: Mapping[Kind, int] = {"userfact": 2000, "keyphrase": 300, "summ": 500}
 MOST, WORDS = 10, 120
 
 
-def extractive(session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-    """Key sentences, those with words that are rare in the session."""
-    weights = rarity([stems(turn_text(turn)) for turn in session.turns])
-    said = [sentences(stretch) for stretch in stretches]
-    return [key_sentences(one, [telling(part.text, weights) for part in one]).splitlines() for one in said]
-
-
 def gist(session: Session, turns: Stretch) -> str:
-    """Key sentences of turns of one speaker, who is named once, on one line."""
+    """Key sentences of turns of one speaker, those with words that are rare in the session; the speaker is named once,
+    and all on one line."""
+    weights, parts = rarity([stems(turn_text(turn)) for turn in session.turns]), sentences(turns)
     name = f"{one_line(turns[0].speaker)}: "
-    (lines,) = extractive(session, [turns])
+    lines = key_sentences(parts, [telling(part.text, weights) for part in parts]).splitlines()
     said = " ".join(line.removeprefix(name) for line in lines) or one_line(turn_text(turns[0])).removeprefix(name)
     return name + said
 
@@ -104,19 +99,15 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
     return from_template(stage, f"memory_{stage}", dialogue_id, schema, ROOM[kind], data, **limits)
 
 
-def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-    """The texts that an LLM writes; where it does not, key sentences, and told."""
+def asked(bank: Bank, kind: Kind, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """The texts that an LLM writes."""
     replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
-    found = []
     for stretch, reply in zip(stretches, replies, strict=True):
         if reply.failure is not None:
             bank.lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
-            found += extractive(session, [stretch])
-        elif kind == "summ":
-            found.append(_sentences(words(reply)))
-        else:
-            found.append(texts(mapping(reply).get(STAGES[kind])))
-    return found
+    if kind == "summ":
+        return [_sentences(words(reply)) if reply.failure is None else [] for reply in replies]
+    return [texts(mapping(reply).get(STAGES[kind])) for reply in replies]
 
 
 def _sentences(text: str) -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
-
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
@@ -110,25 +108,25 @@ class LangMemBank(PackageBank, of=LangMemSystem):
                 self.store.remove(number)
             elif value != self.store.note(number):
                 sources = (*(self.store.memory(number).sources or ()), *turns)
-                self.store.rewrite(number, *self._drawn(value, sources, when))
+                self.put(_draft(value, sources, when), number)
         # the package gives them at random
         for key, value in sorted(held.items(), key=lambda item: _indexed(item[1])):
-            number = self.store.add(*self._drawn(value, turns, when))
+            number = self.put(_draft(value, turns, when))
             theirs.delete(_SPACE, key)
             theirs.put(_SPACE, str(number), value)
-
-    def _drawn(self, value: dict[str, Any], sources: Sequence[str], when: str | None) -> tuple[Draft, int, Tensor]:
-        """A memory, its tokens and its vector."""
-        content, key = value["content"], _indexed(value)
-        text = str(content.get("content", "") if isinstance(content, dict) else content)
-        draft = Draft("memory", tuple(sources), text, (key,), when, value)
-        return draft, self.encoder.count_tokens(text), self.encoder.encode_apart([key])
 
     def _embed(self, texts: Sequence[str]) -> list[list[float]]:
         for text in texts:
             if text not in self._encoded:
                 self._encoded[text] = self.encoder.encode_apart([text])[0].tolist()
         return [self._encoded[text] for text in texts]
+
+
+def _draft(value: dict[str, Any], sources: Sequence[str], when: str | None) -> Draft:
+    """A memory as it is stored here."""
+    content = value["content"]
+    text = str(content.get("content", "") if isinstance(content, dict) else content)
+    return Draft("memory", tuple(sources), text, (_indexed(value),), when, value)
 
 
 def _indexed(value: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -87,23 +87,16 @@ class LoggedBank(Bank):
             self.lost.append(f"{failed('memory', reply)} ({role})")
         return made
 
-    def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
+    def commit(self, operations: Sequence[Operation]) -> None:
         """Append operations to the log, and do to the memories what they say.
 
         Args:
             operations: which refer to entries from before all of them.
-            vectors: of texts that are encoded already, without their times [d].
         """
         applied = [one for one in operations if one.status == "applied"]
         # what they refer to, before the first of them removes it
         before = {name: self.entries([int(name[1:])])[0] for one in applied for name in one.refs}
         new = {one.seq: made(one, [before[name] for name in one.refs]) for one in applied}
-        texts = [entry.text for entry in new.values() if entry is not None]
-        keys = [undated(entry.text) for entry in new.values() if entry is not None and entry.store != "core"]
-        held = {**(vectors or {})}
-        rest = [key for key in dict.fromkeys(keys) if key not in held]
-        held |= dict(zip(rest, self.encoder.encode_apart(rest), strict=True)) if rest else {}
-        tokens = dict(zip(texts, self.encoder.count_many(texts), strict=True)) if texts else {}
         for one in operations:
             self.store.log(one.value())
             entry = new.get(one.seq)
@@ -113,14 +106,10 @@ class LoggedBank(Bank):
             if entry is None:
                 continue
             note = {"session": self.store.count("sessions"), "coarse": entry.coarse}
-            if entry.store == "core":
-                # it is shown with every question: were all that went into it its sources, it would be evidence of all
-                draft, rows = Draft("core", None, entry.text, (), entry.time, note), None
-            else:
-                key = undated(entry.text)
-                keys_of = (None if key == entry.text else key,)
-                draft, rows = Draft(entry.store, entry.sources, entry.text, keys_of, note=note), held[key][None]
-            self.store.add(draft, tokens[entry.text], rows, one.seq)
+            # it is shown with every question: were all that went into it its sources, it would be evidence of all
+            block, keys = Draft("core", None, entry.text, (), entry.time, note), (undated(entry.text),)
+            other = Draft(entry.store, entry.sources, entry.text, keys, note=note)
+            self.put(block if entry.store == "core" else other, one.seq)
 
 
 def numbered(texts: Iterable[str]) -> str:

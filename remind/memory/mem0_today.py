@@ -96,10 +96,7 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         for payload in [package.vector_store.get(vector_id=event["id"]).payload for event in events]:
             text = payload["data"]
             note = {name: value for name, value in payload.items() if name not in _ELSEWHERE}
-            vectors = self.encoder.encode_apart([_on_one_line(text)])
-            self.store.add(
-                Draft("fact", tuple(payload["turns"]), text, note=note), self.encoder.count_tokens(text), vectors
-            )
+            self.put(Draft("fact", tuple(payload["turns"]), text, (_on_one_line(text),), note=note))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         found = self.store.rank(_on_one_line(query.text.strip()), "dense")

@@ -35,6 +35,7 @@ class MemBuilderSystem(PolicySystem):
     """
 
     templates = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
+    rules = "the paper, Appendix C"
     name: str = "membuilder"
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""

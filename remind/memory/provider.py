@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.errors import ConfigError, RemindError
 from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
@@ -354,13 +354,12 @@ def _context(row: Mapping[str, Any]) -> Context:
 
 
 def _made(path: Path, key: str) -> dict[str, Any] | None:
-    """A unit that is there, whole; one with a failure is made again."""
-    try:
-        unit: dict[str, Any] = read_json(path)
-        failed = any(row["answer"] is not None and row["answer"]["failed"] for row in unit["rows"])
-        return unit if unit["key"] == key and unit["failed"] is None and not failed else None
-    except (DataError, KeyError, TypeError):
+    """A unit that is there; one with a failure is made again."""
+    if not path.is_file():
         return None
+    unit: dict[str, Any] = read_json(path)
+    failed = unit["failed"] or any(row["answer"] is not None and row["answer"]["failed"] for row in unit["rows"])
+    return None if failed or unit["key"] != key else unit
 
 
 def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:

@@ -73,30 +73,18 @@ class RerankerConfig:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The memories of one retrieval.
-
-    Attributes:
-        order: positions of the chosen among the candidates, best first, int64 [M].
-        noise: g of Eq. 2 for every candidate, float64 [K]; None: no sample, and nothing to learn from.
-    """
-
-    order: np.ndarray
-    noise: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
 class Episode:
     """A retrieval with what became of it.
 
     Attributes:
         query: [d]. memories: the candidates [K, d]. base: logits they came with [K]; None: the scaled dot products.
-        rewards: of every chosen memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
+        order: positions of the shown among the candidates, in the order they were drawn, int64 [M].
+        rewards: of every shown memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
     """
 
     query: np.ndarray
     memories: np.ndarray
-    choice: Choice
+    order: np.ndarray
     rewards: np.ndarray
     base: np.ndarray | None = None
 
@@ -134,24 +122,6 @@ class Reranker:
         learned = memories @ (back + (adapted if base is None else change))
         return self.config.scale * learned.astype(np.float64) + (0 if base is None else base)
 
-    def best(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None = None) -> Choice:
-        """The M best candidates without noise; ties: earlier first."""
-        return Choice(_top(self.scores(query, memories, base), self.config.top_m))
-
-    def sample(self, query: np.ndarray, memories: np.ndarray, name: str, base: np.ndarray | None = None) -> Choice:
-        """The M best candidates by s + Gumbel noise (Eq. 2), an ordered draw without replacement from the policy.
-
-        A pure function of weights, arguments and seed: the noise is drawn from the seed and `name` alone. All but the
-        share `explore` of names give `best`.
-
-        Args:
-            name: of the retrieval; the same one always gives the same noise.
-        """
-        noise = self.noise(name, len(memories))
-        if noise is None:
-            return self.best(query, memories, base)
-        return Choice(_top(self.scores(query, memories, base) + noise, self.config.top_m), noise)
-
     def noise(self, name: str, count: int) -> np.ndarray | None:
         """g of Eq. 2 for that many candidates, float64 [K]; None for the share of names that is not explored.
 
@@ -162,32 +132,25 @@ class Reranker:
         draws = np.random.default_rng(int.from_bytes(digest[:16], "little"))
         return draws.gumbel(size=count) if draws.random() < self.config.explore else None
 
-    def learn(self, episodes: Sequence[Episode]) -> bool:
-        """One step of Eq. 3 over a batch: the mean of η (R − b) ∇ log P. Choices without noise are left out.
-
-        Returns:
-            Whether there was anything to learn from.
+    def learn(self, episodes: Sequence[Episode]) -> None:
+        """One step of Eq. 3 over a batch: the mean of η (R − b) ∇ log P.
 
         Raises:
             ConfigError: a gradient that is not finite. Nothing has changed then.
         """
-        sampled = [episode for episode in episodes if episode.choice.noise is not None]
-        if not sampled:
-            return False
-        mean = float(np.mean([episode.rewards.mean() for episode in sampled]))
+        mean = float(np.mean([episode.rewards.mean() for episode in episodes]))
         known = mean if self.ema is None else self.ema
-        self._ascend(sampled, [self.coefficients(episode, known) for episode in sampled], self.config.rate)
+        self._ascend(episodes, [self.coefficients(episode, known) for episode in episodes], self.config.rate)
         # after the step: a baseline that knows the rewards it is taken from biases the gradient, if only the first one
         self.ema = self.config.ema * known + (1 - self.config.ema) * mean
         self.step += 1
-        return True
 
     def coefficients(self, episode: Episode, baseline: float) -> np.ndarray:
         """c = Σ_j (R_j − b) ∂ log P_j/∂s, float64 [K]: the derivative of Eq. 3 by the logits.
 
         P_j, the probability of the j-th draw, is the softmax of s over the candidates not yet drawn.
         """
-        order, weights = episode.choice.order, episode.rewards - baseline
+        order, weights = episode.order, episode.rewards - baseline
         logits = np.tile(self.scores(episode.query, episode.memories, episode.base), (len(order), 1))
         for draw, position in enumerate(order[:-1]):
             logits[draw + 1 :, position] = -np.inf
@@ -250,7 +213,3 @@ class Reranker:
 def rewards(order: np.ndarray, cited: set[int]) -> np.ndarray:
     """+1 for every chosen memory whose place in the list (from 0) is cited, −1 for the others (Section 6.2); [M]."""
     return np.array([1.0 if place in cited else -1.0 for place in range(len(order))])
-
-
-def _top(scores: np.ndarray, count: int) -> np.ndarray:
-    return np.argsort(-scores, kind="stable")[:count]

@@ -18,7 +18,7 @@ from remind.data.dialogue import Session
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, Retrieval
 from remind.memory.expansions import Replaying
-from remind.memory.reranker import NAME, Choice, Episode, Reranker, RerankerConfig, rewards
+from remind.memory.reranker import NAME, Episode, Reranker, RerankerConfig, rewards
 from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed
 from remind.perception.perceive import standardise
 from sae.ranges import PositiveInt, Share
@@ -40,12 +40,12 @@ class RmmSystem(Replaying):
     any is plain retrieval.
     """
 
+    rules = "the paper, Appendix D"
     name: str = "rmm"
     """As the user calls it."""
     source: Literal["llm", "replay", "extractive", "turns"] = "llm"
-    """Where summaries come from. llm: the endpoint of extract and update, and where there is none or it fails the
-    rules, which marks the session. replay: `annotations`. extractive: key sentences by topical segment. turns: no
-    summaries, single turns."""
+    """Where summaries come from. llm: the endpoint of extract and update. replay: `annotations`. extractive: key
+    sentences by topical segment. turns: no summaries, single turns."""
     update_k: PositiveInt = 5
     """Memories of the same speaker that a new topic is compared with; the paper names no number."""
     merge_at: Share = 0.85
@@ -108,12 +108,10 @@ class RmmBank(Bank, of=RmmSystem):
             return
         if self.system.source == "replay":
             topics = replayed(self.system.replayed[self.dialogue_id], session)
-        elif self.system.source == "llm" and self.chat("extract") is not None:
+        elif self.system.source == "llm":
             topics = extracted(self, session)
         else:
             topics = by_segment(session, self.encoder)
-            if self.system.source == "llm":
-                self.lost.append("no endpoint for extract: key sentences stand for topics")
         for topic in topics:
             self._update(topic)
 
@@ -124,7 +122,7 @@ class RmmBank(Bank, of=RmmSystem):
         found = list(islice(own, self.system.update_k))
         old = [self._topic(number).summary for number, _ in found]
         actions: list[Merge | None] = []
-        if found and self.system.source == "llm" and self.chat("update") is not None:
+        if found and self.system.source == "llm":
             actions = decided(self, topic, old)
         if not actions:
             same = found and found[0][1] >= self.system.merge_at
@@ -218,9 +216,8 @@ class RmmBank(Bank, of=RmmSystem):
     def _episode(self, entry: Mapping[str, Any]) -> Episode:
         memories = self.store.vectors([int(name[1:]) for name in entry["candidates"]]).numpy()
         order = np.array(entry["order"], np.int64)
-        choice = Choice(order, self.reranker.noise(entry["name"], len(memories)))
         given, base = rewards(order, set(entry["cited"])), np.array(entry["base"])
-        return Episode(self._vector(entry["text"]), memories, choice, given, base)
+        return Episode(self._vector(entry["text"]), memories, order, given, base)
 
     def _vector(self, text: str) -> np.ndarray:
         return self.encoder.encode([text])[0].numpy()

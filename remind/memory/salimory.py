@@ -4,7 +4,7 @@ a utilizer, three roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
@@ -36,6 +36,7 @@ class SaliMorySystem(PolicySystem):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
     templates = ("salimory_filter", "salimory_booster", "salimory_utilizer")
+    rules = "the paper, Section 3"
     name: str = "salimory"
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""

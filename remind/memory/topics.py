@@ -58,7 +58,7 @@ class Merge:
 
 
 def extracted(bank: Bank, session: Session) -> list[Topic]:
-    """The topics of each speaker by the chat model (Appendix D.1.1); where it does not tell, by rule.
+    """The topics of each speaker by the chat model (Appendix D.1.1).
 
     A turn of the paper is an exchange: what is said until the opener of the session speaks again.
     """
@@ -70,7 +70,6 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
         (reply,) = bank.send(from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data))
         if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
             bank.lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
-            topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
         for one in mapping(reply).get("extracted_memories", ()):
             numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
             # references to what is not there are passed over
