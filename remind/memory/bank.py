@@ -56,8 +56,7 @@ CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE learned (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
 """
-#: What a bank is rebuilt of and holds then; what was learned stays.
-_CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal")
+_CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal", "learned")
 _log = logging.getLogger(__name__)
 
 
@@ -154,7 +153,7 @@ class Store:
             raise
 
     def clear(self) -> None:
-        """Remove everything but what was learned."""
+        """Remove everything."""
         for table in (*_CONTENT, "sqlite_sequence"):
             self._db.execute(f"DELETE FROM {table}")
         self._changed()
@@ -467,7 +466,7 @@ class Bank(ABC):
     def report(self) -> dict[str, Any]:
         """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        counts = {name: self.store.count(name) for name in _CONTENT if name != "sources"}
+        counts = {name: self.store.count(name) for name in _CONTENT if name not in ("sources", "learned")}
         degraded = self.store.degraded()
         lost = sum(map(len, degraded.values())) if self.asked else 0
         return {**counts, "bytes": size, "degraded": degraded, "asked": self.asked, "lost": lost}
@@ -546,8 +545,12 @@ class Bank(ABC):
         source = self.services.chat
         return None if source is None else source(self.system.name, self.dialogue_id, stage)
 
-    def send(self, *requests: Request) -> list[Reply]:
-        """Replies of the model that the run names for the requests' stage.
+    def send(self, *requests: Request, salvaged: bool = False) -> list[Reply]:
+        """Replies of the model that the run names for the requests' stage. One that did not come or cannot be read gets
+        a line in `lost`.
+
+        Args:
+            salvaged: replies in another form than asked for are of use, too.
 
         Raises:
             ConfigError: it names none.
@@ -557,7 +560,10 @@ class Bank(ABC):
             raise ConfigError(f"{self.system.name} needs a chat model ({stage}); name one: --llm.default.base_url URL")
         if stage not in QUESTION_STAGES:
             self.asked += len(requests)
-        return model.complete(requests)
+        replies = model.complete(requests)
+        failed = [one for one in replies if one.failure not in ((None, "invalid") if salvaged else (None,))]
+        self.lost += (f"{stage}: {one.failure}: {one.message}" for one in failed)
+        return replies
 
     def ask(
         self,
@@ -568,15 +574,8 @@ class Bank(ABC):
         schema: Mapping[str, Any] | None = None,
         **values: Any,
     ) -> Reply:
-        """Send a filled template (`from_template`). A reply that did not come or cannot be read gets a line in `lost`.
-
-        Raises:
-            ConfigError: no model is named for the stage.
-        """
-        (reply,) = self.send(from_template(stage, template, self.dialogue_id, schema, room, data, **values))
-        if reply.failure is not None:
-            self.lost.append(failed(template, reply))
-        return reply
+        """The reply to a filled template (`from_template`); errors as `send`."""
+        return self.send(from_template(stage, template, self.dialogue_id, schema, room, data, **values))[0]
 
     # inside
 
@@ -606,11 +605,6 @@ class Bank(ABC):
                 left = tuple(turn for turn in session.turns if turn.id not in without)
                 if left:
                     self._store(replace(session, turns=left))
-
-
-def failed(what: str, reply: Reply) -> str:
-    """A line on a reply that did not come or cannot be read."""
-    return f"{what}: {reply.failure}: {reply.message}"
 
 
 def mapping(reply: Reply) -> Mapping[str, Any]:

@@ -121,11 +121,6 @@ class Retrieval:
     memories: tuple[Memory, ...]
     trace: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def tokens(self) -> int:
-        """Of all texts together."""
-        return sum(memory.tokens for memory in self.memories)
-
 
 @dataclass(frozen=True)
 class Services:

@@ -17,7 +17,7 @@ from remind.data.dialogue import Session, Turn
 from remind.data.readers.annotations import Annotations, read_annotations
 from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, mapping
+from remind.memory.bank import mapping
 from remind.memory.base import TEXTS, System, texts, words
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
@@ -102,9 +102,6 @@ def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
 def asked(bank: Bank, kind: Kind, stretches: Sequence[Stretch]) -> list[list[str]]:
     """The texts that an LLM writes."""
     replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
-    for stretch, reply in zip(stretches, replies, strict=True):
-        if reply.failure is not None:
-            bank.lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
     if kind == "summ":
         return [_sentences(words(reply)) if reply.failure is None else [] for reply in replies]
     return [texts(mapping(reply).get(STAGES[kind])) for reply in replies]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remind.core.files import sha256_json
 from remind.llm.request import Reply, Request
-from remind.memory.bank import Bank, failed
+from remind.memory.bank import Bank
 from remind.memory.base import Draft, System
 from remind.memory.operations import Entry, Operation, State, fold, made
 from remind.memory.proposals import Occasion, Role, propose, undated
@@ -71,7 +71,7 @@ class LoggedBank(Bank):
 
     def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]]:
         """Replies, each with its `Operation.by`."""
-        replies, model = self.send(*requests), self.chat(requests[0].stage)
+        replies, model = self.send(*requests, salvaged=True), self.chat(requests[0].stage)
         keys = [sha256_json([one.chat, one.schema])[:16] for one in requests]
         return [
             (reply, {"model": model.name if model else "", "prompt": one.prompt_id, "key": key})
@@ -82,9 +82,11 @@ class LoggedBank(Bank):
         self, role: Role, reply: Reply, occasion: Occasion, entries: Sequence[Entry], first: int
     ) -> list[Operation]:
         """The operations of a reply, as `propose`; one in the wrong form that nothing comes of is lost."""
+        if reply.failure not in (None, "invalid"):
+            return []
         made = propose(role, reply.text, occasion, entries, first)
         if reply.failure is not None and all(one.status == "rejected" for one in made):
-            self.lost.append(f"{failed('memory', reply)} ({role})")
+            self.lost.append(f"memory: {reply.failure}: {reply.message} ({role})")
         return made
 
     def commit(self, operations: Sequence[Operation]) -> None:

@@ -4,14 +4,13 @@ kept by four roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.llm.request import Reply, Request, from_template
-from remind.memory.bank import failed
+from remind.llm.request import Request, from_template
 from remind.memory.base import Memory, Query, words
 from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Entry, Operation
@@ -20,8 +19,6 @@ from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
 ROLES: tuple[Role, ...] = ("core", "episodic", "semantic", "procedural")
-#: A reply, the entries that its references count, and `Operation.by`.
-Replied = tuple[Reply, list[Entry], Mapping[str, str]]
 #: Tokens of a reply, and how often the policy compresses the block before it is cut.
 ROOM, TRIES = 6000, 2
 
@@ -83,10 +80,14 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
     def remember(self, session: Session) -> None:
         turns = tuple(turn.id for turn in session.turns)
         occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns)
-        first, operations = self.first(), list[Operation]()
-        for role, (reply, entries, by) in self._ask(session).items():
-            place = first + len(operations)
-            operations += self.proposed(role, reply, replace(occasion, by=by), entries, place)
+        near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
+        entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
+        entries["core"] = self._block()
+        limit, operations = self.system.block_characters, list[Operation]()
+        requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
+        for role, (reply, by) in zip(ROLES, self.replies(requests), strict=True):
+            place = self.first() + len(operations)
+            operations += self.proposed(role, reply, replace(occasion, by=by), entries[role], place)
         self.commit(operations)
         self._compress(replace(occasion, turns=()))
 
@@ -98,21 +99,6 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
 
     def _block(self) -> list[Entry]:
         return self.entries(self.store.numbers("core"))
-
-    def _ask(self, session: Session) -> dict[Role, Replied]:
-        """By role what the model says."""
-        near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-        entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
-        entries["core"] = self._block()
-        limit = self.system.block_characters
-        requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        found = dict[Role, Replied]()
-        for role, (reply, by) in zip(ROLES, self.replies(requests), strict=True):
-            if reply.failure in (None, "invalid"):
-                found[role] = (reply, entries[role], by)
-            else:
-                self.lost.append(f"{failed('memory', reply)} ({role})")
-        return found
 
     def _compress(self, occasion: Occasion) -> None:
         """Shorten a block that is too long (Appendix C.2)."""
@@ -127,9 +113,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
                 data = {"block": block.text}
                 ask = from_template("compress", "membuilder_compress", self.dialogue_id, None, ROOM, data, limit=limit)
                 for reply, name in self.replies([ask]):
-                    if reply.failure is not None:
-                        self.lost.append(failed("compress", reply))
-                    elif shorter := words(reply):
+                    if shorter := words(reply):
                         text, by = shorter, name
             place = (self.first(), occasion.dialogue, occasion.session, "core", "REWRITE", f"m{self.first()}")
             self.commit([Operation(*place, (block.id,), text, occasion.time, by=by)])

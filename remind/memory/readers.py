@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
@@ -30,7 +29,6 @@ ROOM = {"direct": 500, "con": 800, "cite": 500, "respond": 800, "x0": 500}
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 #: Not behind a word or a bracket, where it is an index; groups in a row are one. Longer numbers are years.
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
-_DATED = re.compile(r"\d{4}-\d\d")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"^\W*answer\W*:\W*(.*\S)", re.IGNORECASE | re.MULTILINE)
 
@@ -60,10 +58,8 @@ def tokens(replies: Sequence[Reply]) -> tuple[int, int]:
     return sum(one.prompt_tokens for one in replies), sum(one.completion_tokens for one in replies)
 
 
-class ChatOf(Protocol):
-    """Finds the chat model of a stage; None: no endpoint is named. `Bank.chat` is one."""
-
-    def __call__(self, stage: Stage) -> ChatModel | None: ...
+#: Finds the chat model of a stage; None: no endpoint is named. `Bank.chat` is one.
+ChatOf = Callable[[Stage], ChatModel | None]
 
 
 @dataclass(frozen=True)
@@ -125,16 +121,9 @@ class ChatReader:
 
 
 def in_order(memories: Sequence[Memory]) -> list[int]:
-    """Places of the memories in the order of the dialogue; those whose turns are not known last, by their dates."""
-
-    def order(place: int) -> tuple[int, str]:
-        memory = memories[place]
-        if memory.position is not None:
-            return memory.position, ""
-        # a time in words has no order
-        return sys.maxsize, memory.time if memory.time and _DATED.match(memory.time) else "~"
-
-    return sorted(range(len(memories)), key=order)
+    """Places of the memories in the order of the dialogue; those whose turns are not known last, as they were."""
+    known = [memory.position for memory in memories]
+    return sorted(range(len(known)), key=lambda place: (known[place] is None, known[place] or 0))
 
 
 def as_turns(memories: Sequence[Memory]) -> str:

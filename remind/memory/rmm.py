@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -87,8 +86,7 @@ class RmmBank(Bank, of=RmmSystem):
     """A bank whose journal holds merges, feedback, and where weights were stored.
 
     After every full batch the weights are stored in the transaction of the feedback that filled it. Episodes of a batch
-    that is not full are made from the journal when it is. Forgetting and repairing keep the weights, as long as a turn
-    is left.
+    that is not full are made from the journal when it is. A bank that is made anew has learned nothing.
     """
 
     system: RmmSystem
@@ -100,9 +98,6 @@ class RmmBank(Bank, of=RmmSystem):
     # prospective reflection
 
     def remember(self, session: Session) -> None:
-        if self.store.learned(NAME) is not None and not self.store.journal():
-            # the bank is made anew, of sessions alone
-            self._keep()
         if self.system.source == "turns":
             self.put_turns(session.turns)
             return
@@ -198,16 +193,13 @@ class RmmBank(Bank, of=RmmSystem):
         last = max((place for place, one in enumerate(journal) if one["event"] == "weights"), default=-1)
         waiting = [one for one in [*journal[last + 1 :], entry] if "order" in one]
         full = len(waiting) >= self.system.reranker.batch
-        try:
-            with self.store.transaction():
-                self.store.log(entry)
-                if full:
-                    self.reranker.learn([self._episode(one) for one in waiting])
-                    self._keep()
-        except BaseException:
-            # what was learned in memory is not what is stored
-            self.__dict__.pop("reranker", None)
-            raise
+        with self.store.transaction():
+            self.store.log(entry)
+            if full:
+                reranker = self.reranker
+                reranker.learn([self._episode(one) for one in waiting])
+                self.store.learn(NAME, reranker.dump())
+                self.store.log({"event": "weights"})
 
     def _told(self) -> int:
         """Grows with every feedback; 0: there was none."""
@@ -222,7 +214,7 @@ class RmmBank(Bank, of=RmmSystem):
     def _vector(self, text: str) -> np.ndarray:
         return self.encoder.encode([text])[0].numpy()
 
-    @cached_property
+    @property
     def reranker(self) -> Reranker:
         """With the bank's own weights, or those it begins with.
 
@@ -235,9 +227,3 @@ class RmmBank(Bank, of=RmmSystem):
             data = read_bytes(path)
         made = (system.reranker, self.encoder.dimension)
         return Reranker(*made) if data is None else Reranker.load(data, *made, path)
-
-    def _keep(self) -> None:
-        """Store the weights in the transaction under way; before the first update there is nothing to store."""
-        if self.reranker.step:
-            self.store.learn(NAME, self.reranker.dump())
-            self.store.log({"event": "weights"})

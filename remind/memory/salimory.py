@@ -4,15 +4,15 @@ a utilizer, three roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, mapping
+from remind.memory.bank import mapping
 from remind.memory.base import TEXT, Memory, Query
 from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Operation
@@ -56,9 +56,11 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     def remember(self, session: Session) -> None:
         self._retire(session)
-        for turn in self._filter(session):
-            occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,))
-            self.commit(self._boost(occasion, session, turn))
+        # all turns are filtered at once
+        verdicts = self.send(*(request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns))
+        for turn, verdict in zip(session.turns, verdicts, strict=True):
+            if mapping(verdict).get("salient") is True:
+                self._boost(session, turn)
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
@@ -78,28 +80,13 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         said = day_of(memory.time)
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
-    def _filter(self, session: Session) -> list[Turn]:
-        """The turns that are worth remembering, as far as verdicts come."""
-        kept, requests = (
-            list[Turn](),
-            [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns],
-        )
-        for turn, (reply, _) in zip(session.turns, self.replies(requests), strict=True):
-            if reply.failure is not None:
-                self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
-            elif mapping(reply)["salient"]:
-                kept.append(turn)
-        return kept
-
-    def _boost(self, occasion: Occasion, session: Session, turn: Turn) -> list[Operation]:
-        """What the booster makes of a turn."""
+    def _boost(self, session: Session, turn: Turn) -> None:
+        """Do what the booster makes of a turn."""
         entries = self.entries(self._bank(turn_text(turn)))
         data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
         ((reply, by),) = self.replies([request("booster", self.dialogue_id, data)])
-        if reply.failure in (None, "invalid"):
-            return self.proposed("booster", reply, replace(occasion, by=by), entries, self.first())
-        self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
-        return []
+        occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), by)
+        self.commit(self.proposed("booster", reply, occasion, entries, self.first()))
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -115,19 +102,13 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
         working = [self.store.memory(number) for number in self.store.numbers("working")]
         stale = {int(one.id[1:]) for one in working if now and self._aged(one, now)}
         memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
-        return self._profile(query, memories, trace) if memories else []
-
-    def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
-        """The profile for a question; none where it is empty or there was no reply."""
-        data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
-        (reply,) = self.send(request("utilizer", self.dialogue_id, data))
-        if reply.failure is not None:
-            self.lost.append(failed("profile", reply))
+        if not memories:
             return []
-        value = mapping(reply)
-        used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]
+        data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
+        value = mapping(self.send(request("utilizer", self.dialogue_id, data))[0])
+        used = [memories[n - 1] for n in sorted({*value.get("used", ())}) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
-        text, when = value["profile"].strip(), used[0].time if used else None
+        text, when = value.get("profile", "").strip(), used[0].time if used else None
         sources = (source for one in used for source in one.sources or ())
         return [self.written("profile", text, sources, when)] if text else []
 

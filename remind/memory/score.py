@@ -207,16 +207,16 @@ def evidence_recall(gold: Sequence[str], memories: Sequence[Sequence[Any]]) -> f
 def _row(dataset: str, name: str, place: Place, found: Mapping[str, Found], draws: tuple[int, int]) -> dict[str, Any]:
     known = {question: one for question, one in found.items() if one.recall is not None}
     recalls = [one.recall or 0.0 for one in known.values()]
-    estimate: dict[str, Any] = bootstrap(recalls, *draws, several([one.dialogue for one in known.values()])) or {}
+    estimate = bootstrap(recalls, *draws, several([one.dialogue for one in known.values()]))
     return {
         "dataset": dataset,
         "system": name,
         "at": place[0],
         "value": place[1],
         "tokens": float(np.mean([one.tokens for one in found.values()])),
-        "recall": estimate.get("value"),
-        "low": estimate.get("low"),
-        "high": estimate.get("high"),
+        "recall": estimate and estimate["value"],
+        "low": estimate and estimate["low"],
+        "high": estimate and estimate["high"],
         "any": float(np.mean([one > 0 for one in recalls])) if recalls else None,
         "all": float(np.mean([one == 1 for one in recalls])) if recalls else None,
         "n": len(recalls),

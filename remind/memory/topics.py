@@ -15,7 +15,7 @@ from remind.data.dialogue import Dialogue, Session
 from remind.data.readers.annotations import Annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import Bank, failed, mapping
+from remind.memory.bank import Bank, mapping
 from remind.memory.base import TEXT, words
 from remind.memory.expansions import gist
 from remind.memory.plain import cut
@@ -67,9 +67,10 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
     topics: list[Topic] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
         data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
-        (reply,) = bank.send(from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data))
-        if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
-            bank.lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
+        ask = from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data)
+        (reply,) = bank.send(ask, salvaged=True)
+        if reply.failure == "invalid" and "NO_TRAIT" not in words(reply):
+            bank.lost.append(f"extract: invalid: {reply.message}")
         for one in mapping(reply).get("extracted_memories", ()):
             numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
             # references to what is not there are passed over
