@@ -1,6 +1,6 @@
 """A bank: one SQLite file, in which a session is one transaction; the ranking of its memories; what its system asks.
 
-Repeated ingesting, transactions, budgets, feedback, forgetting and lost requests are the same for all systems and
+Repeated ingesting, transactions, budgets, feedback and lost requests are the same for all systems and
 implemented here. Nothing is pickled.
 """
 
@@ -110,8 +110,6 @@ class Store:
     def _prepare(self, identity: Mapping[str, Any]) -> None:
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
             raise DataError(f"is damaged ({damage}); delete the bank's folder to rebuild it", self._path)
-        # what is forgotten is overwritten
-        self._db.execute("PRAGMA secure_delete = ON")
         if not self._one("SELECT count(*) FROM sqlite_master"):
             self._db.executescript(f"BEGIN; {_TABLES} COMMIT;")
         if not (held := self.rows("SELECT value FROM about")):
@@ -215,12 +213,12 @@ class Store:
         return next((value for (value,) in self.rows("SELECT value FROM learned WHERE name = ?", name)), None)
 
     def sessions(self) -> list[Session]:
-        """Every session as it was ingested, less what was forgotten."""
+        """Every session as it was ingested."""
         names = self.rows("SELECT id FROM sessions ORDER BY number")
         return [session for (name,) in names if (session := self.session(name)) is not None]
 
     def session(self, session_id: str) -> Session | None:
-        """A session as it was ingested, less what was forgotten; None: it is not stored."""
+        """A session as it was ingested; None: it is not stored."""
         for number, when in self.rows("SELECT number, time FROM sessions WHERE id = ?", session_id):
             query = "SELECT id, speaker, text, time, images FROM turns WHERE session = ? ORDER BY number"
             return Session(session_id, when, tuple(_turn(row) for row in self.rows(query, number)))
@@ -230,9 +228,6 @@ class Store:
         """Sessions that a stand-in had a part in, with the reasons."""
         rows = self.rows("SELECT id, degraded FROM sessions WHERE degraded != '[]' ORDER BY number")
         return {name: json.loads(reasons) for name, reasons in rows}
-
-    def holds_turn(self, turn_id: str) -> bool:
-        return bool(self.rows("SELECT 1 FROM turns WHERE id = ?", turn_id))
 
     def last_time(self) -> str | None:
         """Time of the last session with an ISO time."""
@@ -445,23 +440,20 @@ class Bank(ABC):
         learned from it."""
         return
 
-    def forget(self, turn_ids: Iterable[str]) -> int:
-        """Change memories, vectors and journal to what they would be without these turns. Returns how many of the turns
-        were stored. Call `finish` again afterwards."""
-        gone = {turn for turn in turn_ids if self.store.holds_turn(turn)}
-        if gone:
-            self.rebuild(gone)
-        return len(gone)
-
     def repair(self) -> bool:
         """Rebuild the bank if a fallback was used; earlier replies come from the run's cache.
 
         Returns:
             Whether there was anything to do.
         """
-        if needed := bool(self.store.degraded()):
-            self.rebuild()
-        return needed
+        if not self.store.degraded():
+            return False
+        sessions, self.asked = self.store.sessions(), 0
+        with self.store.transaction():
+            self.store.clear()
+            for session in sessions:
+                self._store(session)
+        return True
 
     def report(self) -> dict[str, Any]:
         """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
@@ -595,16 +587,6 @@ class Bank(ABC):
         self.store.add_session(session)
         self.remember(session)
         self.store.degrade(session.id, self.lost)
-
-    def rebuild(self, without: Collection[str] = ()) -> None:
-        """Make the bank anew of the stored sessions, less these turns, in one transaction."""
-        sessions, self.asked = self.store.sessions(), 0
-        with self.store.transaction():
-            self.store.clear()
-            for session in sessions:
-                left = tuple(turn for turn in session.turns if turn.id not in without)
-                if left:
-                    self._store(replace(session, turns=left))
 
 
 def mapping(reply: Reply) -> Mapping[str, Any]:

@@ -66,10 +66,6 @@ class RunMemoryConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if not self.systems:
-            raise ConfigError("systems is empty")
-        if twice := sorted({name for name in self.systems if self.systems.count(name) > 1}):
-            raise ConfigError(f"systems lists {twice[0]} twice")
         if reserved := sorted({*self.systems} & {*CONTROLS}):
             raise ConfigError(f"{reserved[0]} is always included; leave it out")
         if unused := sorted({*self.options} - {*self.systems}):

@@ -10,12 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from remind.core import optional
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
 from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt
 
 #: A bank holds one dialogue, and in it the package one namespace.
 _SPACE = ("memories",)
@@ -33,16 +31,6 @@ class LangMemSystem(PackageSystem):
 
     not_as_published = ()
     name: str = "langmem"
-    query_limit: PositiveInt = 5
-    """Memories that the manager is shown with a batch, those nearest to its last turn; the package has 5. With 8 and
-    more it looks up the last two turns besides, with 12 and more the last four."""
-    deletes: bool = True
-    """Whether the manager may delete memories."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.query_limit < 4:
-            raise ConfigError(f"query_limit must be at least 4, not {self.query_limit}: else nothing is looked up")
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where a package is missing."""
@@ -81,8 +69,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
             openai_proxy="",
             use_responses_api=False,
         )
-        limits = {"enable_deletes": self.system.deletes, "query_limit": self.system.query_limit}
-        return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, **limits)
+        return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, enable_deletes=True)
 
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         messages, when = import_module("langchain_core.messages"), turns[0].time or session.time

@@ -12,15 +12,15 @@ from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
 from remind.memory.base import TEXT, Draft, Query
-from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, replay
+from remind.memory.expansions import Replaying, Stretch, asked, replay
 from remind.memory.plain import cut
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
 #: What is made to expand keys, and of what: of a whole session, or of every turn.
-Expansion = Literal["none", "session-summ", "session-keyphrase", "session-userfact", "turn-keyphrase", "turn-userfact"]
+Expansion = Literal["none", "session-userfact", "turn-userfact"]
 #: separate: expansions are keys beside the words. merge: they stand before the words in one key. replace: they stand in
-#: the words' place. With `split-` every fact, phrase or sentence makes a key of its own, else all of them together.
+#: the words' place. With `split-` every fact makes a key of its own, else all of them together.
 Join = Literal["separate", "merge", "replace", "split-separate", "split-merge", "split-replace"]
 #: By how many days an event may lie outside a range, which is itself often a guess.
 TOLERANCE = 2
@@ -40,7 +40,7 @@ class LongMemEvalSystem(Replaying):
 
     Attributes:
         name: as the user calls it.
-        value: what a memory is. fact, summary: what `expansion` names, which is then no key beside the words.
+        value: what a memory is. fact: what `expansion` names, which is then no key beside the words.
         expansion: what the keys of turns, rounds and sessions are expanded by.
         join: how words and expansions make keys.
         keys: whether each turn of a value has a key, or all of its words together (the paper's sessions).
@@ -56,7 +56,7 @@ class LongMemEvalSystem(Replaying):
 
     rules = "LongMemEval, Appendix D"
     name: str = "lme"
-    value: Literal["turn", "round", "session", "fact", "summary"] = "round"
+    value: Literal["turn", "round", "session", "fact"] = "round"
     expansion: Expansion = "turn-userfact"
     join: Join = "merge"
     keys: Literal["turns", "whole"] = "turns"
@@ -66,27 +66,18 @@ class LongMemEvalSystem(Replaying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = {"fact": "userfact", "summary": "summ"}.get(self.value, "")
-        if not self.expansion.endswith(kind):
-            raise ConfigError(f"value {self.value} needs an expansion by {kind}, not {self.expansion}")
-        if self.source == "replay" and self.expansion.endswith("keyphrase"):
-            raise ConfigError("LoCoMo's file has facts and summaries alone, no keyphrases")
-
-    @property
-    def kind(self) -> Kind | None:
-        """What expansions are."""
-        return next((kind for kind in STAGES if self.expansion.endswith(kind)), None)
+        if self.value == "fact" and self.expansion == "none":
+            raise ConfigError("value fact needs an expansion")
 
     @property
     def templates(self) -> tuple[str, ...]:
-        stages = [STAGES[self.kind]] if self.kind and self.source == "llm" else []
-        names = [*stages, *(("events", "time_range") if self.time == "llm" else ())]
-        return tuple(f"memory_{name}" for name in names)
+        facts = ("memory_facts",) if self.expansion != "none" and self.source == "llm" else ()
+        return (*facts, *(("memory_events", "memory_time_range") if self.time == "llm" else ()))
 
     @property
     def not_as_published(self) -> tuple[str, ...]:
-        replayed = self.kind and self.source == "replay"
-        expanded = ["facts and summaries are those shipped with LoCoMo"] if replayed else []
+        replayed = self.expansion != "none" and self.source == "replay"
+        expanded = ["facts are those shipped with LoCoMo"] if replayed else []
         return (*expanded, *(["events and time ranges are found by rules"] if self.time == "rules" else []))
 
 
@@ -100,8 +91,8 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         users = tuple(turn for turn in session.turns if not talk or turn.speaker.casefold() == "user")
         found = self._expansions(session, users)
         days = self._days(session)
-        if system.value == "fact" or system.value == "summary":
-            drafts = _written(system.value, found)
+        if system.value == "fact":
+            drafts = _facts(found)
         else:
             names = {turn.id for turn in users}
             own = {turn.id: texts for stretch, texts in found.items() for turn in stretch}
@@ -128,14 +119,14 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
 
     def _expansions(self, session: Session, users: Stretch) -> dict[Stretch, list[str]]:
         """What is extracted from each stretch: a turn, or all of the session that counts."""
-        system, kind = self.system, self.system.kind
-        if kind is None:
+        system = self.system
+        if system.expansion == "none":
             return {}
         stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
-            found = replay(system.replayed[self.dialogue_id], kind, session, stretches)
+            found = replay(system.replayed[self.dialogue_id], session, stretches)
         else:
-            found = asked(self, kind, stretches)
+            found = asked(self, stretches)
         return dict(zip(stretches, found, strict=True))
 
     def _days(self, session: Session) -> dict[str, list[Span]]:
@@ -201,13 +192,13 @@ def join_keys(words: str, expansions: Sequence[str], join: Join) -> list[str]:
     return [f"{part} {words}" for part in parts] if join.endswith("merge") else parts
 
 
-def _written(value: str, own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, str]]:
-    """Facts or summaries as memories, and their texts; a fact of several turns is one memory."""
+def _facts(own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, str]]:
+    """Facts as memories, and their texts; one of several turns is one memory."""
     sources: dict[str, dict[str, None]] = {}
     for stretch, texts in own.items():
-        for text in [" ".join(texts)] if value == "summary" and texts else texts:
+        for text in texts:
             sources.setdefault(text, {}).update(dict.fromkeys(turn.id for turn in stretch))
-    return [(Draft(value, tuple(ids), text=text), text) for text, ids in sources.items()]
+    return [(Draft("fact", tuple(ids), text=text), text) for text, ids in sources.items()]
 
 
 def told_days(session: Session, named: bool = True) -> dict[str, list[Span]]:

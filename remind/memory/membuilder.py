@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.request import Request, from_template
 from remind.memory.base import Memory, Query, words
@@ -40,11 +39,6 @@ class MemBuilderSystem(PolicySystem):
     """Characters of the core block from which it is compressed."""
     compressed_characters: PositiveInt = 3000
     """Characters that a compressed block stays below; after two tries without success it is cut at a line."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compressed_characters > self.block_characters:
-            raise ConfigError("compressed_characters must be at most block_characters")
 
 
 def request(

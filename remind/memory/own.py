@@ -191,7 +191,7 @@ class RemindBank(Bank, of=RemindSystem):
         return perception.index(dialogue)
 
     def _dialogue(self) -> Dialogue:
-        """Images are counted anew: sessions may come from the middle of a dialogue, and turns may be forgotten."""
+        """Images are counted anew: sessions may come from the middle of a dialogue."""
         sessions, shown = [], 0
         for session in self.store.sessions():
             turns = []

@@ -63,10 +63,6 @@ _DATED = re.compile(rf"({_TIME})(?: to ({_TIME}))?: (?=\S)", re.ASCII)
 _FORMATS = {4: "%Y", 7: "%Y-%m", 10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M"}
 
 
-class Rejected(ValueError):
-    """A proposal of no use; the message says why."""
-
-
 @dataclass(frozen=True)
 class Occasion:
     """Where operations are proposed.
@@ -130,9 +126,9 @@ def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry]
         here = replace(bare, seq=first + number)
         try:
             if number >= MOST[role]:
-                raise Rejected(f"more than {MOST[role]} operations")
+                raise NotValid(f"more than {MOST[role]} operations")
             operations.append(_checked(role, one, here, occasion, entries))
-        except Rejected as error:
+        except NotValid as error:
             given = one if isinstance(one, dict) else {}
             op, store = (str(given.get(name, "")) for name in ("op", "store"))
             here = replace(here, op=op if op in FIELDS[role] else "", store=store if store in BANKS else here.store)
@@ -146,34 +142,34 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
     import jsonschema
 
     if not isinstance(one, dict):
-        raise Rejected("an operation must be an object")
+        raise NotValid("an operation must be an object")
     # null stands for a field that is left out
     one = {name: value for name, value in one.items() if value is not None}
     op = fitted(one, object_schema(op={"enum": list(FIELDS[role])}), {}).get("op")
     if not isinstance(op, str) or op not in FIELDS[role]:
-        raise Rejected(f"{role} has no operation {quoted(op)}")
+        raise NotValid(f"{role} has no operation {quoted(op)}")
     shape = _shape(role, op)
     given = fitted(one, shape, {})
     errors = jsonschema.Draft202012Validator(shape).iter_errors(given)
     if (problem := jsonschema.exceptions.best_match(errors)) is not None:
-        raise Rejected(one_line(f"{op}: {problem.json_path.lstrip('$.')} {problem.message[:_KEPT]}"))
+        raise NotValid(one_line(f"{op}: {problem.json_path.lstrip('$.')} {problem.message[:_KEPT]}"))
     made = replace(bare, op=op, store=given.get("store", bare.store) if op != "NOOP" else "", entry=f"m{bare.seq}")
     if told := given.get("sources"):
         if outside := [number for number in told if not 1 <= number <= len(occasion.turns)]:
-            raise Rejected(f"no turn {quoted(outside[0])}; the session has {len(occasion.turns)}")
+            raise NotValid(f"no turn {quoted(outside[0])}; the session has {len(occasion.turns)}")
         made = replace(made, sources=tuple(occasion.turns[number - 1] for number in sorted(set(told))), coarse=False)
     if role == "core":
         text, old = str(given.get("content", given.get("new_text"))).strip(), given.get("old_text", "").strip()
         block = entries[0].text if entries else ""
         if op == "REPLACE" and (count := occurrences(block, old)) != 1:
-            raise Rejected(f"old_text is in the block {count} times, not once")
+            raise NotValid(f"old_text is in the block {count} times, not once")
         if op == "APPEND" and not text:
             return replace(made, entry="")
         return replace(made, text=text, old=old, refs=tuple(entry.id for entry in entries))
     names = given.get("olds", [given[name] for name in ("old", "target") if name in given])
     refs = [_entry(name, entries, made) for name in names]
     if len(set(refs)) < len(refs):
-        raise Rejected(f"{op} names an entry twice")
+        raise NotValid(f"{op} names an entry twice")
     text = one_line(next((given[name] for name in ("memory", "new_memory", "text", "reason") if name in given), ""))
     when = _time(text, occasion.time) if role == "episodic" else made.time
     entry = "" if op in (*NOTHING, "DELETE") else made.entry
@@ -183,17 +179,17 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
 def _entry(value: int | str, entries: Sequence[Entry], made: Operation) -> str:
     """Id of the entry that a proposal names: by number, by id, or by the text that one of them alone has."""
     if value == made.entry:
-        raise Rejected(f"{value} would refer to itself")
+        raise NotValid(f"{value} would refer to itself")
     if isinstance(value, int) or re.fullmatch(r"[0-9]{1,8}", value):
         if not 1 <= int(value) <= len(entries):
-            raise Rejected(f"no entry {quoted(int(value))}; {len(entries)} are shown")
+            raise NotValid(f"no entry {quoted(int(value))}; {len(entries)} are shown")
         found = [entries[int(value) - 1]]
     else:
         found = [one for one in entries if one.id == value] or [one for one in entries if one.text == one_line(value)]
     if len(found) != 1:
-        raise Rejected(f"{quoted(value)} is {'no entry' if not found else f'the text of {len(found)} entries'}")
+        raise NotValid(f"{quoted(value)} is {'no entry' if not found else f'the text of {len(found)} entries'}")
     if found[0].store != made.store:
-        raise Rejected(f"entry {found[0].id} is of {found[0].store}, not of {made.store}")
+        raise NotValid(f"entry {found[0].id} is of {found[0].store}, not of {made.store}")
     return found[0].id
 
 
@@ -208,11 +204,11 @@ def _time(text: str, session: str | None) -> str | None:
     match = _DATED.match(text)
     if match is None:
         if session is not None:
-            raise Rejected("an event must begin with its time, YYYY[-MM[-DD[ HH:MM]]], a colon and a space")
+            raise NotValid("an event must begin with its time, YYYY[-MM[-DD[ HH:MM]]], a colon and a space")
         return None
     for time in filter(None, match.groups()):
         try:
             datetime.strptime(time, _FORMATS[len(time)])
         except ValueError:
-            raise Rejected(f"there is no time {time}") from None
+            raise NotValid(f"there is no time {time}") from None
     return match[1].replace(" ", "T")

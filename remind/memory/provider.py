@@ -98,10 +98,8 @@ class Memories:
         own: Mapping[str, System] | None = None,
     ) -> None:
         self.cfg, self.out = cfg, out
-        self.systems = dict(own or {})
-        self.systems |= {
-            name: make_system(name, _options(cfg, name)) for name in cfg.systems if name not in self.systems
-        }
+        given = own or {}
+        self.systems = {name: given.get(name) or make_system(name, _options(cfg, name)) for name in cfg.systems}
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
@@ -131,10 +129,6 @@ class Memories:
     def costs(self) -> list[dict[str, Any]]:
         """What was asked and what it cost, by system, dialogue and stage."""
         return self.meter.ledger.groups("system", "dialogue", "stage")
-
-    def told(self) -> Iterator[str]:
-        """Notes and costs, for a person."""
-        yield from (*self.notes, *([self.meter.table()] if self.costs() else []))
 
     def _who(self) -> Iterator[str]:
         """Who answers and who assesses, with the hashes of the prompts, a line each."""
@@ -214,8 +208,8 @@ class SystemContexts:
                     if run.citer != "none":
                         after = run.out / "learned" / self.name / key[:24]
                         bank = held.enter_context(learning(bank, run.out, self._weights, after))
-                    chat = bank.chat
                 answers = getattr(bank, "answer", None) if run.reads else None
+                bar = held.enter_context(run.meter.bar(f"{self.name} {dialogue.id}: questions", len(questions)))
                 for question in questions:
                     stage, query = "retrieve", Query.of(question)
                     retrieve = bank.retrieve if bank is not None else shows(question)
@@ -229,6 +223,7 @@ class SystemContexts:
                             readings.append(run.reader.read(query, found.memories, chat))
                             if (cited := readings[-1].cited) is not None:
                                 bank.feedback(found, cited)
+                    bar.step()
                 stage, queries = "answer", list(map(Query.of, questions))
                 if answers is not None:
                     readings = list(map(answers, queries))
@@ -246,12 +241,12 @@ class SystemContexts:
     def _ingest(self, bank: Bank, dialogue: Dialogue) -> float:
         """Give the bank what it does not hold yet; the seconds that all of it took, kept in a file beside the bank."""
         run, beside = self._run, bank.folder.with_name(f"{bank.folder.name}.seconds.json")
-        if run.writing is not None:
-            bank.repair()
         seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
         told = [session for session in dialogue.sessions if session.turns]
         steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
         with run.meter.bar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
+            if run.writing is not None:
+                bank.repair()
             for name, step in [*steps, ("", bank.finish)]:
                 # vectors from the cache count as if they were computed now
                 start = time.perf_counter() + run.encoder.saved

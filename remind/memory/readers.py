@@ -26,7 +26,6 @@ Mode = Literal["direct", "con", "cite", "respond", "x0"]
 #: Room for a reply in tokens, where the published code gives one.
 ROOM = {"direct": 500, "con": 800, "cite": 500, "respond": 800, "x0": 500}
 
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 #: Not behind a word or a bracket, where it is an index; groups in a row are one. Longer numbers are years.
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
@@ -141,15 +140,13 @@ def as_turns(memories: Sequence[Memory]) -> str:
 def citations(text: str, count: int) -> tuple[str, frozenset[int] | None]:
     """A reply without its citations, and the memories it cites, numbered from 0.
 
-    `[0, 2]` and `[0][2]` cite both; numbers of no memory are passed over, and brackets in code or right behind a word
-    are no citations. Empty: it says [NO_CITE]. None: it cites none that there is, or says [NO_CITE] and cites.
+    `[0, 2]` and `[0][2]` cite both; numbers of no memory are passed over, and brackets right behind a word are
+    no citations. Empty: it says [NO_CITE]. None: it cites none that there is, or says [NO_CITE] and cites.
 
     Args:
         count: number of memories.
     """
-    # code keeps its length, so that places in both are the same
-    bare = _CODE.sub(lambda match: "x" * len(match[0]), text)
-    groups = [*_GROUPS.finditer(bare), *(none := list(_NO_CITE.finditer(bare)))]
+    groups = [*_GROUPS.finditer(text), *(none := list(_NO_CITE.finditer(text)))]
     numbers = {int(number) for group in groups for number in re.findall(r"\d+", group[0])}
     cited = frozenset(number for number in numbers if number < count)
     for group in sorted(groups, key=lambda match: -match.start()):

@@ -64,8 +64,6 @@ class RerankerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if self.top_m > self.top_k:
-            raise ConfigError(f"RerankerConfig: top_m must be at most top_k, not {self.top_m} > {self.top_k}")
 
     @property
     def rate(self) -> float:
@@ -140,7 +138,13 @@ class Reranker:
         """
         mean = float(np.mean([episode.rewards.mean() for episode in episodes]))
         known = mean if self.ema is None else self.ema
-        self._ascend(episodes, [self.coefficients(episode, known) for episode in episodes], self.config.rate)
+        slopes = [self.coefficients(episode, known) for episode in episodes]
+        adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
+        if not all(np.isfinite(factor).all() for factor in factors):
+            raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
+        rate = self.w_q.dtype.type(self.config.rate)
+        self.w_q += (rate * adapted).T @ queries
+        self.w_m += (rate * probes).T @ values
         # after the step: a baseline that knows the rewards it is taken from biases the gradient, if only the first one
         self.ema = self.config.ema * known + (1 - self.config.ema) * mean
         self.step += 1
@@ -172,14 +176,6 @@ class Reranker:
         probes = share * (queries + queries @ self.w_q.T)
         return share * (values + values @ self.w_m.T), queries, probes, values
 
-    def _ascend(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray], lr: float) -> None:
-        adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
-        if not all(np.isfinite(factor).all() for factor in factors):
-            raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
-        rate = self.w_q.dtype.type(lr)
-        self.w_q += (rate * adapted).T @ queries
-        self.w_m += (rate * probes).T @ values
-
     def dump(self) -> bytes:
         """Weights and state as safetensors."""
         state = {"config": asdict(self.config), "ema": self.ema, "step": self.step}
@@ -208,8 +204,3 @@ class Reranker:
             words = "{} candidates, scale {:g} and dimension {}"
             raise DataError(f"the weights are for {words.format(*have)}, not for {words.format(*wanted)}", path)
         return found
-
-
-def rewards(order: np.ndarray, cited: set[int]) -> np.ndarray:
-    """+1 for every chosen memory whose place in the list (from 0) is cited, −1 for the others (Section 6.2); [M]."""
-    return np.array([1.0 if place in cited else -1.0 for place in range(len(order))])

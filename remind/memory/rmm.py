@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from remind.core.errors import DataError
 from remind.core.files import read_bytes, sha256_file, sha256_json
 from remind.data.dialogue import Session
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, Retrieval
 from remind.memory.expansions import Replaying
-from remind.memory.reranker import NAME, Episode, Reranker, RerankerConfig, rewards
-from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed
+from remind.memory.reranker import NAME, Episode, Reranker, RerankerConfig
+from remind.memory.topics import Topic, by_segment, decided, extracted, joined, replayed
 from remind.perception.perceive import standardise
 from sae.ranges import PositiveInt, Share
 
@@ -62,16 +61,9 @@ class RmmSystem(Replaying):
     order."""
 
     def about(self) -> dict[str, Any]:
-        options = super().about()
-        if self.scope == "shared":
-            # what was learned is no part of the settings
-            options["weights"] = None
-        elif self.weights is not None:
-            path = Path(self.weights) / NAME
-            if not path.is_file():
-                raise DataError("there is no reranker", path)
-            options["weights"] = sha256_file(path)
-        return options
+        # what a run has learned is no part of the settings
+        path = Path(self.weights) / NAME if self.weights and self.scope != "shared" else None
+        return {**super().about(), "weights": path and sha256_file(path)}
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -116,20 +108,20 @@ class RmmBank(Bank, of=RmmSystem):
         own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
         found = list(islice(own, self.system.update_k))
         old = [self._topic(number).summary for number, _ in found]
-        actions: list[Merge | None] = []
+        actions: list[tuple[int, str] | None] = []
         if found and self.system.source == "llm":
             actions = decided(self, topic, old)
         if not actions:
             same = found and found[0][1] >= self.system.merge_at
-            actions = [Merge(0, joined(topic.summary, old[0])) if same else None]
+            actions = [(0, joined(topic.summary, old[0])) if same else None]
         for action in actions:
             if action is None:
                 self._write(topic)
                 continue
-            number = found[action.place][0]
+            number = found[action[0]][0]
             before = self._topic(number)
             self.store.log({"event": "merge", "memory": number, "before": asdict(before), "new": asdict(topic)})
-            self._write(Topic(action.text, topic.speaker, (*before.turns, *topic.turns)), number)
+            self._write(Topic(action[1], topic.speaker, (*before.turns, *topic.turns)), number)
 
     def _write(self, topic: Topic, number: int | None = None) -> None:
         """Store a topic, under a number that there is or a new one."""
@@ -208,8 +200,9 @@ class RmmBank(Bank, of=RmmSystem):
     def _episode(self, entry: Mapping[str, Any]) -> Episode:
         memories = self.store.vectors([int(name[1:]) for name in entry["candidates"]]).numpy()
         order = np.array(entry["order"], np.int64)
-        given, base = rewards(order, set(entry["cited"])), np.array(entry["base"])
-        return Episode(self._vector(entry["text"]), memories, order, given, base)
+        # Section 6.2
+        rewards = np.array([1.0 if place in entry["cited"] else -1.0 for place in range(len(order))])
+        return Episode(self._vector(entry["text"]), memories, order, rewards, np.array(entry["base"]))
 
     def _vector(self, text: str) -> np.ndarray:
         return self.encoder.encode([text])[0].numpy()

@@ -184,7 +184,7 @@ def _measure(cfg: RunMemoryConfig) -> None:
         )
         data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
         report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
-        for told in run.told():
+        for told in (*run.notes, *([run.meter.table()] if run.costs() else [])):
             print(told)
         listed = {
             "units": [f"{MEMORY}/{path}" for path in dict.fromkeys(run.units)],

@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
-COLUMNS = (
-    ("multi", "accuracy"),
-    ("multi", "memory_recall"),
-    ("single", "accuracy"),
-    ("single", "memory_recall"),
-    ("direct", "accuracy"),
-    ("direct", "memory_recall"),
-    ("direct", "bleu1"),
-    ("direct", "f1"),
-)
+_MEASURES = {
+    "multi": ("accuracy", "memory_recall"),
+    "single": ("accuracy", "memory_recall"),
+    "direct": ("accuracy", "memory_recall", "bleu1", "f1"),
+}
+COLUMNS = tuple((kind, measure) for kind, measures in _MEASURES.items() for measure in measures)
 #: Table 1 of the REMIND paper, in percent; None: not reported. All answers are Qwen3-VL-8B's or, of the memory systems
 #: that are not trained, gpt-4o-mini's.
 TABLE_1: Mapping[str, tuple[float | None, ...]] = {

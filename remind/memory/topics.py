@@ -49,14 +49,6 @@ class Topic:
     turns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """A new topic goes into the entry at `place` of those shown, which has `text` as its summary from now on."""
-
-    place: int
-    text: str
-
-
 def extracted(bank: Bank, session: Session) -> list[Topic]:
     """The topics of each speaker by the chat model (Appendix D.1.1).
 
@@ -83,7 +75,7 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
 def replayed(annotations: Annotations, session: Session) -> list[Topic]:
     """LoCoMo's facts of the session, each about the speaker of its first turn."""
     speakers = {turn.id: turn.speaker for turn in session.turns}
-    facts = [(one_line(text), ids) for text, ids in annotations.facts.get(session.id, ())]
+    facts = [(one_line(text), ids) for text, ids in annotations.get(session.id, ())]
     return [Topic(text, speakers[ids[0]], ids) for text, ids in facts if text and ids and speakers.keys() >= {*ids}]
 
 
@@ -104,8 +96,9 @@ def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
     return topics
 
 
-def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | None]:
-    """What becomes of the topic by the chat model (Appendix D.1.2); None: it is added. Empty: it does not tell.
+def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[tuple[int, str] | None]:
+    """What becomes of the topic by the chat model (Appendix D.1.2): an entry's place and the summary that it has from
+    now on; None: it is added. Empty: it does not tell.
 
     Args:
         entries: summaries of memories of the same speaker.
@@ -121,10 +114,10 @@ def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | No
     return actions
 
 
-def read_actions(text: str, count: int) -> list[Merge | None]:
+def read_actions(text: str, count: int) -> list[tuple[int, str] | None]:
     """The lines Add() and Merge(i, text) of a reply; of several Add() one. Empty: there are none, or one names an entry
     that there is not."""
-    actions: list[Merge | None] = []
+    actions: list[tuple[int, str] | None] = []
     for line in text.splitlines():
         if match := _MERGE.search(line):
             place, merged = int(match[1]), one_line(match[2])
@@ -132,7 +125,7 @@ def read_actions(text: str, count: int) -> list[Merge | None]:
                 merged = merged[1:-1]
             if place >= count:
                 return []
-            actions.append(Merge(place, merged))
+            actions.append((place, merged))
         elif _ADD.search(line) and None not in actions:
             actions.append(None)
     return actions
