@@ -96,7 +96,7 @@ def _shape(role: Role, op: str) -> dict[str, Any]:
     text = {"type": "string", "maxLength": LONGEST, "pattern": r"\S"}
     kinds = {name: _READ.get(op if name == "content" else name, text) for name in FIELDS[role][op]}
     told = {} if role == "booster" else {"sources": _NUMBERS}
-    return {**object_schema(**kinds, **told), "required": list(kinds)}
+    return {**object_schema(**kinds, **told), "required": list(kinds), "additionalProperties": True}
 
 
 def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry], first: int) -> list[Operation]:
