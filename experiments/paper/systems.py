@@ -22,7 +22,7 @@ from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.memory.score import MANIFEST
-from remind.memory.systems import COLUMNS, SYSTEMS
+from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from remind.models.chat import Content
 from remind.models.generate import Generation
 from remind.states.dataset import question_splits
@@ -198,13 +198,10 @@ def small_baselines(setting: Setting, out: Path) -> str:
 
 def as_printed(names: Iterable[str]) -> list[str]:
     """Figures of Table 1 for those of the systems that it has, as lines of Markdown; none where it has none."""
-    rows = [(name, SYSTEMS[name]) for name in names if name in SYSTEMS and SYSTEMS[name].row is not None]
+    rows = [(name, row) for name in names if (row := ROWS.get(name)) is not None]
     if not rows:
         return []
-    body = [
-        [name, str(one.row), *("–" if figure is None else f"{figure:.1f}" for figure in one.paper.values())]
-        for name, one in rows
-    ]
+    body = [[name, row, *("–" if figure is None else f"{figure:.1f}" for figure in TABLE_1[row])] for name, row in rows]
     heads = ["System", "row of the paper", *(f"{TITLES[format]} {HEADS[measure]}" for format, measure in COLUMNS)]
     return ["", "## As the paper prints them, with its models", "", markdown_table(heads, body)]
 

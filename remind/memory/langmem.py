@@ -47,11 +47,6 @@ class LangMemBank(PackageBank, of=LangMemSystem):
     # which langmem calls models by
     logger = "trustcall"
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        #: Vectors by what the package had encoded.
-        self._encoded: dict[str, list[float]] = {}
-
     def load(self) -> Any:
         package = _package()
         index = {"dims": self.encoder.dimension, "embed": self._embed}
@@ -103,10 +98,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
             theirs.put(_SPACE, str(number), value)
 
     def _embed(self, texts: Sequence[str]) -> list[list[float]]:
-        for text in texts:
-            if text not in self._encoded:
-                self._encoded[text] = self.encoder.encode_apart([text])[0].tolist()
-        return [self._encoded[text] for text in texts]
+        return [self.encoder.encode_apart([text])[0].tolist() for text in texts]
 
 
 def _draft(value: dict[str, Any], sources: Sequence[str], when: str | None) -> Draft:

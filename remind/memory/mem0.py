@@ -29,7 +29,6 @@ _ENTRY: Mapping[str, Any] = {
         "id": {"anyOf": [TEXT, {"type": "integer"}]},
         "text": TEXT,
         "event": {"type": "string", "enum": ["ADD", "UPDATE", "DELETE", "NONE"]},
-        "old_memory": TEXT,
     },
     "required": ["id", "event"],
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -183,24 +183,13 @@ class RemindBank(Bank, of=RemindSystem):
     def _perception(self) -> tuple[Dialogue, Perception]:
         """The dialogue as it is stored now, and what indexes it."""
         if self._built is None or self._built[0] != self.store.version:
-            self._built = (self.store.version, self._dialogue(), Perception(self.settings, self.encoder, self.llm))
+            dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
+            self._built = (self.store.version, dialogue, Perception(self.settings, self.encoder, self.llm))
         return self._built[1:]
 
     def _index(self) -> DialogueIndex:
         dialogue, perception = self._perception()
         return perception.index(dialogue)
-
-    def _dialogue(self) -> Dialogue:
-        """Images are counted anew: sessions may come from the middle of a dialogue."""
-        sessions, shown = [], 0
-        for session in self.store.sessions():
-            turns = []
-            for turn in session.turns:
-                images = tuple(replace(image, index=shown + n) for n, image in enumerate(turn.images))
-                turns.append(replace(turn, images=images))
-                shown += len(images)
-            sessions.append(replace(session, turns=tuple(turns)))
-        return Dialogue(self.dialogue_id, tuple(sessions))
 
 
 class GroundedBank(RemindBank, of=GroundedSystem):

@@ -170,7 +170,12 @@ class SystemContexts:
         key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions))])
         path = f"units/{self.name}/{key[:24]}.json"
         if (unit := _made(run.out / path, key)) is None:
-            about = {"dataset": dataset, "system": self.name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
+            about = {
+                "dataset": dataset,
+                "system": self.name,
+                "dialogue": dialogue.id,
+                "bank": dialogue.id.removesuffix("_abs"),
+            }
             unit = {"key": key, **about, "k": run.cfg.k, "notes": run.notes, **self._ask(dialogue, questions, key)}
             write_json(run.out / path, unit)
         learned = run.out / "learned" / self.name
@@ -186,7 +191,8 @@ class SystemContexts:
 
     def _ask(self, dialogue: Dialogue, questions: Sequence[Question], key: str) -> dict[str, Any]:
         """What is found for each question and read from it."""
-        run, cfg, system, name = self._run, self._run.cfg, self.system, _bank_name(dialogue)
+        # LongMemEval's ids end so where the dialogue holds no answer
+        run, cfg, system, name = self._run, self._run.cfg, self.system, dialogue.id.removesuffix("_abs")
         stage, report, rows = "ingest", dict[str, Any](), list[dict[str, Any]]()
         shown, readings = list[Sequence[Memory]](), list[Reading]()
         limits = {"k": None if cfg.budget_tokens else cfg.answer_k, "budget": cfg.budget_tokens}
@@ -364,11 +370,6 @@ def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
         files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
         options.setdefault("annotations", next(files, None))
     return options
-
-
-def _bank_name(dialogue: Dialogue) -> str:
-    """What a system knows a dialogue by: LongMemEval's ids end in `_abs` where the dialogue holds no answer."""
-    return dialogue.id.removesuffix("_abs")
 
 
 def _record(memory: Memory) -> list[Any]:

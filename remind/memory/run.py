@@ -11,7 +11,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, read_json, sha256_json, write_json
-from remind.data.dialogue import Corpus, Question, note_ids, spread
+from remind.data.dialogue import Corpus, note_ids, spread
 from remind.data.readers import format_of, read, stream
 from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
 from remind.evaluation.conditions import Asked, Stream, asked_of
@@ -204,15 +204,13 @@ def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:
         for piece in stream(path, cfg.format):
             note_ids(piece, path, first)
             for dialogue, every in piece.by_dialogue():
-                questions = [question for question in every if _is_asked(question, cfg.split, splits)]
+                own = {one.id: one.split if splits is None else splits.get(one.id, "") for one in every}
+                if cfg.split is not None and None in own.values():
+                    raise ConfigError(
+                        f"split: a question of {dialogue.id!r} has none; set states to a folder that defines it"
+                    )
+                questions = [one for one in every if cfg.split in (None, own[one.id])]
                 if questions and count != cfg.dialogues:
                     count += 1
                     datasets[dialogue.id] = dataset
                     yield asked_of(dialogue, spread(questions, cfg.limit))
-
-
-def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
-    own = question.split if splits is None else splits.get(question.id, "")
-    if split is not None and own is None:
-        raise ConfigError(f"split: question {question.id!r} has none; set states to a folder that defines it")
-    return split in (None, own)

@@ -49,11 +49,11 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
         DataError: as `read_units`.
     """
     folder = Path(cfg.runs)
-    units, spent = list(read_units(folder)), list(read_costs(folder))
-    answered: dict[str, Rows] = {}
-    personal: dict[str, Any] = {}
+    units, spent = list(read_units(folder)), list[Any]()
+    answered, personal = dict[str, Rows](), dict[str, Any]()
     for manifest, listed in _manifests(folder):
         personal |= listed["p13n"]
+        spent += listed["costs"]
         for name in {unit["system"] for unit in units}:
             answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
     scores = score_units(units, spent, cfg.resamples, cfg.seed) | {"p13n": personal}
@@ -163,12 +163,6 @@ def read_units(folder: Path) -> Iterator[dict[str, Any]]:
             if keys.setdefault(what, unit["key"]) != unit["key"]:
                 message = f"another run below {folder} gave {what[1]} the same dialogue under other settings"
                 raise DataError(f"{message}; score them separately", manifest.parent, what[2])
-
-
-def read_costs(folder: Path) -> Iterator[dict[str, Any]]:
-    """What chat models were asked in those runs and what it cost, by system, dialogue and stage."""
-    for _, listed in _manifests(folder):
-        yield from listed["costs"]
 
 
 def _manifests(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -60,25 +60,8 @@ class Listed:
     row: str | None = None
     replays: bool = False
 
-    @property
-    def type(self) -> Any:
-        """The class; imported when it is needed, and torch with it."""
-        module, _, name = self.kind.partition(".")
-        return getattr(import_module(f"{__package__}.{module}"), name)
-
-    @property
-    def paper(self) -> dict[tuple[str, str], float | None]:
-        """What the paper prints, by `COLUMNS`; empty where it has no such system."""
-        return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
-
 
 SYSTEMS: Mapping[str, Listed] = {
-    "full": Listed(
-        "plain.PlainSystem",
-        "all turns, the newest first: the whole conversation, cut at a budget",
-        {"method": "recent"},
-        row="Qwen3-VL-8B",
-    ),
     "dense": Listed("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
     "bm25": Listed("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
     "hybrid": Listed("plain.PlainSystem", "turns by the sum of the z-scores of cosine and BM25", {"method": "hybrid"}),
@@ -203,6 +186,10 @@ SYSTEMS: Mapping[str, Listed] = {
 }
 
 
+#: Rows of `TABLE_1` by the names of systems and of the control that reads the whole conversation.
+ROWS: Mapping[str, str | None] = {"full_context": "Qwen3-VL-8B", **{name: one.row for name, one in SYSTEMS.items()}}
+
+
 def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> System:
     """A system with its defaults and these options; options that are groups are mappings themselves.
 
@@ -216,7 +203,14 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
     if system not in SYSTEMS:
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
     entry = SYSTEMS[system]
-    made: System = _filled(entry.type, _merged(entry.defaults, options or {}), system, {"name": name or system})
+    module, _, kind = entry.kind.partition(".")
+    # imported when it is needed, and torch with it
+    made: System = _filled(
+        getattr(import_module(f"{__package__}.{module}"), kind),
+        _merged(entry.defaults, options or {}),
+        system,
+        {"name": name or system},
+    )
     return made
 
 

@@ -21,7 +21,7 @@ TALK = (
     Session("s2", "2024-02-01", (Turn("c", "Ana", "The vet saw our cat."), Turn("d", "Ben", "Is she well again?"))),
 )
 #: What the first memory for a question about the kayak is made of.
-FIRST = {"full": {"d"}, **{name: {"a", "b"} for name in ("round", "session", "lme_round")}}
+FIRST = {name: {"a", "b"} for name in ("round", "session", "lme_round")}
 #: What asks a chat model, and what does without.
 ASKING = [name for name, entry in SYSTEMS.items() if entry.stages and name not in ("remind", "remind_x1")]
 ALONE = [name for name, entry in SYSTEMS.items() if name not in ASKING and not entry.replays]
@@ -64,7 +64,7 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
 @pytest.mark.parametrize(
     ("system", "options", "said"),
     [
-        ("denser", {}, "no memory system 'denser'; there are full, dense, bm25"),
+        ("denser", {}, "no memory system 'denser'; there are dense, bm25"),
         ("dense", {"uni": "turn"}, "dense has no option 'uni'; there are unit, method, keys"),
         ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
         ("remind_x1", {}, "remind_x1.sae: Field required"),
