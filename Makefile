@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
 $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)} and "Python 3.11 or 3.12 is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
