@@ -75,6 +75,12 @@ COMMANDS = {
         "remind.memory.run:evaluate_and_show",
         "Answer the questions of a split under one or more conditions, judge the answers, and write a report.",
     ),
+    "answer": Command(
+        "remind.ask:AnswerConfig",
+        "remind.ask:answer_and_show",
+        "Answer questions of your own about a dialogue from x0, with the turns that were shown and those cited.",
+        repeatable=("ask",),
+    ),
     "compare": Command(
         "remind.evaluation.config:CompareConfig",
         "remind.evaluation.compare:compare_and_show",

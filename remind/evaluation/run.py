@@ -42,7 +42,7 @@ from remind.models.images import Pictures
 from remind.states import prompts
 from remind.states.dataset import CARD, MANIFEST, States, check_split, iterate_states, read_manifest
 from remind.states.records import StateRecord
-from remind.train_pra.export import images_in_training
+from remind.train_pra.config import images_in_training
 
 if TYPE_CHECKING:
     from remind.llm.auxiliary import AuxiliaryLLM

@@ -27,7 +27,7 @@ from remind.models.windows import prompt_lines
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 from remind.states.pyramid import FactualState, ReflectiveState
 from remind.states.records import StateRecord, record_of
-from remind.train_pra.export import images_in_training
+from remind.train_pra.config import images_in_training
 from remind.viewing.explanations import Explanation, read_explanations
 from sae import TopKSAE
 from sae.probe import Encoded, Probe, TopExamples

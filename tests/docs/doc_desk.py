@@ -37,6 +37,7 @@ from remind.train_sae import run as quick
 #: What makes a command end in seconds, added to whatever its line says.
 RECIPES: dict[str, str] = {
     "annotate-refmem": "",
+    "answer": "--max_new_tokens 4",
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     "build-states": "--limit 2 --workers 1",
     "check-sae": "--limit 20 --loss_windows 1",
