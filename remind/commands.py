@@ -102,6 +102,11 @@ COMMANDS = {
         "remind.memory_training.train:train_memory",
         "Train a policy that writes memories: on an expert's replies, or by reinforcement learning.",
     ),
+    "prompts": Command(
+        "remind.states.prompts:PromptsConfig",
+        "remind.states.prompts:write_templates",
+        "Write the prompt templates to a folder, to change them and pass it to any command as --prompts FOLDER.",
+    ),
     "inspect": Command(
         "remind.viewing.config:InspectConfig",
         "remind.viewing.inspector:inspect_grounding",
@@ -175,11 +180,15 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
 
     Args:
         name: key of `COMMANDS`.
-        argv: its arguments; None: those of this process.
+        argv: its arguments; None: those of this process. `--prompts FOLDER` may be among them.
     """
     from remind.core import cli
 
-    command = COMMANDS[name]
+    command, argv = COMMANDS[name], list(sys.argv[1:] if argv is None else argv)
+    if "--prompts" in argv[:-1]:
+        place = argv.index("--prompts")
+        _use_prompts(argv[place + 1])
+        del argv[place : place + 2]
     cli.main(
         command.config_type(),
         lambda config: resolve(command.function)(config),
@@ -191,6 +200,17 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
     )
 
 
+def _use_prompts(folder: str) -> None:
+    from remind.core.errors import RemindError, told
+    from remind.states.prompts import use
+
+    try:
+        use(folder)
+    except RemindError as error:
+        print(f"error: --prompts: {told(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def usage() -> str:
     """The page of `remind --help`."""
     width = max(map(len, COMMANDS))
@@ -199,5 +219,6 @@ def usage() -> str:
         "usage: remind COMMAND [--config FILE] [--FIELD VALUE ...]\n\n"
         "Reflective memory for vision-language models.\n\n"
         f"commands:\n{rows}\n\n"
-        "remind COMMAND --help explains every field; --print_config prints the settings as YAML."
+        "remind COMMAND --help explains every field; --print_config prints the settings as YAML.\n"
+        "--prompts FOLDER, of any command: prompt templates of your own in place of ours (remind prompts writes them)."
     )

@@ -53,6 +53,7 @@ RECIPES: dict[str, str] = {
     "make-world": "--world.train 1 --world.dev 1 --world.test 1",
     "merge-annotations": "",
     "plot-run": "",
+    "prompts": "",
     "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
     "score-memory": "--resamples 20",
     "train-memory": "--world.dialogues 2 --world.sessions 2 --world.evaluate 1 --steps 1 --batch_size 2",

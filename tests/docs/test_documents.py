@@ -116,7 +116,8 @@ def test_a_command_is_one_its_program_takes(command: Command) -> None:
 
 def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
-    options = {"--print_config", "--config_file", "--help", "--version", "--cpu", "--num_processes", "--extra-index-url"}
+    options = {"--print_config", "--config_file", "--help", "--version", "--cpu", "--num_processes"}
+    options |= {"--extra-index-url", "--prompts"}
     options.update(*(re.findall(r"--[\w.]+", help_of(program)) for program in PROGRAMS))
     for span in (*spans(), *block_commands(), *comments()):
         for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.\w+)*", span.text):
