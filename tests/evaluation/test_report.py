@@ -119,7 +119,7 @@ def test_every_answer_is_shown_with_what_came_of_it(
 
 
 def test_tables_in_text(report: dict[str, Any]) -> None:
-    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief"]
+    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief", "mean"]
     assert [line.split()[0] for line in tables.table(report).splitlines() if line] == heads
     lines = tables.table({**report, "conditions": {"x0": report["conditions"]["x0"]}}).splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["format", "single", "multi", "direct", "all"]

@@ -69,8 +69,8 @@ def use(folder: str | Path | None) -> None:
         folder: None: none but our own.
 
     Raises:
-        ConfigError: no folder, none with templates, or one that is not of ours, is not Jinja, uses a field that does not
-            exist, or lacks a block.
+        ConfigError: no folder, none with templates, or one that is not of ours, is not Jinja, uses a field that is not
+            ours, or lacks a block.
     """
     own = [] if folder is None else sorted(Path(folder).glob("*.j2"))
     if folder is not None and not own:
