@@ -209,7 +209,9 @@ def summaries(scored: Sequence[Mapping[str, Any]], resamples: int = 1000, seed: 
 
     both = {name: each(by("format", own)) for name, own in by("dimension", scored).items()}
     parts = {f"by_{key}": each(by(key, scored)) for key in ("format", "dimension", "category")}
-    columns = {format: {name: cells[format] for name, cells in both.items() if format in cells} for format in FORMATS}
+    columns: dict[str, dict[str, Any]] = {
+        format: {name: cells[format] for name, cells in both.items() if format in cells} for format in FORMATS
+    }
     columns["all"] = parts["by_dimension"]
     return {
         "overall": summarise(scored, resamples, seed),
