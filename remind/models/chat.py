@@ -34,6 +34,11 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     return front + tokens_of_chunks(tokenizer, [(text + "\n", False)], []).ids
 
 
+def prompt_text(tokenizer: Any, content: Content) -> str:
+    """What `prompt_ids` makes tokens of, chat template and all: some templates print the date of the day."""
+    return rendered(tokenizer, [{"role": "user", "content": content}])[0] if tokenizer.chat_template else f"{content}\n"
+
+
 def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
     """As `prompt_ids`, with the characters of `text` that each token covers (outside of it for the template's).
 
