@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -65,12 +64,9 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
 
 
 def follow_umask(folder: Path) -> None:
-    """Give the weights in a folder the permissions of any new file: safetensors writes private ones."""
-    with tempfile.TemporaryDirectory(dir=folder) as probe:
-        Path(probe, "file").touch()
-        mode = Path(probe, "file").stat().st_mode
+    """Make weights in a new folder as open as the folder is: safetensors writes private files."""
     for file in folder.rglob("*.safetensors"):
-        file.chmod(mode)
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 @contextmanager
