@@ -41,6 +41,8 @@ class Answerer(ABC):
 
     #: Shows images as pixels; None: it takes text alone.
     pictures: Pictures | None = None
+    #: Renders prompts; None: that is done elsewhere.
+    tokenizer: Any = None
 
     @abstractmethod
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
@@ -78,7 +80,7 @@ class LocalAnswers(Answerer):
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
-        self.shard, self.pictures = shard, pictures
+        self.shard, self.pictures, self.tokenizer = shard, pictures, backbone.tokenizer
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size
