@@ -49,7 +49,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             print(self, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        if not self.disable and not sys.stderr.isatty():
+        if not self.disable and self.n != self.last_print_n and not sys.stderr.isatty():
             self.display()
         super().close()
 
