@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,6 +43,7 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         if temporary.is_dir():
+            follow_umask(temporary)
             if target.exists():
                 target.rename(old)
             temporary.rename(target)
@@ -60,6 +62,15 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
         if isinstance(error, RemindError) or getattr(error, "filename", None) or number is None or not full:
             raise
         raise OSError(number, os.strerror(number), str(target)) from None
+
+
+def follow_umask(folder: Path) -> None:
+    """Give the weights in a folder the permissions of any new file: safetensors writes private ones."""
+    with tempfile.TemporaryDirectory(dir=folder) as probe:
+        Path(probe, "file").touch()
+        mode = Path(probe, "file").stat().st_mode
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remind.core.processes import WHOLE, Shard
 from remind.llm.request import Message, Reply, Request
@@ -39,6 +39,8 @@ class Answerer(ABC):
 
     #: Shows images as pixels; None: it takes text alone.
     pictures: Pictures | None = None
+    #: Renders prompts; None: that is done elsewhere.
+    tokenizer: Any = None
 
     @abstractmethod
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
@@ -76,7 +78,7 @@ class LocalAnswers(Answerer):
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
-        self.shard, self.pictures = shard, pictures
+        self.shard, self.pictures, self.tokenizer = shard, pictures, backbone.tokenizer
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size

@@ -75,9 +75,6 @@ def export(cfg: ExportConfig) -> Path:
         about = about_run(run, trained, folder, cfg.checkpoint) | {"checks": checks}
         write_json(temporary / _TRAINING, about)
         write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
-        mode = temporary.joinpath("README.md").stat().st_mode & 0o777
-        for file in temporary.iterdir():
-            file.chmod(mode)  # safetensors makes its files private
     print(f"{folder.name} of {run} is exported to {out}")
     return out
 

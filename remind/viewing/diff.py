@@ -305,6 +305,8 @@ def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watc
     ):
         places = backbone.position_ids({"input_ids": ids})
         backbone.model(input_ids=ids, position_ids=places, logits_to_keep=1, use_cache=False)
+    if len(watch.weights) != backbone.n_layers:
+        raise ModelError(f"{backbone.name} has layers that are not attention: set attention false")
     return kept
 
 
