@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Command:
 
     def config_type(self) -> type:
         """The config dataclass, imported."""
-        config: type = resolve(self.config)
+        config: type = resolve_name(self.config)
         return config
 
 
@@ -150,12 +149,6 @@ COMMANDS = {
 }
 
 
-def resolve(name: str) -> Any:
-    """The object that "module:name" names."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command `remind`."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -191,7 +184,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
         del argv[place : place + 2]
     cli.main(
         command.config_type(),
-        lambda config: resolve(command.function)(config),
+        command.function,
         command.help,
         argv,
         prog=f"remind {name}",

@@ -106,12 +106,12 @@ class RunTrainer(Trainer):
                 that cannot be read or written.
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
-        signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
+        with RunFolder(out).held() if leads else nullcontext():
             start = self._start(out, resume_from_checkpoint)
             self._begin(start)
             try:
-                result = super().train(str(start) if start else None, **kwargs)
+                with self._signals:
+                    result = super().train(str(start) if start else None, **kwargs)
             except Exception as error:  # of safetensors, and of torch's restricted unpickler
                 if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
                     raise

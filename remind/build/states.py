@@ -27,7 +27,7 @@ from remind.build.config import BuildStatesConfig
 from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, device_of, give_back_memory, leave_with_parent, locked, spawned_pool
+from remind.core.processes import cores, device_of, give_back_memory, locked, spawned_pool
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
@@ -340,9 +340,6 @@ def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[T
         except BrokenProcessPool:
             what = "a worker process died, perhaps for want of memory; take fewer workers. What is built stays"
             raise ModelError(f"{what}: start it again") from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
@@ -358,7 +355,6 @@ _builder: DialogueBuilder | None = None
 def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, threads: int) -> None:
     """In a new process."""
     global _builder
-    leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
     import torch
 

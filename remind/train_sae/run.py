@@ -291,7 +291,7 @@ class Run:
         # whole corpora need no more room than they take
         capacity = max(min(cfg.buffer_tokens, tokens + share), 2 * share)
         buffer = ShuffleBuffer(self._cached(harvester), share, capacity, seed, device)
-        with Termination(signal.SIGTERM, signal.SIGINT) as signals:
+        with Termination() as signals:
             own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
             with own.bar:
                 self.trained = train(
