@@ -24,7 +24,7 @@ _TURN = "0.sessions.0.turns.0"
     [
         ("locomo", "1.sample_id", "s1", "[s1]: dialogue id 's1' occurs twice, first in "),
         ("locomo", f"{_TALK}.session_1.0.dia_id", None, "[s1, session_1]: dia_id is missing or blank"),
-        ("locomo", f"{_TALK}.session_2", {}, "[s1]: session_2 should be a list, not an object"),
+        ("locomo", f"{_TALK}.session_2", "x", "[s1]: session_2 should be a list, not text"),
         ("locomo", f"{_TALK}.Session_01", [], "[s1]: the keys 'session_1' and 'Session_01' name the same"),
         ("locomo", f"{_TALK}.session_1_date_time", "9:00 am on 31 February, 2023", "[s1]: the time of session 'S1'"),
         ("locomo", "0.qa.0.category", "4", "[s1-q000]: category should be a whole number, not '4'"),
@@ -38,7 +38,7 @@ _TURN = "0.sessions.0.turns.0"
         ("chat", "1.time", "2024-02-30", "[item 2]: time '2024-02-30' is not a valid date"),
         ("chat", "1.images", [{}], "[item 2]: an image without path, url, source or caption"),
         ("chat", "2.id", "S1:T1", "[item 3]: turn id 'S1:T1' occurs twice"),
-        ("chat", "0.messages.0.content", [{"type": "audio"}], "[item 1, a, turn 1]: content part of type 'audio'"),
+        ("chat", "0.messages.0.content", [3], "[item 1, a, turn 1]: a part should be an object, not a number"),
         ("chat", "0.questions", [{"text": "?", "split": "x"}], "[item 1, a-q000]: unknown split 'x'; known: train,"),
         ("refmem", "2", {"type": "answer"}, "[item 3]: unknown record type 'answer'; known: context, question"),
         ("refmem", "2", _QUESTION, "[item 3, q1]: question id 'q1' occurs twice"),
