@@ -24,7 +24,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import differences
-from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_frequent, questions_of
+from remind.evaluation.conditions import Asked, Prompter, Stream, bare, count_of, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.predictions import claimed
@@ -40,7 +40,7 @@ from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
 from remind.models.images import Pictures
 from remind.states import prompts
-from remind.states.dataset import CARD, MANIFEST, States, check_split, iterate_states, read_manifest
+from remind.states.dataset import CARD, MANIFEST, States, iterate_states, read_manifest
 from remind.states.records import StateRecord
 from remind.train_pra.export import images_in_training
 
@@ -293,16 +293,8 @@ class _Job:
             self.known["corpus"] = data.key
         elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
-        # counted first: a split that has none ends here
-        if isinstance(data, Corpus | Stream):
-            total = sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit))
-        else:
-            total = check_split(data)[cfg.split]
-        asked = questions_of(data, cfg.split, cfg.limit, self.corpus)
-        if not total:
-            _ = next(asked, None)
-            raise ConfigError("there are no questions to ask")
-        return asked, min(total, cfg.limit or total)
+        total = count_of(data, cfg.split)
+        return questions_of(data, cfg.split, cfg.limit, self.corpus, total), min(total, cfg.limit or total)
 
     def _read_corpus(self, name: str) -> None:
         cfg = self.cfg
