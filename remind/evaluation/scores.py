@@ -15,7 +15,6 @@ from remind.evaluation.statistics import bootstrap, several, share
 from remind.evaluation.tables import HEADS
 from remind.llm.asking import Verdict
 from remind.models.generate import Generation
-from remind.states.pyramid import LETTERS, one_line
 from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
@@ -59,13 +58,6 @@ class Score:
     def memory_recall(self) -> float | None:
         """The recall of the question's own modality (Section 3, Evaluation Protocols)."""
         return self.memory_recall_visual if self.record.visual else self.memory_recall_text
-
-    @property
-    def said(self) -> str:
-        """The answer in words: that of the model, the options it chose, or why there is none."""
-        options = zip(LETTERS, self.record.options, strict=False)
-        chosen = [f"{letter}. {one_line(text)}" for letter, text in options if letter in self.parsed.letters]
-        return f"({self.failure})" if self.failure else "; ".join(chosen) or self.parsed.answer
 
     @property
     def parse_rate(self) -> float | None:

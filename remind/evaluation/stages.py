@@ -265,7 +265,11 @@ def score_stage(
         **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
         # nothing else in a report says what became of questions that nobody has answered
         "unlabelled": [
-            {"id": item.record.question_id, "question": item.record.question, "answer": item.said}
+            {
+                "id": item.record.question_id,
+                "question": item.record.question,
+                "answer": item.parsed.answer or item.failure,
+            }
             for item in scores
             if not item.record.answers
         ][:_SHOWN],
