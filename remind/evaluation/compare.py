@@ -103,10 +103,10 @@ def _common(first: Run, second: Run, only_common: bool) -> list[str]:
     pairs = _differing(first.yardstick, second.yardstick).items()
     problems = [f"{key} ({shown(one)} and {shown(two)})" for key, (one, two) in pairs]
     common = [name for name in first.rows if name in second.rows]
-    one, two = (len(run.rows) - len(common) for run in (first, second))
-    if (one or two) and not only_common:
+    alone = [len(run.rows) - len(common) for run in (first, second)]
+    if any(alone) and not only_common:
         more = f"--only_common true compares the other {len(common)}"
-        problems.append(f"questions ({one} only in the first, {two} only in the second; {more})")
+        problems.append(f"questions ({alone[0]} only in the first, {alone[1]} only in the second; {more})")
     gold = [{name: [row.get("format"), row.get("gold")] for name, row in run.rows.items()} for run in (first, second)]
     if changed := [name for name in common if gold[0][name] != gold[1][name]]:
         one, two = (shown(side[changed[0]]) for side in gold)
