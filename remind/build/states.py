@@ -299,7 +299,7 @@ def _build_missing(cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline,
     """Build what is missing of this shard; the number of dialogues of other shards that are missing then."""
     shard, chat = shard_of(cfg.shard), builder.llm if isinstance(builder.llm, ChatLLM) else None
     accounts = [builder.unfinished / _ACCOUNT.format(number) for number in range(len(plan.turns))]
-    own = {number: turns for number, turns in enumerate(plan.turns) if shard.holds(number)}
+    own = {number: turns for number, turns in enumerate(plan.turns.values()) if shard.holds(number)}
     written = {number: read_json(accounts[number]) for number in own if accounts[number].exists()}
     # a dialogue with something in it that the LLM failed to write is built anew
     done = {n: own[n] for n, account in written.items() if not (account["report"] or {}).get("failures")}

@@ -129,10 +129,9 @@ def answerer_of(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answe
 
 
 def _generation(reply: Reply) -> Generation:
-    tokens = reply.prompt_tokens, reply.completion_tokens
-    if reply.failure:
-        return Generation("", *tokens, finished=False, failure=reply.failure, message=reply.message)
-    return Generation(reply.text, *tokens, finished=reply.finished)
+    said = ("", False) if reply.failure else (reply.text, reply.finished)
+    counts = reply.prompt_tokens, reply.completion_tokens
+    return Generation(said[0], *counts, said[1], reply.failure, reply.message)
 
 
 def model_hash(backbone: Backbone) -> str:

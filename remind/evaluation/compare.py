@@ -16,8 +16,6 @@ from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
 from remind.evaluation.statistics import Difference, paired_bootstrap, several
 from remind.evaluation.tables import HEADS, plain
 
-#: Question ids shown in a message before it says how many more there are.
-_SHOWN = 3
 #: Scored predictions by question id.
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -105,13 +103,10 @@ def _common(first: Run, second: Run, only_common: bool) -> list[str]:
     pairs = _differing(first.yardstick, second.yardstick).items()
     problems = [f"{key} ({shown(one)} and {shown(two)})" for key, (one, two) in pairs]
     common = [name for name in first.rows if name in second.rows]
-    missing = []
-    for side, run, other in (("first", first, second), ("second", second, first)):
-        if names := [name for name in run.rows if name not in other.rows]:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            missing.append(f"{len(names)} only in the {side}: {', '.join(names[:_SHOWN])}{more}")
-    if missing and not only_common:
-        problems.append(f"questions ({', '.join(missing)}; --only_common true compares the other {len(common)})")
+    alone = [len(run.rows) - len(common) for run in (first, second)]
+    if any(alone) and not only_common:
+        more = f"--only_common true compares the other {len(common)}"
+        problems.append(f"questions ({alone[0]} only in the first, {alone[1]} only in the second; {more})")
     gold = [{name: [row.get("format"), row.get("gold")] for name, row in run.rows.items()} for run in (first, second)]
     if changed := [name for name in common if gold[0][name] != gold[1][name]]:
         one, two = (shown(side[changed[0]]) for side in gold)

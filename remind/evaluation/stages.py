@@ -53,6 +53,8 @@ class Prediction(Generation):
         return {"question_id": self.question_id, **asdict(self)}
 
 
+#: Answers without gold that a report quotes.
+_SHOWN = 50
 _ROW = TypeAdapter(Prediction)
 
 
@@ -264,6 +266,16 @@ def score_stage(
             "cut_turns": sum(one.cut_turns for one in made),
         },
         **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
+        # nothing else in a report says what became of questions that nobody has answered
+        "unlabelled": [
+            {
+                "id": item.record.question_id,
+                "question": item.record.question,
+                "answer": item.parsed.answer or item.failure,
+            }
+            for item in scores
+            if not item.record.answers
+        ][:_SHOWN],
         "seconds": {"model": outputs.seconds, "scoring": time.perf_counter() - started},
         "resumed": outputs.resumed,
     }

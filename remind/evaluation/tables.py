@@ -189,7 +189,7 @@ def plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def table(report: Mapping[str, Any]) -> str:
     """Plain tables: of one condition by format, or of several side by side and by format; then of the one, or of the
-    reference condition, by dimension and format. Percent, 95 % intervals."""
+    reference condition, by dimension and format. Percent, 95 % intervals. Last the answers without gold."""
     formats = {**report["by_format"], "all": report["overall"]}
     tables = comparisons(report) or [_grouped("By format", "format", formats, whole=False)]
     tables += dimensions_and_formats(report)
@@ -197,4 +197,12 @@ def table(report: Mapping[str, Any]) -> str:
     for key, meaning in (("failed", "counted as wrong"), ("no_verdict", "not in accuracy")):
         if number := report["overall"][key]:
             texts[0] += f"\n{key.replace('_', ' ')}, {meaning}: {number}"
+    answers: dict[str, list[str]] = {}
+    for name, part in report["conditions"].items():
+        for one in part["unlabelled"]:
+            answers.setdefault(f"{one['id']}: {one['question']}", []).append(f"  {name}: {one['answer']}")
+    if answers:
+        number = report["counts"]["without_gold_answer"]
+        head = f"Answers to questions without a gold answer ({len(answers)} of {number}; all of them: report.html)"
+        texts.append("\n".join([head, *(line for asked, given in answers.items() for line in (asked, *given))]))
     return "\n\n".join(texts)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Range, Resamples, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -136,7 +136,7 @@ class CompareModelsConfig:
     """Measure the attention to turns when answers are predicted, which needs another forward pass."""
     features: PositiveInt = 20
     """Features listed of each layer and kind of position."""
-    resamples: PositiveInt = 2000
+    resamples: Resamples = 2000
     """Resamples of whole dialogues for the intervals."""
     device: str = "cpu"
     """Device of models and SAEs."""

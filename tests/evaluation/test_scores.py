@@ -100,13 +100,6 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
     assert (by_id["away"].f1, by_id["away"].evidence_recall) == (None, 0.5)
 
 
-def test_locomo_f1_only_for_locomos_categories(make_record: Callable[..., StateRecord]) -> None:
-    changes = ({"category": "temporal-reasoning"}, {"category": 2, "dimension": "belief_modeling"}, {"category": 2})
-    records = [make_record(f"q{n}", **own) for n, own in enumerate(changes)]
-    done = scored(records, [Generation("<answer>so</answer>", 1, 1, True)] * 3, [None] * 3)
-    assert [(item.locomo_f1, item.f1) for item in done] == [(None, 1.0), (None, 1.0), (1.0, 1.0)]
-
-
 def test_equal_cases_are_judged_once_and_empty_ones_never() -> None:
     judge = Judge(fails=("down",))
     cases = [Case("q", ("up",), text) for text in ("up", "down", " ", "up", "down")]
