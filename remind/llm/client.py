@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
+from itertools import count
 from typing import Any
 
 from remind.core.errors import ModelError
+from remind.core.progress import warn
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger
-from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage
+from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage, folded
 from remind.llm.structured import NotValid, read_value
+from remind.text.thoughts import without_thoughts
 
 #: Called with the place of each request and its reply, as it comes.
 Put = Callable[[int, Reply], None]
@@ -38,8 +40,21 @@ _TOO_LONG = re.compile(
     r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <=",
     re.IGNORECASE,
 )
-#: How they say that they cannot hold a model to a schema.
-_NO_SCHEMA = re.compile(r"response_?\s?format|json_?\s?schema|structured|grammar|guided", re.IGNORECASE)
+#: How they say what they do not take: schemas, a system's turn, the older name of the limit (see `OpenAIChat._fitted`).
+_REFUSED = {
+    "schema": re.compile(r"response_?\s?format|json_?\s?schema|structured|grammar|guided", re.IGNORECASE),
+    "system": re.compile(
+        r"system.{0,20}(role|messag|prompt)|role.{0,40}system|roles must alternate|only user and assistant",
+        re.IGNORECASE,
+    ),
+    "max_tokens": re.compile(r"use\W+max_completion_tokens", re.IGNORECASE),
+}
+#: Reasons for the end of a reply, as servers name them: it was cut off, withheld, or broken off.
+_CUT = re.compile(r"length|max_tokens|context")
+_WITHHELD = re.compile(r"filter|safety|sensitive|recitation|refus|prohibit|block")
+_BROKEN = re.compile(r"error|abort|cancel|insufficient|fail|timeout")
+#: No tokenizer makes fewer tokens of a text in any script than its bytes by this, and no context is shorter than that.
+_BYTES_PER_TOKEN, _LEAST_CONTEXT = 8, 1000
 
 
 class CachedChat(ABC):
@@ -75,8 +90,15 @@ class CachedChat(ABC):
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
         """
-        own = {name: getattr(self.endpoint, name) for name in ("max_tokens", "temperature")}
-        asked = [replace(one, **{name: value for name, value in own.items() if value is not None}) for one in requests]
+        place = self.endpoint
+        asked = [
+            replace(
+                one,
+                max_tokens=(place.max_tokens or one.max_tokens) + place.thought_tokens,
+                temperature=one.temperature if place.temperature is None else place.temperature,
+            )
+            for one in requests
+        ]
         replies: dict[int, Reply] = {}
 
         def put(place: int, reply: Reply) -> None:
@@ -109,8 +131,8 @@ class CachedChat(ABC):
         endpoint = self.endpoint
         if request.body is not None:
             body = {**request.body, "model": endpoint.model, "temperature": request.temperature}
-            if endpoint.max_tokens is not None:
-                body |= {"max_tokens": endpoint.max_tokens, "max_completion_tokens": None}
+            if endpoint.max_tokens or endpoint.thought_tokens:
+                body |= {"max_tokens": request.max_tokens, "max_completion_tokens": None}
         else:
             body = {"model": endpoint.model, "messages": request.chat}
             body |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
@@ -155,7 +177,8 @@ class OpenAIChat(CachedChat):
 
         self._key = _key(endpoint)
         self._pool = ThreadPoolExecutor(endpoint.concurrency, "chat")
-        self._schemas = True  # until the server refuses one
+        self._refused: set[str] = set()  # of `_REFUSED`, what the server has been found not to take
+        self._cut = count()
         # what the first requests failed by; None once one was answered
         self._failures: list[str] | None = []
         hooks: dict[str, Any] = {"request": [self._sending], "response": [self._received]}
@@ -184,7 +207,21 @@ class OpenAIChat(CachedChat):
         if recorded := self.recorded(request):
             return recorded
         with nullcontext() if self.cache is None else self.cache.claim(self.key_of(request)):
-            return self.recorded(request) or self.record(request, self._send(request))
+            return self.recorded(request) or self._checked(request, self._send(request))
+
+    def _checked(self, request: Request, reply: Reply) -> Reply:
+        """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
+        said = (message.get("content") for message in self.body(request)["messages"])
+        text = "".join(one for one in said if isinstance(one, str))
+        size = len(text.encode("utf-8", "replace"))
+        if not _LEAST_CONTEXT <= reply.prompt_tokens < size / _BYTES_PER_TOKEN:
+            return self.record(request, reply)
+        if next(self._cut) == 0:
+            warn(
+                f"{self.endpoint.title} has read {reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters: "
+                "it cuts prompts without a word. Raise its context (Ollama: num_ctx); such replies are not cached"
+            )
+        return reply
 
     def _note(self, reply: Reply) -> None:
         """Raise ModelError where the first requests all fail alike: thousands of others would, too."""
@@ -194,29 +231,33 @@ class OpenAIChat(CachedChat):
             self._failures.append(reply.message)
             alike = {re.sub(r"\S*\d\S*", "", message) for message in self._failures}
             if len(self._failures) >= _ALIKE and len(alike) == 1:
+                hint = "" if "/v" in self.endpoint.base_url else "; base_url ends in /v1 on most servers"
                 raise ModelError(
-                    f"the first {_ALIKE} requests to {self.endpoint.title} all failed alike: {reply.message}"
+                    f"the first {_ALIKE} requests to {self.endpoint.title} all failed alike: {reply.message}{hint}"
                 )
 
     def _send(self, request: Request) -> Reply:
         """The server's reply, or what the last of as many tries as the endpoint allows has said."""
         import openai
 
-        body, whole, started = self.body(request), request.body is not None, time.monotonic()
-        if not self._schemas and not whole:
-            body.pop("response_format", None)
+        body, whole, started = self._fitted(self.body(request)), request.body is not None, time.monotonic()
         create = self._client.chat.completions.with_streaming_response.create
         try:
             with create(model=self.endpoint.model, messages=body["messages"], extra_body=body) as response:
                 data, reply = response.http_response.extensions["read"]
                 if whole and reply.failure is None:
+                    # who asks for a whole reply reads it by rules of its own
+                    if (said := without_thoughts(reply.text)) != reply.text:
+                        data["choices"][0]["message"]["content"] = said
                     reply = replace(reply, text=json.dumps(data))
+                elif reply.failure is None and not reply.text:
+                    reply = _failed("refused", "the model calls a tool, and it was given none")
         except openai.APIStatusError as error:
             reply = failure_of(error.status_code, error.body)
-            refused = reply.failure == "refused" and not whole and "response_format" in body
-            if refused and _NO_SCHEMA.search(reply.message):
-                self._schemas = False
-                return self._send(request)
+            if reply.failure == "refused":
+                self._refused |= {name for name, words in _REFUSED.items() if words.search(reply.message)}
+                if self._fitted(self.body(request)) != body:
+                    return self._send(request)
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             if self._failures is not None and "Connect" in type(cause).__name__:
@@ -230,6 +271,16 @@ class OpenAIChat(CachedChat):
             text, message = text.replace(self._key, "[key]"), message.replace(self._key, "[key]")
         return replace(reply, text=text, message=message[:300], calls=1, seconds=time.monotonic() - started)
 
+    def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body without what the server does not take, in the form that it takes instead."""
+        if "schema" in self._refused:
+            body.pop("response_format", None)
+        if "system" in self._refused:
+            body["messages"] = folded(body["messages"])
+        if "max_tokens" in self._refused and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return body
+
     def _sending(self, request: Any) -> None:
         """Before each try: send no header but those that a server needs."""
         for name in set(request.headers) - _HEADERS:
@@ -242,60 +293,70 @@ class OpenAIChat(CachedChat):
         the client repeats."""
         if response.status_code != 200:
             return
+        import httpx
+
         content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
-        broken = import_module(type(response).__module__.partition(".")[0]).ReadError
         for piece in response.iter_bytes():
             content += piece
             # the client's own limit is on each read
             if time.monotonic() > deadline:
-                raise broken(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
+                raise httpx.ReadError(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
+        data: Any = None
         try:
-            data = json.loads(content)
-            reply = _reply(data)
+            if content.lstrip().startswith(b"<"):
+                reply = _failed("refused", "a web page came in place of a reply")
+            else:
+                data = json.loads(content)
+                reply = _reply(data)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise broken("it is not a chat completion", request=response.request) from None
+            raise httpx.ReadError("it is not a chat completion", request=response.request) from None
         if reply.failure == "server":
-            raise broken(reply.message, request=response.request)
+            raise httpx.ReadError(reply.message, request=response.request)
         response.extensions["read"] = data, reply
 
 
 def failure_of(status: int, body: Any) -> Reply:
-    """What an HTTP status and its body mean for a request; "server" alone may pass."""
+    """What an HTTP status (0: there is none) and its body mean for a request; "server" alone may pass."""
     # redirects are not followed, and where one leads to is no part of the message: it may hold a query
     if 300 <= status < 400:
         return _failed("refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url")
     # servers quote the key, masked, when they refuse it
     if status == 401:
         return _failed("refused", "HTTP 401: the server refuses the key")
-    message = f"HTTP {status}: {_said(body)}".removesuffix(": ")
+    message = f"HTTP {status}: {_said(body)}".removesuffix(": ") if status else _said(body)
     # some servers answer a prompt that does not fit with 500
-    if status == 413 or (status in (400, 422, 500) and _TOO_LONG.search(str(body))):
+    if status == 413 or (status in (0, 400, 422, 500) and _TOO_LONG.search(str(body))):
         return _failed("too_long", message)
     return _failed("server" if status in (408, 409, 429) or status >= 500 else "refused", message)
 
 
 def _reply(data: Any) -> Reply:
     """The reply in a chat completion. Raises where it is none."""
-    choice = data["choices"][0] if data.get("choices") else data
-    if error := choice.get("error"):
-        code = str(error.get("code")) if isinstance(error, Mapping) else ""
-        return failure_of(int(code), error) if code.isdigit() else _failed("refused", _said(error))
-    said, reason = choice["message"], str(choice.get("finish_reason")).lower()
+    choices = data.get("choices")
+    error = choices[0].get("error") if choices else data
+    if error:
+        code = re.search(r"'(?:code|status)': '?(\d{3})\b", str(error))
+        if not _said(error):
+            raise LookupError("neither a choice nor a reason")
+        return failure_of(int(code[1]) if code else 0, error)
+    said, reason = choices[0]["message"], str(choices[0].get("finish_reason")).lower()
     text = said.get("content") or ""
     if isinstance(text, list):
         text = "".join(part.get("text") or "" for part in text)
-    if said.get("refusal") or reason == "content_filter":
-        return _failed("refused", f"the model refuses: {said.get('refusal') or 'finish_reason content_filter'}")
-    if reason == "error":
-        return _failed("server", "the server ended the reply with an error (finish_reason error)")
+    if said.get("refusal") or _WITHHELD.search(reason):
+        return _failed("refused", f"the model refuses: {said.get('refusal') or f'finish_reason {reason}'}")
+    if _BROKEN.search(reason):
+        return _failed("server", f"the server broke the reply off (finish_reason {reason})")
     counts = data.get("usage") or {}
     prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
     if not (isinstance(prompt, int) and isinstance(completion, int)):
         prompt = completion = 0
-    finished = reason not in ("length", "max_tokens")
-    if not text.strip() and not said.get("tool_calls"):
-        why = f"the reply is empty (finish_reason {reason})"
-        return _failed("server" if finished else "invalid", why, prompt, completion)
+    finished = not _CUT.search(reason)
+    if not without_thoughts(text).strip() and not said.get("tool_calls"):
+        thought = text.strip() or said.get("reasoning_content") or said.get("reasoning")
+        why = f"the reply {'is a thought alone' if thought else 'is empty'} (finish_reason {reason})"
+        hint = "; give it thought_tokens" if thought and not finished else ""
+        return _failed("server" if finished else "invalid", why + hint, prompt, completion)
     return Reply(text, None, prompt, completion, finished)
 
 
@@ -306,7 +367,8 @@ def _failed(failure: ReplyFailure, message: str, prompt: int = 0, completion: in
 def _said(error: Any) -> str:
     """The message of an error, in any of the shapes that servers use."""
     while isinstance(error, Mapping):
-        error = error.get("message") or error.get("detail") or error.get("error") or ""
+        given = (error.get(name) for name in ("message", "detail", "error", "msg"))
+        error = next((one for one in given if one and one is not True), "")
     return "" if "<html" in str(error).lower() else str(error)
 
 

@@ -11,7 +11,7 @@ from pydantic import HttpUrl
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.llm.request import Stage
-from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
+from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -40,6 +40,8 @@ class EndpointConfig:
     """Concurrent requests; for a local model: prompts per forward pass."""
     max_tokens: PositiveInt | None = None
     """Maximum length of a reply in tokens; None: as the request asks."""
+    thought_tokens: NonNegativeInt = 0
+    """Tokens for what the model thinks before it replies, on top of the length of each reply."""
     temperature: NonNegativeFloat | None = None
     """Temperature; None: as the request asks, mostly 0."""
     price_prompt: NonNegativeFloat = 0.0
@@ -49,8 +51,9 @@ class EndpointConfig:
     structured: bool = True
     """Send the JSON schema of a request as response_format; a server that refuses it gets none from then on."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. No
-    place for keys: configurations are printed and saved."""
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. Of
+    them a local model takes chat_template_kwargs, e.g. {enable_thinking: false}. No place for keys: configurations are
+    printed and saved."""
     device: str = "cpu"
     """Where a local model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"
@@ -80,6 +83,7 @@ class EndpointConfig:
     def identity(self) -> str:
         """`title`, and a hash of the settings that shape replies where any is not the usual one."""
         settings = [self.max_tokens, self.temperature, self.structured, self.extra_body]
+        settings += [self.thought_tokens] if self.thought_tokens else []
         return self.title if settings == [None, None, True, {}] else f"{self.title} {sha256_json(settings)[:8]}"
 
     @property

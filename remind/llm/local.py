@@ -39,6 +39,11 @@ class LocalChat(CachedChat):
 
         self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
         check_generates(self.backbone)
+        given = endpoint.extra_body.get("chat_template_kwargs", {})
+        if given and self.backbone.tokenizer.chat_template:
+            # templates have no place for values of their own; what is set in front stands for all that is rendered
+            values = "".join(f"{{% set {name} = {value!r} %}}" for name, value in given.items())
+            self.backbone.tokenizer.chat_template = values + self.backbone.tokenizer.chat_template
         folder = model_folder(self.backbone.name)
         files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
         about = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -95,12 +95,25 @@ class Reply:
     message: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", whole_characters(self.text))
+        for name in ("text", "message"):
+            object.__setattr__(self, name, whole_characters(getattr(self, name)))
 
 
 def whole_characters(text: str) -> str:
     """A text with "?" for each half of a character (a lone surrogate), which JSON can spell and no file can hold."""
     return _HALVES.sub(lambda match: match[1] or "?", text.encode("utf-8", "replace").decode())
+
+
+def folded(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages of a request without a system's turn: what it says stands before what the user says first."""
+    front = "\n\n".join(one["content"] for one in chat if one["role"] == "system")
+    rest = [one for one in chat if one["role"] != "system"]
+    if not front:
+        return rest
+    first = rest.pop(0) if rest and rest[0]["role"] == "user" else {"role": "user", "content": ""}
+    said = first["content"]
+    content = f"{front}\n\n{said}".rstrip() if isinstance(said, str) else [{"type": "text", "text": front}, *said]
+    return [{**first, "content": content}, *rest]
 
 
 def from_template(

@@ -62,7 +62,7 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
         (body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
         (b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
         (body(choices=[{"error": {"code": 502, "message": "up"}, "message": {"content": "x"}}]), 3, "server", "up"),
-        (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "empty (finish_reason length)"),
+        (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "a thought alone (finish_reason length)"),
         (body({"content": None, "refusal": "I can't help with that."}), 1, "refused", "I can't help with that."),
     ],
 )
