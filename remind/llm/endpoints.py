@@ -48,8 +48,6 @@ class EndpointConfig:
     """USD per million prompt tokens."""
     price_completion: NonNegativeFloat = 0.0
     """USD per million completion tokens."""
-    structured: bool = True
-    """Send the JSON schema of a request as response_format; a server that refuses it gets none from then on."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. Of
     them a local model takes chat_template_kwargs, e.g. {enable_thinking: false}. No place for keys: configurations are
@@ -82,8 +80,7 @@ class EndpointConfig:
     @property
     def identity(self) -> str:
         """`title`, and a hash of the settings that shape replies where any is not the usual one."""
-        settings = [self.max_tokens, self.temperature, self.structured, self.extra_body]
-        settings += [self.thought_tokens] if self.thought_tokens else []
+        settings = [self.max_tokens, self.temperature, True, self.extra_body, *filter(None, [self.thought_tokens])]
         return self.title if settings == [None, None, True, {}] else f"{self.title} {sha256_json(settings)[:8]}"
 
     @property

@@ -63,7 +63,9 @@ class Request:
     @property
     def chat(self) -> list[dict[str, str]]:
         """The messages as servers take them."""
-        return [{"role": message.role, "content": message.text} for message in self.messages]
+        # a lone surrogate in a dialogue cannot be sent
+        texts = (message.text.encode("utf-8", "replace").decode() for message in self.messages)
+        return [{"role": message.role, "content": text} for message, text in zip(self.messages, texts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
-from remind.llm.asking import plain, question_lines
+from remind.llm.auxiliary import plain, question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage
 from remind.memory.bank import filled
 from remind.memory.base import Memory, Query

@@ -13,7 +13,7 @@ from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import Chats
-from remind.llm.dry import DryChat
+from remind.llm.client import DryChat
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply
@@ -112,7 +112,7 @@ def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path) -> None:
-    from remind.llm.local import LocalChat, as_prompt
+    from remind.llm.client import LocalChat, as_prompt
     from remind.models.generate import generate
 
     place = EndpointConfig("nano-untrained", LOCAL, concurrency=2)

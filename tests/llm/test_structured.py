@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from remind.llm.asking import Finding, SummaryForm
 from remind.llm.structured import NotValid, object_schema, read_value
 
 TEXT = {"type": "string"}
@@ -15,8 +14,7 @@ EVENTS = object_schema(
     memory={"type": "array", "items": object_schema(event={"enum": ["ADD", "NONE"]}, n={"type": "integer"})}
 )
 GRADE = object_schema(score={"anyOf": [{"type": "number", "maximum": 1}, {"type": "null"}]}, fine={"type": "boolean"})
-#: With a reference to a definition.
-SUMMARY = SummaryForm[Finding].model_json_schema()
+SUMMARY = object_schema(understanding=TEXT, evidence={"type": "array", "items": object_schema(finding=TEXT)}, conclusion=TEXT)
 FOUND = {"understanding": "u", "evidence": [{"finding": "f"}], "conclusion": "c"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remind.evaluation.parse import parse_answer
-from remind.llm.asking import VERDICT_SCHEMA, plain
+from remind.llm.auxiliary import VERDICT_SCHEMA, plain
 from remind.llm.structured import NotValid, read_value
 from remind.text.thoughts import without_thoughts
 
