@@ -35,9 +35,9 @@ from remind.states.pyramid import (
 from remind.states.records import FACTUAL
 from remind.text import words
 from remind.text.thoughts import without_thoughts
+from remind.text.words import Guide, guide, kind_of, target_speakers
 from remind.text.words import OfflineLLM as OfflineLLM
 from remind.text.words import Verdict as Verdict
-from remind.text.words import guide, kind_of, target_speakers
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -49,12 +49,7 @@ VERSION = 2
 #: Requests of a stage before its share of failures can end work that is under way.
 _EARLY_CHECK = 100
 #: The template each stage asks with.
-TEMPLATES: dict[Stage, str] = {
-    "cues": "ask_cue",
-    "strategy": "ask_strategy",
-    "summary": "ask_summary",
-    "judge": "ask_judge",
-}
+TEMPLATES: dict[Stage, str] = {stage: f"ask_{stage.rstrip('s')}" for stage in ("cues", "strategy", "summary", "judge")}
 #: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
 ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}
 #: Length asked of a cue, in words; about what the text encoder still reads whole.
@@ -75,6 +70,10 @@ _STRATEGY = object_schema(
     temporal_scope=_TEXTS,
     reasoning={**_TEXTS, "minItems": 1},
 )
+#: Stands for a dimension where a question has none.
+_FACTS = Guide(
+    FACTUAL, "stated facts: who did, has, likes or plans what, and when", (), frozenset(), frozenset(), False
+)
 VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 
 
@@ -87,11 +86,8 @@ def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> 
     """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
     first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
-    about: dict[str, Any] = {"demand": "stated facts: who did, has, likes or plans what, and when"}
-    about |= {"reasoning": (), "visual": False}
-    if dimension is not None:
-        ask = guide(dimension)
-        about = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
+    ask = _FACTS if dimension is None else guide(dimension)
+    about: dict[str, Any] = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
     sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", shown.text[slice(*shown.dialogue)]
     return _request("cues", sample, None, {"excerpt": excerpt}, words=CUE_WORDS, **about)
 
@@ -107,9 +103,8 @@ def read_cue(_: Segment, reply: Reply) -> str:
 def kind_request(question: Question) -> Request:
     """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
     kinds = [(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")]
-    about = {"kinds": kinds, "factual": FACTUAL}
-    schema = object_schema(kind={"enum": [*DIMENSIONS, FACTUAL]})
-    return from_template("strategy", "ask_kind", question.id, schema, ROOM["strategy"], _shown(question), **about)
+    schema, data = object_schema(kind={"enum": [*DIMENSIONS, FACTUAL]}), question_lines(question)
+    return _request("strategy", question.id, schema, data, "ask_kind", kinds=kinds, factual=FACTUAL)
 
 
 def read_kind(_: Question, reply: Reply) -> str | None:
@@ -121,14 +116,17 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
     question = blind(question)
     ask = guide(kind_of(question))
-    about = {"demand": ask.demand, "reasoning": ask.reasoning, "format": question.format, "visual": question.visual}
-    data = {"speakers": "\n".join(map(one_line, dialogue.speakers)), **_shown(question)}
-    return _request("strategy", question.id, _STRATEGY, data, most=MOST, **about)
+    about: dict[str, Any] = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": question.visual}
+    data = {"speakers": "\n".join(map(one_line, dialogue.speakers)), **question_lines(question)}
+    return _request("strategy", question.id, _STRATEGY, data, most=MOST, format=question.format, **about)
 
 
 def read_strategy(dialogue: Dialogue, _: Question, reply: Reply) -> Strategy:
     """S_str, without target speakers who do not speak in the dialogue. Raises NotValid."""
-    lines = {name: _lines(texts) for name, texts in reply.value.items()}
+    lines = {}
+    for kind, texts in reply.value.items():
+        said = (plain(text)[:_MAX_CHARACTERS].strip() for text in texts)
+        lines[kind] = list(dict.fromkeys(text for text in said if text))[:MOST]
     speakers: list[str] = []
     for name in lines["target_speaker"]:
         speakers += [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
@@ -145,7 +143,7 @@ def summary_request(state: AttentionalState) -> Request:
     anchors = ((head, "; ".join(map(one_line, getattr(plan, kind)))) for head, kind in ANCHOR_KINDS.items())
     steps = [f"Step {n}: {one_line(step)}" for n, step in enumerate(plan.reasoning, start=1)]
     strategy = "\n".join([*(f"{head}: {values}" for head, values in anchors if values), *steps])
-    bare, asked = render(state.factual), _shown(question)
+    bare, asked = render(state.factual), question_lines(question)
     code = code_for([bare.text[slice(*bare.dialogue)], strategy, *asked.values()])
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
@@ -214,27 +212,15 @@ def verdict_in(reply: Reply) -> Verdict:
     return Verdict(value)
 
 
-def _request(
-    stage: Stage, sample: str, schema: Mapping[str, Any] | None, data: Mapping[str, str] | None = None, /, **values: Any
-) -> Request:
-    return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], data, **values)
+def _request(stage: Stage, sample: str, schema: Any, data: Any = None, template: str = "", **values: Any) -> Request:
+    return from_template(stage, template or TEMPLATES[stage], sample, schema, ROOM[stage], data, **values)
 
 
-def question_lines(question: Question) -> tuple[str, str]:
-    """The question as a state shows it, and its options a line each."""
+def question_lines(question: Question) -> dict[str, str]:
+    """`question` as a state shows it, and its `options` a line each."""
     when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
     options = [f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, question.options, strict=False)]
-    return f"{when}{one_line(question.text)}", "\n".join(options)
-
-
-def _shown(question: Question) -> dict[str, str]:
-    return dict(zip(("question", "options"), question_lines(question), strict=True))
-
-
-def _lines(items: Sequence[str]) -> list[str]:
-    """The texts, each on one line, once, at most `MOST`."""
-    texts = (plain(item)[:_MAX_CHARACTERS].strip() for item in items)
-    return list(dict.fromkeys(text for text in texts if text))[:MOST]
+    return {"question": f"{when}{one_line(question.text)}", "options": "\n".join(options)}
 
 
 @dataclass(frozen=True)
@@ -416,9 +402,6 @@ def open_llm(
     Raises:
         ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.client.Chats`).
     """
-    stand_in = OfflineLLM(encoder)
-    if cfg.dry_run is None and not any((cfg.default, cfg.cues, cfg.strategy, cfg.summary)):
-        return stand_in
-    chats = Chats(cfg)
+    stand_in, chats = OfflineLLM(encoder), Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
     return ChatLLM(models, stand_in, chats) if models else stand_in

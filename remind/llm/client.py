@@ -42,24 +42,20 @@ _ALIKE = 5
 #: OPENAI_CUSTOM_HEADERS) and describes the machine; by the last of these it knows how to give the response out.
 _HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "x-stainless-raw-response"}
 #: How servers say that prompt and answer do not fit the model: vLLM, SGLang, llama.cpp, TGI, OpenAI, Gemini, Claude.
-_TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size)|max_model_len|(prompt|input) is too long|too many input tokens"
-    r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <=",
-    re.IGNORECASE,
+_TOO_LONG = (
+    r"(?i)context[ _-]?(length|window|size)|max_model_len|(prompt|input) is too long|too many input tokens"
+    r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <="
 )
 #: How they say what they do not take: schemas, a system's turn, the older name of the limit (see `OpenAIChat._fitted`).
 _REFUSED = {
-    "schema": re.compile(r"response_?\s?format|json_?\s?schema|structured|grammar|guided", re.IGNORECASE),
-    "system": re.compile(
-        r"system.{0,20}(role|messag|prompt)|role.{0,40}system|roles must alternate|only user and assistant",
-        re.IGNORECASE,
-    ),
-    "max_tokens": re.compile(r"use\W+max_completion_tokens", re.IGNORECASE),
+    "schema": r"(?i)response_?\s?format|json_?\s?schema|structured|grammar|guided",
+    "system": r"(?i)system.{0,20}(role|messag|prompt)|role.{0,40}system|roles must alternate|only user and assistant",
+    "max_tokens": r"(?i)use\W+max_completion_tokens",
 }
-#: Reasons for the end of a reply, as servers name them: it was cut off, withheld, or broken off.
-_CUT = re.compile(r"length|max_tokens|context")
-_WITHHELD = re.compile(r"filter|safety|sensitive|recitation|refus|prohibit|block")
-_BROKEN = re.compile(r"error|abort|cancel|insufficient|fail|timeout")
+#: Why a reply ended, as servers put it: it was cut off, withheld, or broken off.
+_CUT = r"length|max_tokens|context"
+_WITHHELD = r"filter|safety|sensitive|recitation|refus|prohibit|block"
+_BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 #: Characters per token in a dry run; English prose has about that many.
 CHARACTERS = 4
 #: What a free-text reply reads like in a dry run.
@@ -182,17 +178,11 @@ class OpenAIChat(CachedChat):
         #: Of `_REFUSED`, what the server has been found not to take.
         self._refused: set[str] = set()
         self._cut = count()
+        hooks: Any = {"request": [self._sending], "response": [self._received]}
         # redirects: the prompt would go to a host that nobody named
-        http = openai.DefaultHttpxClient(
-            follow_redirects=False, event_hooks={"request": [self._sending], "response": [self._received]}
-        )
-        self._client = openai.OpenAI(
-            api_key=self._key,
-            base_url=endpoint.base_url,
-            max_retries=endpoint.retries,
-            timeout=endpoint.timeout,
-            http_client=http,
-        )
+        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
+        limits: Any = {"max_retries": endpoint.retries, "timeout": endpoint.timeout}
+        self._client = openai.OpenAI(api_key=self._key, base_url=endpoint.base_url, http_client=http, **limits)
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
@@ -255,7 +245,7 @@ class OpenAIChat(CachedChat):
         except openai.APIStatusError as error:
             reply = failure_of(error.status_code, error.body)
             if reply.failure == "refused":
-                self._refused |= {name for name, words in _REFUSED.items() if words.search(reply.message)}
+                self._refused |= {name for name, words in _REFUSED.items() if re.search(words, reply.message)}
                 if self._fitted(self.body(request)) != body:
                     return self._send(request)
         except openai.APIConnectionError as error:
@@ -323,7 +313,7 @@ def failure_of(status: int, body: Any) -> Reply:
         return _failed("refused", "HTTP 401: the server refuses the key")
     message = f"HTTP {status}: {_said(body)}".removesuffix(": ") if status else _said(body)
     # some servers answer a prompt that does not fit with 500
-    if status == 413 or (status in (0, 400, 422, 500) and _TOO_LONG.search(str(body))):
+    if status == 413 or (status in (0, 400, 422, 500) and re.search(_TOO_LONG, str(body))):
         return _failed("too_long", message)
     return _failed("server" if status in (408, 409, 429) or status >= 500 else "refused", message)
 
@@ -341,15 +331,15 @@ def _reply(data: Any) -> Reply:
     text = said.get("content") or ""
     if isinstance(text, list):
         text = "".join(part.get("text") or "" for part in text)
-    if said.get("refusal") or _WITHHELD.search(reason):
+    if said.get("refusal") or re.search(_WITHHELD, reason):
         return _failed("refused", f"the model refuses: {said.get('refusal') or f'finish_reason {reason}'}")
-    if _BROKEN.search(reason):
+    if re.search(_BROKEN, reason):
         return _failed("server", f"the server broke the reply off (finish_reason {reason})")
     counts = data.get("usage") or {}
     prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
     if not (isinstance(prompt, int) and isinstance(completion, int)):
         prompt = completion = 0
-    finished = not _CUT.search(reason)
+    finished = not re.search(_CUT, reason)
     if not without_thoughts(text).strip() and not said.get("tool_calls"):
         thought = text.strip() or said.get("reasoning_content") or said.get("reasoning")
         why = f"the reply {'is a thought alone' if thought else 'is empty'} (finish_reason {reason})"
