@@ -77,8 +77,8 @@ class Reply:
         value: the parsed JSON where a schema was given and met.
         prompt_tokens, completion_tokens: as the server counts them; 0 and 0 where it does not.
         finished: whether the model ended by itself.
-        seconds: from the first try to the end, waiting for a free place not counted.
-        calls: 1; 0 where the reply was cached.
+        seconds: from the first try to the end, waiting for a free place not counted; of a cached reply, as then.
+        calls: 1 where it was asked for at all, however often it was tried.
         cached: whether it was paid for before.
         key: of the request in the cache of replies.
         failure, message: why there is no usable reply, in a word and in a line without keys.

@@ -33,6 +33,7 @@ def without_thoughts(text: str) -> str:
     A closing tag without an opening one ends a thought that the chat template opened. Empty where a thought was opened
     and never closed: what follows is no answer.
     """
+    text = _END_TOKENS.sub("", text)
     if "<|channel|>" in text or _FINAL.search(text):
         *_, final = "", *_FINAL.split(text)[1:]
         text = _MESSAGE_END.sub("", final)
@@ -42,4 +43,4 @@ def without_thoughts(text: str) -> str:
         *_, text = re.split(f"(?i){closing}", text)
         if re.search(f"(?i){opening}", text):
             return ""
-    return _END_TOKENS.sub("", text)
+    return text

@@ -12,8 +12,7 @@ from chat_samples import ask
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
-from remind.llm.client import Chats
-from remind.llm.client import DryChat
+from remind.llm.client import Chats, DryChat
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply

@@ -14,7 +14,9 @@ EVENTS = object_schema(
     memory={"type": "array", "items": object_schema(event={"enum": ["ADD", "NONE"]}, n={"type": "integer"})}
 )
 GRADE = object_schema(score={"anyOf": [{"type": "number", "maximum": 1}, {"type": "null"}]}, fine={"type": "boolean"})
-SUMMARY = object_schema(understanding=TEXT, evidence={"type": "array", "items": object_schema(finding=TEXT)}, conclusion=TEXT)
+SUMMARY = object_schema(
+    understanding=TEXT, evidence={"type": "array", "items": object_schema(finding=TEXT)}, conclusion=TEXT
+)
 FOUND = {"understanding": "u", "evidence": [{"finding": "f"}], "conclusion": "c"}
 
 
