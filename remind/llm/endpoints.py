@@ -64,7 +64,7 @@ class EndpointConfig:
         # keys hide in addresses, and addresses are printed
         if not self.local and not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./~%-]*)?", self.base_url, re.IGNORECASE):
             what = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1, without user, password, query and fragment"
-            raise ConfigError(f"base_url must be {what}; it is not shown, since it may hold a key")
+            raise ConfigError(f"base_url must be {what}: keys come from the environment")
         if not self.model:
             raise ConfigError("no model is named; set the endpoint's model")
 

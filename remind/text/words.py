@@ -165,16 +165,14 @@ def infer_dimension(text: str) -> str | None:
     return best if scores[best] >= LEAST_ASKED else None
 
 
-def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:
+def plan(dialogue: Dialogue, question: Question, weights: Mapping[str, float]) -> Strategy:
     """The strategy of a question, from its words and the dialogue's.
 
     Entities are quotations, names and chunks of content words; the focus is what the target does.
 
     Args:
-        weights: rarity of each stem over the dialogue's turns; None: counted here.
+        weights: rarity of each stem over the dialogue's turns.
     """
-    if weights is None:
-        weights = rarity([stems(turn.text) for turn in dialogue.turns])
     text = question.text
     speakers, scope = target_speakers(dialogue, text), temporal_scope(text)
     names = {part for speaker in speakers for part in words(speaker)}

@@ -25,13 +25,6 @@ pytestmark = pytest.mark.usefixtures("quick")
 SCHEMA = object_schema(n={"type": "integer"})
 
 
-def reply_to(answer: Any, **fields: Any) -> tuple[Reply, Proxy]:
-    """What becomes of one request to a server that answers so."""
-    with Proxy(answer=answer) as proxy:
-        [reply] = chat(proxy.url, **fields).complete([ask("hello")])
-    return reply, proxy
-
-
 def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp_path: Path) -> None:
     requests = [ask(f"word {number}") for number in range(60)]
     with Proxy(share=0.3, seed=1, slow=3.0) as proxy:
@@ -54,7 +47,8 @@ def test_a_reply_that_never_ends_is_given_up() -> None:
         return 200, {}, (time.sleep(0.05) or b" " for _ in range(400))  # type: ignore[func-returns-value]
 
     started = time.monotonic()
-    reply, proxy = reply_to(drip, timeout=0.5, retries=1)
+    with Proxy(answer=drip) as proxy:
+        [reply] = chat(proxy.url, timeout=0.5, retries=1).complete([ask("hello")])
     assert (reply.failure, proxy.hits) == ("server", 2)
     assert reply.message == "no usable reply: nothing whole within 0.5 s"
     assert time.monotonic() - started < 5
@@ -145,8 +139,6 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ModelError, match="OPENAI_API_KEY"):
         OpenAIChat(EndpointConfig("m"))
-    with pytest.raises(ModelError, match="NO_SUCH_KEY"):
-        chat("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai-only")
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
@@ -162,7 +154,8 @@ def test_a_redirect_is_not_followed() -> None:
     """The prompt would go to a host that nobody named."""
     with Proxy() as other:
         target = {"Location": f"{other.url}/chat/completions?sig=PRIVATE"}
-        reply, named = reply_to(lambda _: (307, target, b""))
+        with Proxy(answer=lambda _: (307, target, b"")) as named:
+            [reply] = chat(named.url).complete([ask("hello")])
     assert (reply.failure, named.hits, other.hits) == ("refused", 1, 0)
     assert reply.message.startswith("HTTP 307: the server sends requests elsewhere")
     assert "PRIVATE" not in reply.message

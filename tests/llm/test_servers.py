@@ -1,4 +1,4 @@
-"""What real servers and models send, by the table: what is read, what is asked again, what ends a run, with the reason."""
+"""What real servers and models send, by the table: what is read, what is asked again, what ends a run."""
 
 from __future__ import annotations
 
