@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -281,14 +282,14 @@ class OpenAIChat(CachedChat):
         the client repeats."""
         if response.status_code != 200:
             return
-        import httpx
-
+        # of the HTTP package that this version of the client is on
+        broken = import_module(type(response).__module__.partition(".")[0]).ReadError
         content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
         for piece in response.iter_bytes():
             content += piece
             # the client's own limit is on each read
             if time.monotonic() > deadline:
-                raise httpx.ReadError(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
+                raise broken(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
         data: Any = None
         try:
             if content.lstrip().startswith(b"<"):
@@ -297,9 +298,9 @@ class OpenAIChat(CachedChat):
                 data = json.loads(content)
                 reply = _reply(data)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise httpx.ReadError("it is not a chat completion", request=response.request) from None
+            raise broken("it is not a chat completion", request=response.request) from None
         if reply.failure == "server":
-            raise httpx.ReadError(reply.message, request=response.request)
+            raise broken(reply.message, request=response.request)
         response.extensions["read"] = data, reply
 
 
