@@ -13,9 +13,9 @@ from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.evaluation.predictions import NO_VERDICT
 from remind.evaluation.statistics import bootstrap, several, share
 from remind.evaluation.tables import HEADS
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
+from remind.text.words import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor

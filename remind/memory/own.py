@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
-from remind.llm.asking import TEMPLATES
-from remind.llm.auxiliary import ChatLLM, OfflineLLM
+from remind.llm.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.llm.request import Stage
 from remind.memory.bank import Bank, Store
 from remind.memory.base import Draft, Query, System

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
-from remind.llm.asking import plain, question_lines
+from remind.llm.auxiliary import plain, question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage
 from remind.memory.bank import filled
 from remind.memory.base import Memory, Query
@@ -148,8 +148,7 @@ class ChatReader:
             }
             for number, place in enumerate(shown)
         ]
-        question, options = question_lines(query.question())
-        data = {"memories": json.dumps(rows, ensure_ascii=False, indent=1), "question": question, "options": options}
+        data = {"memories": json.dumps(rows, ensure_ascii=False, indent=1), **question_lines(query.question())}
         told: dict[str, Any] = {
             "notes": notes is not None,
             "abstention": "" if query.options else NO_INFORMATION,
@@ -186,7 +185,7 @@ def as_turns(memories: Sequence[Memory]) -> str:
 def note_request(query: Query, memory: Memory) -> Request:
     """What in one memory bears on the question (Appendix E, Chain-of-Note)."""
     text = f"Date: {one_line(memory.time or 'unknown')}\n{memory.text}"
-    data = {"memory": text, "question": "\n".join(filter(None, question_lines(query.question())))}
+    data = {"memory": text, "question": "\n".join(filter(None, question_lines(query.question()).values()))}
     return filled(query.id, "note", "memory_note", data, _NOTE_ROOM)
 
 

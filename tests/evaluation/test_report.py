@@ -13,9 +13,9 @@ import torch
 from remind.evaluation import report as reports
 from remind.evaluation import tables
 from remind.evaluation.scores import Score, counts, parse_all, score, summaries
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
+from remind.text.words import Verdict
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 
