@@ -23,7 +23,7 @@ from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
-from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
+from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 from sae.ranges import Share
@@ -60,13 +60,13 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
     logger = "mem0"
 
     def load(self) -> Any:
-        package, qdrant, url = _package(), import_module("qdrant_client"), self.url()
+        package, qdrant, http = _package(), import_module("qdrant_client"), self.client()
         client, given = qdrant.QdrantClient(":memory:"), {"api_key": NO_KEY, "model": MODEL}
         parts = {
             "vector_store": ("qdrant", {"client": client, "embedding_model_dims": self.encoder.dimension}),
             # the provider openai would send everything to OpenRouter where the environment has a key for it
-            "llm": ("vllm", {"vllm_base_url": url, **given}),
-            "embedder": ("openai", {"openai_base_url": url, **given}),
+            "llm": ("vllm", {"vllm_base_url": URL, **given}),
+            "embedder": ("openai", {"openai_base_url": URL, **given}),
         }
         config: dict[str, Any] = {name: {"provider": kind, "config": own} for name, (kind, own) in parts.items()}
         with warnings.catch_warnings():
@@ -74,7 +74,7 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             warnings.simplefilter("ignore")
             memory = package.Memory.from_config({**config, "history_db_path": ":memory:"})
         # retries are made behind the meter
-        memory.llm.client = memory.llm.client.with_options(max_retries=0, http_client=self.direct())
+        memory.llm.client = memory.llm.client.with_options(max_retries=0, http_client=http)
         memory.embedding_model = _Embedder(self.encoder)
         # fastembed, where it is installed, would download its model
         memory.vector_store._bm25_encoder = False
@@ -96,10 +96,7 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         for payload in [package.vector_store.get(vector_id=event["id"]).payload for event in events]:
             text = payload["data"]
             note = {name: value for name, value in payload.items() if name not in _ELSEWHERE}
-            vectors = self.encoder.encode_apart([_on_one_line(text)])
-            self.store.add(
-                Draft("fact", tuple(payload["turns"]), text, note=note), self.encoder.count_tokens(text), vectors
-            )
+            self.put(Draft("fact", tuple(payload["turns"]), text, (_on_one_line(text),), note=note))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         found = self.store.rank(_on_one_line(query.text.strip()), "dense")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,10 +14,10 @@ from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
 from remind.llm.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.llm.request import Stage
-from remind.memory.bank import Bank, Store
+from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
-from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, told, turn_scores
+from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
 from remind.states.pyramid import AttentionalState, turn_text
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class RemindBank(Bank, of=RemindSystem):
         self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
 
     def complete(self) -> None:
-        """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""
+        """Index the dialogue; cues that depend on the question's kind follow later."""
         if not self.store.count():
             return
         index = self._index()
@@ -178,27 +177,20 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[Store, int, Dialogue, Perception] | None = None
+    _built: tuple[int, Dialogue, Perception] | None = None
 
     def _perception(self) -> tuple[Dialogue, Perception]:
-        """The dialogue as it is stored now, and what indexes it. An index of what the bank held before is removed."""
-        if self._built is None or self._built[:2] != (self.store, self.store.version):
-            dialogue = self._dialogue()
-            key = content_key(dialogue, self.encoder.name, self.settings.segment, self.llm.name)[:16]
-            root = self.folder / "index"
-            for folder in root.glob("*"):
-                if folder.name != key:
-                    shutil.rmtree(folder)
-            perception = Perception(self.settings, self.encoder, self.llm, root / key)
-            self._built = (self.store, self.store.version, dialogue, perception)
-        return self._built[2:]
+        """The dialogue as it is stored now, and what indexes it."""
+        if self._built is None or self._built[0] != self.store.version:
+            self._built = (self.store.version, self._dialogue(), Perception(self.settings, self.encoder, self.llm))
+        return self._built[1:]
 
     def _index(self) -> DialogueIndex:
         dialogue, perception = self._perception()
         return perception.index(dialogue)
 
     def _dialogue(self) -> Dialogue:
-        """Images are counted anew: sessions may come from the middle of a dialogue, and turns may be forgotten."""
+        """Images are counted anew: sessions may come from the middle of a dialogue."""
         sessions, shown = [], 0
         for session in self.store.sessions():
             turns = []

@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import input_hashes, read_json, sha256_json, write_json, write_rows
+from remind.core.files import input_hashes, read_json, sha256_json, write_json
 from remind.data.dialogue import Corpus, Question, note_ids, spread
 from remind.data.readers import format_of, read, stream
 from remind.evaluation.answerers import answerer_of
 from remind.evaluation.conditions import Asked, Stream, asked_of
 from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
 from remind.evaluation.contexts import provider_name
-from remind.evaluation.predictions import MEMORY, PREDICTIONS, read_rows
+from remind.evaluation.predictions import MEMORY
 from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table
 from remind.llm.auxiliary import AuxiliaryLLM
@@ -173,8 +173,7 @@ def _measure(cfg: RunMemoryConfig) -> None:
         )
         data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
         report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
-        _write_answers(out, [*CONTROLS, *cfg.systems])
-        for told in run.told():
+        for told in (*run.notes, *([run.meter.table()] if run.costs() else [])):
             print(told)
         listed = {
             "units": [f"{MEMORY}/{path}" for path in dict.fromkeys(run.units)],
@@ -183,8 +182,6 @@ def _measure(cfg: RunMemoryConfig) -> None:
         }
         about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
         write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"]["p13n"]})
-        for course in run.courses.values():
-            course.publish()
 
 
 def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:
@@ -208,18 +205,3 @@ def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] |
     if split is not None and own is None:
         raise ConfigError(f"split: question {question.id!r} has none; set states to a folder that defines it")
     return split in (None, own)
-
-
-def _write_answers(out: Path, names: Sequence[str]) -> None:
-    """Every system's answers as `answers/NAME.jsonl`: question_id and answer, the letters where there are options."""
-    for name in names:
-        lines = [
-            {
-                "question_id": row["question_id"],
-                "answer": row["answer"] if row["format"] == "direct" else ",".join(row["letters"]),
-            }
-            for _, row in read_rows(out / name / PREDICTIONS, "an output")
-            if row["failure"] is None
-        ]
-        if lines:
-            write_rows(out / "answers" / f"{name}.jsonl", lines)

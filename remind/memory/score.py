@@ -208,17 +208,15 @@ def _row(dataset: str, name: str, place: Place, found: Mapping[str, Found], draw
     known = {question: one for question, one in found.items() if one.recall is not None}
     recalls = [one.recall or 0.0 for one in known.values()]
     estimate = bootstrap(recalls, *draws, several([one.dialogue for one in known.values()]))
-    spread = {"recall": estimate["value"], "low": estimate["low"], "high": estimate["high"]} if estimate else {}
     return {
         "dataset": dataset,
         "system": name,
         "at": place[0],
         "value": place[1],
         "tokens": float(np.mean([one.tokens for one in found.values()])),
-        "recall": None,
-        "low": None,
-        "high": None,
-        **spread,
+        "recall": estimate and estimate["value"],
+        "low": estimate and estimate["low"],
+        "high": estimate and estimate["high"],
         "any": float(np.mean([one > 0 for one in recalls])) if recalls else None,
         "all": float(np.mean([one == 1 for one in recalls])) if recalls else None,
         "n": len(recalls),

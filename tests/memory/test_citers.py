@@ -14,7 +14,6 @@ from remembering import locomo_dialogue
 from running import use_words
 
 from remind import read
-from remind.core.errors import DataError
 from remind.core.files import Cache
 from remind.data.dialogue import Question
 from remind.llm.endpoints import EndpointConfig, LLMConfig
@@ -22,7 +21,7 @@ from remind.memory.base import Memory, Query, Services
 from remind.memory.citers import cited, warning
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.provider import CachedEncoder
-from remind.memory.reranker import NAME, Reranker
+from remind.memory.reranker import NAME
 from remind.memory.rmm import RmmBank, RmmSystem
 from remind.memory.run import run_memory
 from remind.memory.score import read_units, score_memory
@@ -144,38 +143,34 @@ def test_what_a_reader_cites_teaches_as_if_it_were_fed_by_hand(data: Path, tmp_p
     assert {row["trace"]["updates"] for row in untaught["rmm", "conv-1"]["rows"]} == {0}
 
 
-def test_a_killed_run_teaches_common_weights_as_a_whole_one(
+def test_a_killed_run_hands_weights_on_as_a_whole_one(
     data: Path, tmp_path: Path, server: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shared(name: str) -> dict[str, Any]:
-        return {"rmm": {"scope": "shared", "weights": str(tmp_path / name)}}
-
-    hand = by_hand(data, tmp_path / "hand", **shared("by-hand")["rmm"])
+    shared = {"rmm": {"scope": "shared"}}
+    whole = cited_run(data, tmp_path / "whole", server, **shared)
+    updates = [row["trace"]["updates"] for unit in whole.values() if unit["system"] == "rmm" for row in unit["rows"]]
+    # a dialogue goes on with what the one before it has taught
+    assert (max(updates[:12]), updates[12], updates[-1]) == (2, 2, 4)
     for kill in (5, 18):
         with monkeypatch.context() as patch:
-            learn, count = RmmBank.learn, iter(range(kill))
+            learn, count = RmmBank.feedback, iter(range(kill))
 
             def dies(*given: Any, learn: Any = learn, count: Iterator[int] = count) -> None:
                 learn(*given)
                 if next(count, None) is None:
                     raise KeyboardInterrupt
 
-            patch.setattr(RmmBank, "learn", dies)
+            patch.setattr(RmmBank, "feedback", dies)
             with pytest.raises(KeyboardInterrupt):
-                cited_run(data, tmp_path / "run", server, **shared("common"))
-        # what a run has not come to the end of teaches nobody
-        assert Reranker.load(tmp_path / "common" / NAME).step == 0
-    assert traced(cited_run(data, tmp_path / "run", server, **shared("common"))) == hand
-    learned, wanted = (Reranker.load(tmp_path / name / NAME) for name in ("common", "by-hand"))
-    assert (learned.step, learned.ema, abs(learned.w_q).max() > 0) == (4, wanted.ema, True)
-    assert learned.w_q.tobytes() + learned.w_m.tobytes() == wanted.w_q.tobytes() + wanted.w_m.tobytes()
+                cited_run(data, tmp_path / "run", server, **shared)
+    assert traced(cited_run(data, tmp_path / "run", server, **shared)) == traced(whole)
+    learned, wanted = (tmp_path / name / "memory" / "learned" / "rmm" / NAME for name in ("run", "whole"))
+    assert learned.read_bytes() == wanted.read_bytes()
     hits = server.hits
     assert set(server.paid.values()) == {1}
-    before = (tmp_path / "common" / NAME).read_bytes()
-    cited_run(data, tmp_path / "run", server, **shared("common"))
-    assert (server.hits, (tmp_path / "common" / NAME).read_bytes()) == (hits, before)
-    # another run goes on from there; this one teaches no more
-    cited_run(data, tmp_path / "other", server, **shared("common"))
-    assert Reranker.load(tmp_path / "common" / NAME).step == 8
-    with pytest.raises(DataError, match=r"common.*was trained by another run; the weights of this run are in"):
-        cited_run(data, tmp_path / "run", server, **shared("common"))
+    cited_run(data, tmp_path / "run", server, **shared)
+    assert server.hits == hits
+    # another run goes on from there
+    frozen = {"rmm": {"scope": "frozen", "weights": str(learned.parent)}}
+    other = cited_run(data, tmp_path / "other", server, **frozen)
+    assert {row["trace"]["updates"] for row in other["rmm", "conv-1"]["rows"]} == {4}

