@@ -236,7 +236,7 @@ def episode(dialogue: Dialogue, question: Question, most: int) -> tuple[Dialogue
 
 @dataclass(frozen=True)
 class Seen:
-    """A session, and the entries nearest to it that the expert's memory held before; `lost`: what was, of what it wrote."""
+    """A session, and the entries nearest to it that the expert held before; `lost`: what was, of what it wrote."""
 
     dialogue: Dialogue
     session: Session
