@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
