@@ -61,11 +61,11 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file. Raises StorageError if it cannot be written."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic(path) as temporary:
-        save_file(contiguous, temporary, metadata=None if metadata is None else dict(metadata))
+        save_file(contiguous, temporary)
 
 
 @contextmanager
@@ -92,13 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read every tensor of a safetensors file, on the CPU. Raises FormatError if it is missing or damaged."""
-    with reading(path):
-        return load_file(path)
-
-
-def read_any(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file of safetensors, npz or torch; nothing is executed. Raises FormatError.
+    """Read the tensors of a file of safetensors, npz or torch, on the CPU; nothing is executed. Raises FormatError.
 
     Sizes in the file's headers are held against its own size before anything is allocated.
     """

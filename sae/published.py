@@ -31,6 +31,7 @@ from torch import Tensor
 
 from sae import files
 from sae.errors import FormatError
+from sae.hooks import layer_of
 from sae.topk import CONFIG, DTYPES, SCALER, WEIGHTS, TopKSAE, coder_of
 
 #: Where the parameters of an SAE of another format are; see `Mapping`.
@@ -200,8 +201,7 @@ def release(name: str, sae_id: str) -> str:
     entry = yaml.load(listed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get(name)
     paths = {} if entry is None else {str(one["id"]): one["path"] for one in entry["saes"]}
     if sae_id not in paths:
-        known = ", ".join([*paths][:8])
-        raise FormatError(f"SAELens lists no {sae_id!r} in it; it has {known}" if paths else "no such release", name)
+        raise FormatError(f"SAELens lists no {sae_id!r} in it, but {', '.join([*paths][:8]) or 'nothing'}", name)
     return f"{entry['repo_id']}:{paths[sae_id]}"
 
 
@@ -288,24 +288,6 @@ def _choice(root: Path, several: list[Source]) -> str:
     return f"choose by name or pattern after a colon (`folder:name,name`): {names}"
 
 
-#: Places in the residual stream, by what leaves block n, or goes into it.
-_PLACES = (
-    r"blocks\.(?P<n>\d{1,6})\.hook_resid_(?:(?P<input>pre)|post)",
-    r"resid_(?:(?P<input>pre)|post)_layer_(?P<n>\d{1,6})",
-    r"(?:\w+\.)*(?:layers?|h|blocks)[._](?P<n>\d{1,6})(?:\.(?:(?P<input>input)|output))?",
-)
-
-
-def hidden_state(place: str) -> int | None:
-    """Number of the hidden state (see `sae.hooks`) that a hook of TransformerLens or a module gives; None: no one."""
-    if re.fullmatch(r"hook_embed|(?:\w+\.)*embed_tokens", place):
-        return 0
-    if re.search("vis|image|audio", place):
-        return None
-    matches = [match for pattern in _PLACES if (match := re.fullmatch(pattern, place))]
-    return int(matches[0]["n"]) + (matches[0]["input"] is None) if matches else None
-
-
 def _layer(path: Path) -> int | None:
     """The hidden state that an SAE reads; None: something else. Raises FormatError for what is not known or wrong."""
     places, block = _recorded(path)
@@ -317,13 +299,13 @@ def _layer(path: Path) -> int | None:
         place = re.sub(r"^layer(\d{1,6})\.sae\.pt$", r"layers.\1", path.name)
         if not re.search(r"(?:layers?|h|blocks)[._]\d|_layer_\d|embed_tokens", place):
             raise FormatError(f"it is not known what this SAE reads; write a {MAPPING}, or name it layer_<LL>", path)
-        return hidden_state(place)
-    layer, *others = {hidden_state(place.replace("{layer}", str(block))) for place in places}
+        return layer_of(place)
+    layer, *others = {layer_of(place.replace("{layer}", str(block))) for place in places}
     numbers = re.findall(r"\d+", places[0])
     wrong = bool(others) or (block is not None and bool(numbers) and str(block) not in numbers)
     if named:
         wrong = wrong or layer is None or layer - int(named[1]) not in (0, 1)
-    elif (by_name := hidden_state(path.name)) is not None:
+    elif (by_name := layer_of(path.name)) is not None:
         wrong = wrong or layer != by_name
     if wrong:
         told = ", ".join([*places, *([] if block is None else [f"layer {block}"])])
@@ -341,7 +323,7 @@ def _recorded(path: Path) -> tuple[list[str], Any]:
     if not path.is_dir():
         return [], None
     if (path / _DICTIONARY).exists():
-        trainer, folder = _trainer(path), path.parent.name
+        trainer, folder = files.read_json(path / "config.json")["trainer"], path.parent.name
         block = trainer.get("layer")
         by_folder = folder if re.search(r"_layer_\d", folder) else None if block is None else f"layers.{block}"
         places = [trainer.get("submodule_name") or by_folder]
@@ -358,14 +340,6 @@ def _recorded(path: Path) -> tuple[list[str], Any]:
 # what is in them
 
 
-def _trainer(folder: Path) -> dict[str, Any]:
-    """Settings that dictionary_learning trained with."""
-    trainer = files.read_json(folder / "config.json").get("trainer")
-    if not isinstance(trainer, dict):
-        raise FormatError("has no settings of a trainer", folder / "config.json")
-    return trainer
-
-
 def _read(source: Source, k: int | None, device: torch.device | str) -> TopKSAE:
     path, mapping = source.path, source.mapping
     with files.reading(path):
@@ -378,14 +352,13 @@ def _read(source: Source, k: int | None, device: torch.device | str) -> TopKSAE:
         if (path / _SPARSIFY).exists():
             return _mapped(path / _SPARSIFY, replace(SPARSIFY, k=_sparsify_k(path / CONFIG)), device)
         if (path / _DICTIONARY).exists():
-            trainer = _trainer(path)
+            trainer = files.read_json(path / "config.json")["trainer"]
             kind = DICTIONARIES.get(str(trainer.get("dict_class")))
             if kind is None:
                 known = ", ".join(DICTIONARIES)
                 raise FormatError(f"dict_class is {trainer.get('dict_class')!r}; {known} can be read", path)
-            return _mapped(
-                path / _DICTIONARY, replace(kind, k=trainer.get("k") if kind.activation == "topk" else k), device
-            )
+            k = trainer.get("k") if kind.activation == "topk" else k
+            return _mapped(path / _DICTIONARY, replace(kind, k=k), device)
         return _of_sae_lens(path, k, device)
 
 
@@ -406,7 +379,7 @@ def _sparsify_k(path: Path) -> Any:
 
 
 def _mapped(path: Path, mapping: Mapping, device: torch.device | str) -> TopKSAE:
-    tensors = mapping.of(files.read_any(path), path)
+    tensors = mapping.of(files.read_tensors(path), path)
     tensors.setdefault("b_dec", tensors["W_dec"].new_zeros(tensors["W_dec"].shape[-1]))
     config = {"architecture": _ARCHITECTURE[mapping.activation], "apply_b_dec_to_input": mapping.subtract_b_dec}
     if mapping.activation == "topk":
@@ -417,8 +390,6 @@ def _mapped(path: Path, mapping: Mapping, device: torch.device | str) -> TopKSAE
 def _of_sae_lens(path: Path, k: int | None, device: torch.device | str) -> TopKSAE:
     """A folder of sae-lens, of any version."""
     config = files.read_json(path / CONFIG)
-    if not isinstance(config.get("metadata") or {}, dict):
-        raise FormatError("its metadata is not a JSON object", path / CONFIG)
     # settings of before version 6
     kwargs, normalise = config.get("activation_fn_kwargs") or {}, config.get("normalize_activations")
     if config.get("activation_fn", config.get("activation_fn_str")) == "topk" and "k" in kwargs:
@@ -475,7 +446,9 @@ def _built(
     if architecture == "standard":
         tensors["threshold"] = torch.zeros_like(tensors["b_enc"])
     folded = _fold({name: tensor.to(dtype) for name, tensor in tensors.items()}, config)
-    return coder_of({n: tensor.to(dtype) for n, tensor in folded.items()}, k, config.get("metadata") or {}, device)
+    return coder_of(
+        {n: tensor.to(dtype) for n, tensor in folded.items()}, k, dict(config.get("metadata") or {}), device
+    )
 
 
 def _fold(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.tracking import get_available_trackers
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -43,7 +43,7 @@ from sae.hooks import resolve_layers
 from sae.metrics import Sums, evaluate
 from sae.parallel import Processes
 from sae.splice import loss_recovered
-from sae.trainer import CHECKPOINTS, METRICS, Trained, train
+from sae.trainer import CHECKPOINTS, METRICS, train
 
 #: Hashes of the dialogues of a run.
 DATA = "data.json"
@@ -157,8 +157,11 @@ def quick_sae(
 
 def _processes(cfg: TrainSAEConfig) -> Processes:
     """Those of the launcher, joined by accelerate."""
-    if unknown := [name for name in cfg.trackers if name not in LOGGER_TYPE_TO_CLASS]:
-        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    installed = [str(one) for one in get_available_trackers()]
+    if unknown := [name for name in cfg.trackers if name not in installed]:
+        raise ConfigError(
+            f"trackers: no tracker {unknown[0]!r} is installed; there are {', '.join(installed) or 'none'}"
+        )
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(
@@ -255,9 +258,6 @@ class Run:
         self.size = window_size(backbone, cfg.window)
         self.device = torch.device(cfg.device)
         self.dialogues: dict[str, Sequence[Dialogue]] = {}
-        self.windows: list[Window]
-        self.stats: HarvestStats
-        self.trained: Trained
         self.scores: dict[int, dict[str, Any]] = {}
         self.recovered: dict[str, Any] | None = None
 
