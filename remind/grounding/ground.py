@@ -26,7 +26,7 @@ from remind.grounding.resonance import (
 )
 from remind.models.backbone import Backbone, BackboneSize
 from remind.states.pyramid import AttentionalState, FactualState
-from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
+from sae import SAEError, TopKSAE, load_idf, load_layers, sae_paths
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -264,8 +264,8 @@ def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSA
         ModelError: no folder of SAEs, or a damaged one.
     """
     try:
-        saes = load_layers(Path(folder), device)
-        found = {layer: load_idf(layer_folder(Path(folder), layer)) for layer in saes}
+        saes = load_layers(folder, device)
+        found = {layer: load_idf(path) for layer, path in sae_paths(folder).items()}
     except SAEError as error:
         raise ModelError(str(error)) from None
     return saes, {layer: value for layer, value in found.items() if value is not None}
