@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -86,9 +87,11 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
     for layer in range(read[0][0].shape[1] if read else 0):
         rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
-        attention[str(layer + 1)] = _paired(rows, resamples)
+        # some layers of hybrid models have no attention
+        if not isnan(rows[0][0]):
+            attention[str(layer + 1)] = _paired(rows, resamples)
     if read:
-        rows = [(float(one[0].mean()), float(one[1].mean()), name) for one, name in read]
+        rows = [(float(one[0].nanmean()), float(one[1].nanmean()), name) for one, name in read]
         attention["mean"] = _paired(rows, resamples)
     fit = {}
     for layer, (first, second) in diff.fit.items():
