@@ -24,7 +24,7 @@ class InspectConfig:
     question: str | None = None
     """Id of the question to show."""
     all: bool = False
-    """Show every question of the states, with an index page, instead of a single question."""
+    """Show every question of the states, with an index page. Pages that a stopped run finished are kept."""
     out: str = "runs/inspector"
     """Folder for the pages and index.html. With one question also a file name ending in .html."""
     split: Literal["train", "dev", "test"] | None = None

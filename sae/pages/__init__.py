@@ -71,6 +71,14 @@ def page(package: str, template: str, *parts: str, data: Any = None, pictures: b
     return _SURROGATE.sub("\ufffd", text)
 
 
+def data_of(html: str) -> Any:
+    """The `data` of a page. Raises ValueError for other HTML."""
+    found = re.search('id="data">(.*?)</script>', html)
+    if found is None:
+        raise ValueError("not a page")
+    return json.loads(found[1])
+
+
 def section(package: str, template: str, **values: Any) -> Markup:
     """A template of a package as HTML, for a place in a page."""
     return Markup(_environment(package).get_template(template).render(**values))

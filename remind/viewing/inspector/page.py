@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from remind.core.errors import DataError
 from remind.core.files import write_text
 from remind.data.dialogue import Question
 from remind.evaluation.parse import ParsedAnswer
@@ -21,7 +22,7 @@ from remind.models.images import thumbnail
 from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
 from remind.states.records import FACTUAL
 from remind.viewing.pages import gold_turns, marked_turns
-from sae.pages import digits, packed, page, utf16
+from sae.pages import data_of, digits, packed, page, utf16
 
 if TYPE_CHECKING:
     from remind.viewing.explanations import Explanation
@@ -123,8 +124,9 @@ class Inspection:
 def write_page(
     inspection: Inspection,
     path: str | Path,
-    *,
+    row: Mapping[str, Any] | None = None,
     names: Mapping[int, Mapping[int, Explanation]] | None = None,
+    *,
     features: int | None = 12,
     per_feature: int = 4,
     index: str | None = None,
@@ -132,6 +134,7 @@ def write_page(
     """Write the page of a question: one HTML file that needs nothing else.
 
     Args:
+        row: what the index shows of it, which `page_row` reads back.
         names: explanations of features by layer, as far as there are.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
@@ -145,7 +148,7 @@ def write_page(
         "page.js",
         title=f"Grounding of {inspection.question.id}",
         pictures=inspection.pixels,
-        data=page_data(inspection, names or {}, features, per_feature),
+        data={**page_data(inspection, names or {}, features, per_feature), "row": row},
         **_template_values(inspection),
         index=index,
     )
@@ -182,14 +185,28 @@ def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
     }
 
 
-def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str) -> Path:
-    """Write the list of rows from `index_row`; their pages are expected beside it."""
+def page_row(path: Path) -> dict[str, Any]:
+    """The row of the index that a page was written with. Raises DataError for another file."""
+    try:
+        return dict(data_of(path.read_text(encoding="utf-8"))["row"])
+    except (ValueError, TypeError, KeyError):
+        raise DataError("no page of a question with its row of the index", path) from None
+
+
+def write_index(rows: Iterable[Mapping[str, Any]], path: str | Path, states: str, questions: int) -> Path:
+    """Write the list of rows from `index_row`; their pages are expected beside it.
+
+    Args:
+        questions: that are to have a page in the end.
+    """
+    rows = list(rows)
     total = sum(row["gold"] for row in rows)
     html = page(
         _PACKAGE,
         "index.html.j2",
         title="Grounding, question by question",
         rows=rows,
+        questions=questions,
         levels=sorted({level for row in rows for level in row["correct"]}),
         states=states,
         held=sum(row["held"] for row in rows) / total if total else None,
