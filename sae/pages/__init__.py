@@ -31,11 +31,6 @@ def script_json(value: Any) -> Markup:
     return Markup(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def packed(values: Any, dtype: str) -> str:
-    """Numbers as base64 of little-endian `dtype` (f4, u1, u2, u4), which `unpack` of common.js reads."""
-    return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
-
-
 def utf16(text: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Offset of each character of `text`, and of its end, in UTF-16 units as browsers count; [len(text) + 1]."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -22,9 +22,11 @@ from remind.models.images import thumbnail
 from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
 from remind.states.records import FACTUAL
 from remind.viewing.pages import gold_turns, marked_turns
-from sae.pages import data_of, digits, packed, page, utf16
+from sae.pages import data_of, digits, page, utf16
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from remind.viewing.explanations import Explanation
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -229,12 +231,12 @@ def page_data(
         "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
         "turns": len(inspection.state.turns),
         "tokens": {
-            "start": packed(units[spans[:, 0]], "u4"),
-            "end": packed(units[spans[:, 1]], "u4"),
-            "turn": packed(codes.turn.numpy(), "u4"),
-            "part": packed(codes.part.numpy(), "u1"),
-            "r": packed(trace.combined.float().numpy(), "f4"),
-            "s": packed(trace.smoothed.float().numpy(), "f4"),
+            "start": units[spans[:, 0]].tolist(),
+            "end": units[spans[:, 1]].tolist(),
+            "turn": codes.turn.tolist(),
+            "part": codes.part.tolist(),
+            "r": _numbers(trace.combined),
+            "s": _numbers(trace.smoothed),
         },
         "layers": [_layer(trace, layer, names.get(layer, {}), features, per_feature) for layer in codes.layers],
         "context": CONTEXT,
@@ -260,21 +262,23 @@ def _layer(
     examples, fired = dialogue_examples(values, indices, trace.codes.turn.numpy(), used, per_feature)
     return {
         "layer": layer,
-        "width": width,
-        "r": packed(trace.resonance[layer].float().numpy(), "f4"),
-        "local": packed(local_alignment(codes, trace.guidance[layer]).float().numpy(), "f4"),
-        "active": packed((values > 0).sum(-1), "u2"),
-        # 0 is no feature
-        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), "u4"),
-        "values": packed(activations, "f4"),
+        "r": _numbers(trace.resonance[layer]),
+        "local": _numbers(local_alignment(codes, trace.guidance[layer])),
+        "active": (values > 0).sum(-1).tolist(),
+        "features": [[number[feature] for feature in row if feature >= 0] for row in shown.tolist()],
+        "values": [[round(value, 5) for value in row if value > 0] for row in activations.tolist()],
         "ids": used.tolist(),
         "names": [str(names[feature]) if feature in names else None for feature in number],
-        "v": packed(v.numpy()[used], "f4"),
+        "v": _numbers(v[used]),
         "fired": fired,
         "examples": examples,
         "carried": [[[number[feature], round(share, 5)] for feature, share in row] for row in carried],
         "guiding": [number[feature] for feature in guiding],
     }
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
 
 
 def _level(rendered: Rendered) -> dict[str, Any]:
