@@ -121,18 +121,16 @@ def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE])
 
 
 def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
-    """For each question one of another dialogue; None for one dialogue."""
+    """For each question one of another dialogue, half of all further in an order by dialogue; None for one dialogue."""
     if len(set(dialogues)) < 2:
         return None
-    # far enough apart in an order by dialogue that no dialogue meets itself, unless it has more than half of all
     order = sorted(range(len(dialogues)), key=lambda number: dialogues[number])
-    chosen = [0] * len(order)
+    half = len(order) // 2
+    chosen = dict[int, int]()
     for place, number in enumerate(order):
-        step = len(order) // 2
-        while dialogues[order[(place + step) % len(order)]] == dialogues[number]:
-            step += 1
-        chosen[number] = order[(place + step) % len(order)]
-    return chosen
+        later = (order[(place + half + step) % len(order)] for step in range(len(order)))
+        chosen[number] = next(other for other in later if dialogues[other] != dialogues[number])
+    return [chosen[number] for number in range(len(order))]
 
 
 def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures:

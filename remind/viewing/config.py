@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -167,9 +166,3 @@ class PlotRunConfig:
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")
-        check_panels(self.panels)
-
-
-def check_panels(panels: Sequence[str]) -> None:
-    if wrong := [name for name in panels if name not in PANELS]:
-        raise ConfigError(f"no panel {wrong[0]!r}; there are {', '.join(PANELS)}")

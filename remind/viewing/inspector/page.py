@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
@@ -305,7 +306,6 @@ def _template_values(inspection: Inspection) -> dict[str, Any]:
         "tokens": int(tokens.sum()),
         "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
         "turns": _turns(inspection),
-        "overview": _overview(inspection),
     }
 
 
@@ -350,25 +350,6 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     return rows
 
 
-def _overview(inspection: Inspection) -> dict[str, Any]:
-    """SVG paths of the strip that shows all turns at once, in a box one unit wide per turn and 100 high."""
-    salience, turns = inspection.trace.state.salience, inspection.state.turns
-    low, high = _range(salience)
-    scale = 84 / (high - low) if high > low else 0.0
-    zero = 86 + low * scale
-    bars = [f"M{n} {zero:.1f}h1v{-s * scale if math.isfinite(s) else 0.0:.1f}h-1z" for n, s in enumerate(salience)]
-    sessions = [inspection.state.dialogue.session_of[turn.id].id for turn in turns]
-    return {
-        "n": max(1, len(turns)),
-        "zero": round(zero, 1),
-        "plain": "".join(bar for n, bar in enumerate(bars) if n not in inspection.marked),
-        "marked": "".join(bar for n, bar in enumerate(bars) if n in inspection.marked),
-        "blocks": "".join(f"M{start} 0h{end + 1 - start}v100h-{end + 1 - start}z" for start, end in inspection.blocks),
-        "gold": sorted(inspection.gold),
-        "sessions": [n for n in range(1, len(turns)) if sessions[n] != sessions[n - 1]],
-    }
-
-
 def _range(salience: Sequence[float]) -> tuple[float, float]:
     """The least and the largest finite value, and 0."""
     finite = [value for value in salience if math.isfinite(value)]
@@ -389,22 +370,20 @@ def dialogue_examples(
         it fires on. An example is its peak token and a string of digits, the activations from `CONTEXT` tokens before
         the peak to `CONTEXT` after it inside its turn, relative to the feature's largest.
     """
-    token, place = np.nonzero(values > 0)
-    feature, value = indices[token, place], values[token, place]
-    by_feature = np.argsort(feature, kind="stable")
-    starts = np.searchsorted(feature[by_feature], features)
-    ends = np.searchsorted(feature[by_feature], features, side="right")
-    examples, fired = [], []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        tokens, heights = token[by_feature[start:end]], value[by_feature[start:end]]
-        activation = dict(zip(tokens.tolist(), heights.tolist(), strict=True))
-        falling = tokens[np.argsort(-heights, kind="stable")]
-        _, first = np.unique(turn[falling], return_index=True)
+    fires: dict[int, dict[int, float]] = {feature: {} for feature in features.tolist()}
+    for t, pairs in enumerate(zip(indices.tolist(), values.tolist(), strict=True)):
+        for feature, value in zip(*pairs, strict=True):
+            if value > 0 and feature in fires:
+                fires[feature][t] = value
+    examples = []
+    for activation in fires.values():
+        peaks: dict[int, int] = {}
+        for t in sorted(activation, key=lambda t: (-activation[t], t)):
+            peaks.setdefault(int(turn[t]), t)
         rows = []
-        for peak in falling[np.sort(first)[:most]].tolist():
+        for peak in islice(peaks.values(), most):
             near = range(max(0, peak - CONTEXT), min(len(turn), peak + CONTEXT + 1))
             around = [activation.get(t, 0.0) for t in near if turn[t] == turn[peak]]
-            rows.append((peak, digits(around, float(heights.max()))))
+            rows.append((peak, digits(around, max(activation.values()))))
         examples.append(rows)
-        fired.append(end - start)
-    return examples, fired
+    return examples, [len(activation) for activation in fires.values()]

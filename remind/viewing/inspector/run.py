@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -90,8 +88,7 @@ def _chosen(cfg: InspectConfig) -> list[StateRecord]:
         if record.question_id == cfg.question:
             return [record]
         ids.append(record.question_id)
-    near = difflib.get_close_matches(str(cfg.question), ids, n=3, cutoff=0.3) or ids[:3]
-    raise DataError(f"no question {cfg.question!r}; there are {len(ids)}, such as {', '.join(near)}", cfg.states)
+    raise DataError(f"no question {cfg.question!r}; there are {len(ids)}, such as {', '.join(ids[:3])}", cfg.states)
 
 
 def page_name(question_id: str) -> str:
@@ -112,7 +109,9 @@ class Inspector:
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
         self.cfg = cfg
         self.corpus = _corpus(cfg, built)
-        name = cfg.backbone or _manifest_backbone(built)
+        name = cfg.backbone or str(built.get("backbone"))
+        if cfg.backbone is None and name not in BUILT_IN and not Path(name).is_dir():
+            raise ConfigError(f"the states' backbone {name[:80]!r} is not here; give --backbone and --sae")
         settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
         folder = cfg.sae or built.get("sae")
         if folder is not None and not Path(folder).is_dir():
@@ -175,19 +174,6 @@ def _answer(reader: Reader, record: StateRecord, question: Question, level: str)
     parsed = parse_answer(output.text, question.format, question.options, question.visual)
     known = question.format != "direct" and question.answers
     return LevelAnswer(output, parsed, parsed.letters == set(question.answers) if known else None)
-
-
-def _manifest_backbone(built: Mapping[str, Any]) -> str:
-    """The backbone of a manifest. States may come from others, so their manifest must not start a download."""
-    name = built.get("backbone")
-    if name is None:
-        raise ConfigError("the states name no backbone they were grounded with; give --backbone and --sae")
-    if name not in BUILT_IN and not os.path.isdir(name):
-        raise ConfigError(
-            f"the states name the backbone {str(name)[:80]!r}, which is neither built in nor a folder here, and "
-            "nothing is downloaded because states name it; give --backbone"
-        )
-    return str(name)
 
 
 def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
