@@ -18,7 +18,7 @@ from remind.grounding.ground import check_saes, load_saes
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import check_generates
 from remind.viewing.config import CompareModelsConfig
-from remind.viewing.diff import SHARED, Diff, measure, questions_of
+from remind.viewing.diff import SHARED, Diff, Kind, measure, questions_of
 from sae import TopKSAE
 from sae.dashboard import logit_effects
 from sae.figures import COLOURS, Picture, new_figure
@@ -38,7 +38,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-
     out = Path(cfg.out)
     if (out / "diff.json").exists() and not cfg.overwrite:
         raise ConfigError(f"{out / 'diff.json'} exists; choose another out or set overwrite")
@@ -65,12 +64,14 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
 def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
     """All figures of a comparison, intervals by dialogue."""
     dialogues = [question.record.dialogue_id for question in diff.questions]
-    moved: Figures = {}
-    for space in ("residual", "codes", "random"):
-        for layer in diff.layers:
-            for kind in SHARED:
-                pairs = [one[space][layer][kind] for one in diff.moved]
-                moved.setdefault(space, {}).setdefault(str(layer), {})[kind] = ratio(pairs, dialogues, resamples)
+
+    def share(space: str, layer: int, kind: Kind) -> Figures:
+        return ratio([one[space][layer][kind] for one in diff.moved], dialogues, resamples)
+
+    moved = {
+        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.layers}
+        for space in ("residual", "codes", "random")
+    }
     means: Figures = {}
     others = _of_another_dialogue(dialogues)
     for layer in diff.layers:
@@ -96,12 +97,9 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
-        figures = {"before": first.summary(), "after": second.summary()}
-        kept = {
-            when: {name: one[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
-            for when, one in figures.items()
-        }
-        fit[str(layer)] = {**kept, "born": int(born.sum()), "gone": int(dead.sum())}
+        names = ("tokens", "fvu", "cosine", "l0", "dead")
+        kept = [{name: value for name, value in one.summary().items() if name in names} for one in (first, second)]
+        fit[str(layer)] = {"before": kept[0], "after": kept[1], "born": int(born.sum()), "gone": int(dead.sum())}
     listed = {
         str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
         for layer, kinds in diff.changes.items()
@@ -111,7 +109,6 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
 
 def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
     """Give each listed feature the tokens that it promotes."""
-
     for layer, kinds in result["features"].items():
         rows = [row for listed in kinds.values() for row in listed]
         numbers = [row["feature"] for row in rows]
@@ -206,7 +203,6 @@ def _cell(figures: Figures | None) -> str:
 
 def plot(result: Figures) -> Picture:
     """Shares moved by layer with their control, and salience before and after."""
-
     figure = new_figure(11, 3.6)
     left, right = figure.subplots(1, 2)
     layers = list(result["moved_means"])

@@ -240,7 +240,8 @@ def measure(
     """
     check_same(before, after)
     layers = list(saes)
-    changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
+    zeros = {layer: torch.zeros(3, coder.d_sae, dtype=torch.float64) for layer, coder in saes.items()}
+    changes = {layer: {kind: Changes(*zeros[layer].clone()) for kind in KINDS} for layer in layers}
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     generator = torch.Generator().manual_seed(0)
@@ -304,11 +305,6 @@ def check_same(before: Backbone, after: Backbone) -> None:
 
 def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
     return float((m * delta).sum()), float(delta.square().sum())
-
-
-def _no_changes(coder: TopKSAE) -> Changes:
-    before, after, square = torch.zeros(3, coder.d_sae, dtype=torch.float64)
-    return Changes(before, after, square)
 
 
 def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watch | None = None) -> dict[int, Tensor]:

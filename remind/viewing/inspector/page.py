@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -40,8 +40,7 @@ PICTURE_SIZE = 240
 _PACKAGE = "remind.viewing.inspector"
 
 
-@dataclass(frozen=True)
-class LevelAnswer:
+class LevelAnswer(NamedTuple):
     """What a model answered from one state.
 
     `correct` is None where only a judge could tell; `parsed` is None where generation failed.
@@ -142,17 +141,39 @@ def write_page(
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
     """
+    trace, state, question = inspection.trace, inspection.state, inspection.question
+    codes, units = trace.codes, utf16(trace.codes.text)
+    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
+    # offsets count UTF-16 units of x0's text
+    data = {
+        "row": row,
+        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
+        "turns": len(state.turns),
+        "tokens": {
+            "start": units[spans[:, 0]].tolist(),
+            "end": units[spans[:, 1]].tolist(),
+            "turn": codes.turn.tolist(),
+            "part": codes.part.tolist(),
+            "r": _numbers(trace.combined),
+            "s": _numbers(trace.smoothed),
+        },
+        "layers": [_layer(trace, layer, (names or {}).get(layer, {}), features, per_feature) for layer in codes.layers],
+        "context": CONTEXT,
+    }
     html = page(
         _PACKAGE,
         "page.html.j2",
-        "page.css",
-        "dialogue.js",
-        "panel.js",
-        "page.js",
-        title=f"Grounding of {inspection.question.id}",
+        *("page.css", "dialogue.js", "panel.js", "page.js"),
+        data=data,
         pictures=inspection.pixels,
-        data={**page_data(inspection, names or {}, features, per_feature), "row": row},
-        **_template_values(inspection),
+        title=f"Grounding of {question.id}",
+        inspection=inspection,
+        question=question,
+        options=[(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
+        missing=[state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
+        tokens=int(codes.turn_tokens.sum()),
+        marked_tokens=int(codes.turn_tokens[sorted(inspection.marked)].sum()),
+        turns=_turns(inspection),
         index=index,
     )
     write_text(path, html)
@@ -219,31 +240,6 @@ def write_index(rows: Iterable[Mapping[str, Any]], path: str | Path, states: str
     return Path(path).absolute()
 
 
-def page_data(
-    inspection: Inspection,
-    names: Mapping[int, Mapping[int, Explanation]],
-    features: int | None = 12,
-    per_feature: int = 4,
-) -> dict[str, Any]:
-    """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
-    trace, codes, units = inspection.trace, inspection.trace.codes, utf16(inspection.trace.codes.text)
-    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
-    return {
-        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
-        "turns": len(inspection.state.turns),
-        "tokens": {
-            "start": units[spans[:, 0]].tolist(),
-            "end": units[spans[:, 1]].tolist(),
-            "turn": codes.turn.tolist(),
-            "part": codes.part.tolist(),
-            "r": _numbers(trace.combined),
-            "s": _numbers(trace.smoothed),
-        },
-        "layers": [_layer(trace, layer, names.get(layer, {}), features, per_feature) for layer in codes.layers],
-        "context": CONTEXT,
-    }
-
-
 def _layer(
     trace: GroundingTrace, layer: int, names: Mapping[int, Explanation], features: int | None, per_feature: int
 ) -> dict[str, Any]:
@@ -295,27 +291,14 @@ def _level(rendered: Rendered) -> dict[str, Any]:
     }
 
 
-def _template_values(inspection: Inspection) -> dict[str, Any]:
-    """What the page shows without its script."""
-    state, question, tokens = inspection.state, inspection.question, inspection.trace.codes.turn_tokens
-    return {
-        "inspection": inspection,
-        "question": question,
-        "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
-        "tokens": int(tokens.sum()),
-        "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
-        "turns": _turns(inspection),
-    }
-
-
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
     opening = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
     closing = {end for _, end in inspection.blocks}
     gold, marked = inspection.gold, inspection.marked
-    low, high = _range(salience)
+    finite = [0.0, *filter(math.isfinite, salience)]
+    low, high = min(finite), max(finite)
     scale = 100 / (high - low) if high > low else 0.0
     rows, before = [], rendered.dialogue[0]
 
@@ -348,12 +331,6 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
         )
         before = span.end
     return rows
-
-
-def _range(salience: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest finite value, and 0."""
-    finite = [value for value in salience if math.isfinite(value)]
-    return min([0.0, *finite]), max([0.0, *finite])
 
 
 def dialogue_examples(

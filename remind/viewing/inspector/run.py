@@ -30,7 +30,7 @@ from remind.states.records import StateRecord, blocks_of, factual_of, summary_of
 from remind.viewing.config import InspectConfig
 from remind.viewing.explanations import read_explanations
 from remind.viewing.inspector.page import Inspection, LevelAnswer, index_row, page_row, write_index, write_page
-from remind.viewing.workbench import Reader
+from remind.viewing.workbench import reply
 
 
 def inspect_grounding(cfg: InspectConfig) -> Path:
@@ -125,10 +125,8 @@ class Inspector:
         self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
         used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
         self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, used)
-        self.reader = None
-        if cfg.model is not None:
-            model = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
-            self.reader = Reader(model, cfg.max_new_tokens, settings.image_root)
+        self.model = None if cfg.model is None else load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
+        self.image_root = settings.image_root
 
     def write(self, record: StateRecord, page: Path, index: str | None = None) -> dict[str, Any]:
         """Ground the question of a record, let the model answer it where there is one, and write its page.
@@ -153,8 +151,8 @@ class Inspector:
             blocks_of(record.x1),
             record.split,
             record.salience,
-            None if self.reader is None else self.reader.model.name,
-            {} if self.reader is None else {level: _answer(self.reader, record, question, level) for level in LEVELS},
+            None if self.model is None else self.model.name,
+            {} if self.model is None else {level: self._answer(record, question, level) for level in LEVELS},
             self.grounder.pictures is not None,
             summary_of(record),
         )
@@ -165,15 +163,15 @@ class Inspector:
         write_page(inspection, page, row, self.names, features=cfg.features, per_feature=cfg.per_feature, index=index)
         return row
 
-
-def _answer(reader: Reader, record: StateRecord, question: Question, level: str) -> LevelAnswer:
-    """What the model answers from a state, compared with the gold answer where options allow it."""
-    output = reader(record, level)
-    if output.failure is not None:
-        return LevelAnswer(output, None, None)
-    parsed = parse_answer(output.text, question.format, question.options, question.visual)
-    known = question.format != "direct" and question.answers
-    return LevelAnswer(output, parsed, parsed.letters == set(question.answers) if known else None)
+    def _answer(self, record: StateRecord, question: Question, level: str) -> LevelAnswer:
+        """What the model answers from a state, compared with the gold answer where options allow it."""
+        assert self.model is not None
+        output = reply(self.model, record, level, self.cfg.max_new_tokens, self.image_root)
+        if output.failure is not None:
+            return LevelAnswer(output, None, None)
+        parsed = parse_answer(output.text, question.format, question.options, question.visual)
+        known = question.format != "direct" and question.answers
+        return LevelAnswer(output, parsed, parsed.letters == set(question.answers) if known else None)
 
 
 def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
