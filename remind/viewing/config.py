@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -24,7 +23,7 @@ class InspectConfig:
     question: str | None = None
     """Id of the question to show."""
     all: bool = False
-    """Show every question of the states, with an index page, instead of a single question."""
+    """Show every question of the states, with an index page. Pages that a stopped run finished are kept."""
     out: str = "runs/inspector"
     """Folder for the pages and index.html. With one question also a file name ending in .html."""
     split: Literal["train", "dev", "test"] | None = None
@@ -167,9 +166,3 @@ class PlotRunConfig:
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")
-        check_panels(self.panels)
-
-
-def check_panels(panels: Sequence[str]) -> None:
-    if wrong := [name for name in panels if name not in PANELS]:
-        raise ConfigError(f"no panel {wrong[0]!r}; there are {', '.join(PANELS)}")

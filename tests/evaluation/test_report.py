@@ -93,7 +93,7 @@ def test_every_answer_is_shown_with_what_came_of_it(
     (tmp_path / "report.html").write_text(reports.html(report, {"x0": scores, "rag": scores}), encoding="utf-8")
     page = browser.new_page()
     page.goto((tmp_path / "report.html").as_uri())
-    # those that are wrong under the reference first; all on demand
+    page.locator("select").select_option("wrong-0")
     assert page.locator("article:visible").count() == 2
     page.locator("select").select_option("")
     page.fill("#find", "belief modeling")
