@@ -40,7 +40,7 @@ from remind.alignment.model import add_marker, check_head, fingerprint, opened, 
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
 from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import Cache, write_rows
+from remind.core.files import Cache, follow_umask, write_rows
 from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
 from remind.core.run_folder import RunFolder
@@ -106,12 +106,12 @@ class RunTrainer(Trainer):
                 that cannot be read or written.
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
-        signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
+        with RunFolder(out).held() if leads else nullcontext():
             start = self._start(out, resume_from_checkpoint)
             self._begin(start)
             try:
-                result = super().train(str(start) if start else None, **kwargs)
+                with self._signals:
+                    result = super().train(str(start) if start else None, **kwargs)
             except Exception as error:  # of safetensors, and of torch's restricted unpickler
                 if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
                     raise
@@ -201,8 +201,7 @@ class RunTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             (folder / "training_args.bin").unlink(missing_ok=True)
-            for file in folder.glob("*.safetensors"):
-                file.chmod((folder / "config.json").stat().st_mode if (folder / "config.json").exists() else 0o644)
+            follow_umask(folder)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not estimated: a step reads several prompts; `tokens` in the metrics counts what it reads."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
+from pkgutil import resolve_name
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
@@ -17,6 +19,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from remind.core.errors import ConfigError, RemindError, shown, told
 from remind.core.files import read_bytes
+from remind.core.processes import Termination
+from remind.core.progress import close_bars
 
 C = TypeVar("C")
 #: How jsonargparse names the keys that it is at, from the outermost to the one it refuses.
@@ -149,7 +153,7 @@ def named(argv: Sequence[str], fields: Sequence[str]) -> list[str]:
 
 def main(
     config: type[C],
-    function: Callable[[C], Any],
+    function: Callable[[C], Any] | str,
     description: str,
     argv: Sequence[str] | None = None,
     prog: str | None = None,
@@ -158,23 +162,38 @@ def main(
 ) -> None:
     """Parse and run. Our own errors become one line on standard error and status 2; others keep their traceback.
 
+    SIGTERM and Ctrl-C become one line, too, and status 143 and 130.
+
     Args:
         config: the dataclass to fill.
-        function: takes it.
+        function: takes it; or its name as "module:name", imported when the settings have been read.
         description: first lines of `--help`.
         argv: arguments; None: those of this process.
         prog: name of the program in `--help`; None: that of the process.
         positional: fields that may be given as leading plain words.
         repeatable: fields that may be given several times, each adding an item to a list.
     """
-    argv = named(sys.argv[1:] if argv is None else argv, positional)
-    for name in repeatable:  # jsonargparse appends to a list by --name+
-        argv = [re.sub(f"^--{name}(?==|$)", f"--{name}+", word) for word in argv]
-    settings = parse(config, description, argv, prog)
-    # where it is installed peft imports it, and on some CPUs it then advises to install a kernel
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        function(settings)
-    except (RemindError, OSError) as error:
-        print(f"error: {told(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+    with Termination(at_once=True) as stop:
+        try:
+            argv = named(sys.argv[1:] if argv is None else argv, positional)
+            for name in repeatable:  # jsonargparse appends to a list by --name+
+                argv = [re.sub(f"^--{name}(?==|$)", f"--{name}+", word) for word in argv]
+            settings = parse(config, description, argv, prog)
+            # where it is installed peft imports it, and on some CPUs it then advises to install a kernel
+            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+            work: Any = resolve_name(function) if isinstance(function, str) else function
+            if stop.requested:  # and swallowed by what was imported
+                raise KeyboardInterrupt
+            work(settings)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            close_bars()
+            if stop.requested or isinstance(error, KeyboardInterrupt):
+                number = signal.Signals(stop.requested or signal.SIGINT)
+                print(f"stopped by {number.name}", file=sys.stderr)
+                raise SystemExit(128 + number) from None
+            if not isinstance(error, RemindError | OSError):
+                raise
+            print(f"error: {told(error)}", file=sys.stderr)
+            raise SystemExit(2) from None

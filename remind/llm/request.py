@@ -63,7 +63,9 @@ class Request:
     @property
     def chat(self) -> list[dict[str, str]]:
         """The messages as servers take them."""
-        return [{"role": message.role, "content": message.text} for message in self.messages]
+        # a lone surrogate in a dialogue cannot be sent
+        texts = (message.text.encode("utf-8", "replace").decode() for message in self.messages)
+        return [{"role": message.role, "content": text} for message, text in zip(self.messages, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Reply:
         value: the parsed JSON where a schema was given and met.
         prompt_tokens, completion_tokens: as the server counts them; 0 and 0 where it does not.
         finished: whether the model ended by itself.
-        seconds: from the first try to the end, waiting for a free place not counted.
-        calls: 1; 0 where the reply was cached.
+        seconds: from the first try to the end, waiting for a free place not counted; of a cached reply, as then.
+        calls: 1 where it was asked for at all, however often it was tried.
         cached: whether it was paid for before.
         key: of the request in the cache of replies.
         failure, message: why there is no usable reply, in a word and in a line without keys.
@@ -95,12 +97,25 @@ class Reply:
     message: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", whole_characters(self.text))
+        for name in ("text", "message"):
+            object.__setattr__(self, name, whole_characters(getattr(self, name)))
 
 
 def whole_characters(text: str) -> str:
     """A text with "?" for each half of a character (a lone surrogate), which JSON can spell and no file can hold."""
     return _HALVES.sub(lambda match: match[1] or "?", text.encode("utf-8", "replace").decode())
+
+
+def folded(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages of a request without a system's turn: what it says stands before what the user says first."""
+    front = "\n\n".join(one["content"] for one in chat if one["role"] == "system")
+    rest = [one for one in chat if one["role"] != "system"]
+    if not front:
+        return rest
+    first = rest.pop(0) if rest and rest[0]["role"] == "user" else {"role": "user", "content": ""}
+    said = first["content"]
+    content = f"{front}\n\n{said}".rstrip() if isinstance(said, str) else [{"type": "text", "text": front}, *said]
+    return [{**first, "content": content}, *rest]
 
 
 def from_template(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Seed, Share, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Resamples, Seed, Share, check_ranges
 
 #: Controls in every table: no memories, everything that fits, and the gold evidence.
 CONTROLS = ("no_context", "full_context", "gold")
@@ -88,7 +88,7 @@ class ScoreMemoryConfig:
     """Folder of a run, or of several."""
     out: str
     """JSON file for the scores; a page of the same name is written beside it (.html)."""
-    resamples: PositiveInt = 2000
+    resamples: Resamples = 2000
     """Resamples of dialogues for the intervals."""
     seed: Seed = 0
     """Of the resamples."""

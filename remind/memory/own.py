@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
-from remind.llm.asking import TEMPLATES
-from remind.llm.auxiliary import ChatLLM, OfflineLLM
+from remind.llm.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
@@ -108,10 +106,13 @@ class GroundedSystem(RemindSystem):
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where the folder holds no SAEs."""
-        from sae.topk import file_hashes
+        from sae import SAEError
+        from sae.published import file_hashes
 
-        if not (hashes := file_hashes(Path(self.sae))):
-            raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
+        try:
+            hashes = file_hashes(self.sae)
+        except SAEError as error:
+            raise ModelError(str(error)) from None
         elsewhere = ("codes_folder", "cached_dialogues", "image_root")
         grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}
         return {**super().about(), "sae": None, "device": None, "grounding": grounding, "saes": hashes}

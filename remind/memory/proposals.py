@@ -145,11 +145,11 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
         raise NotValid("an operation must be an object")
     # null stands for a field that is left out
     one = {name: value for name, value in one.items() if value is not None}
-    op = fitted(one, object_schema(op={"enum": list(FIELDS[role])}), {}).get("op")
+    op = fitted(one, object_schema(op={"enum": list(FIELDS[role])})).get("op")
     if not isinstance(op, str) or op not in FIELDS[role]:
         raise NotValid(f"{role} has no operation {quoted(op)}")
     shape = _shape(role, op)
-    given = fitted(one, shape, {})
+    given = fitted(one, shape)
     errors = jsonschema.Draft202012Validator(shape).iter_errors(given)
     if (problem := jsonschema.exceptions.best_match(errors)) is not None:
         raise NotValid(one_line(f"{op}: {problem.json_path.lstrip('$.')} {problem.message[:_KEPT]}"))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
-from remind.llm.asking import question_lines
+from remind.llm.auxiliary import question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage, from_template
 from remind.memory.base import Memory, Query
 from remind.states import prompts
@@ -113,8 +113,7 @@ class ChatReader:
             {"memory": number, "date": one_line(memory.time or "unknown"), "content": memory.text}
             for number, memory in enumerate(memories)
         ]
-        question, options = question_lines(query.question())
-        data = {"memories": json.dumps(rows, ensure_ascii=False, indent=1), "question": question, "options": options}
+        data = {"memories": json.dumps(rows, ensure_ascii=False, indent=1), **question_lines(query.question())}
         told: dict[str, Any] = {"abstention": "" if query.options else NO_INFORMATION, "mode": self.mode}
         return from_template("read", "memory_read", query.id, None, ROOM[self.mode], data, format=query.format, **told)
 

@@ -13,7 +13,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, read_json, sha256_json, write_json
 from remind.data.dialogue import Corpus, note_ids, spread
 from remind.data.readers import format_of, read, stream
-from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
+from remind.evaluation.answerers import answerer_of
 from remind.evaluation.conditions import Asked, Stream, asked_of
 from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
 from remind.evaluation.contexts import provider_name
@@ -27,7 +27,6 @@ from remind.memory.page import section
 from remind.memory.provider import Memories
 from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
 from remind.memory.systems import SYSTEMS
-from remind.models.backbone import Backbone, backbone_of
 from remind.states.dataset import States, question_splits
 
 
@@ -78,22 +77,12 @@ def evaluate(
     )
     if isinstance(corpus, str | Path):
         corpus = read(corpus, cfg.corpus_format)
-    answers = _answerer(answerer, processing_class, cfg)
+    answers = answerer_of(answerer, processing_class, cfg)
     if answers is not None:
         cfg.model = str(answers.about["name"])
     given = None if cfg.states else data
     report = _evaluate(cfg, own, judge=judge, answerer=answers, data=given, corpus=corpus)
     return Result(report, Path(cfg.out), held)
-
-
-def _answerer(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answerer | None:
-    """Who answers; None: the model that the configuration names."""
-    if given is None or isinstance(given, str | Path | Answerer):
-        return given if isinstance(given, Answerer) else None
-    if hasattr(given, "complete"):
-        return ChatAnswers(given, cfg.max_new_tokens)
-    backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
-    return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
 
 
 def _evaluate(cfg: EvaluateConfig, own: Mapping[str, Any], **given: Any) -> dict[str, Any]:

@@ -57,6 +57,8 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         with args.main_process_first():  # the others take the expert's replies from the cache
             material = _material(cfg, policy, source, task or MemBuilderTask)
         trainer = (EpisodeTrainer if cfg.method in RL else PolicyTrainer)(policy, material, cfg, args)
+    if source is not None:
+        source.replied = trainer.replied
     trainer.train(resume_from_checkpoint=cfg.resume)
     if trainer.is_world_process_zero():
         _finish(cfg, policy, source)
@@ -118,6 +120,8 @@ def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> 
     with atomic_folder(out / POLICY) as folder, without_loading_bars():
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
+        for file in folder.glob("*.safetensors"):
+            file.chmod((folder / "config.json").stat().st_mode)  # safetensors makes its files private
     if source is not None:
         print(table(source.chats.ledger.summary()))
         print(f"policy: {out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")

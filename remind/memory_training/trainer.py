@@ -112,6 +112,8 @@ class PolicyTrainer(RunTrainer):
         #: Of the step under way, from all its passes: values by name.
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._clock = perf_counter()
+        #: Of chat models, so far.
+        self.replies = 0
 
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
@@ -121,6 +123,11 @@ class PolicyTrainer(RunTrainer):
         self.bar = ProgressBar("train-memory", self.args.max_steps, done)
         if self.is_world_process_zero():
             RunFolder(self.args.output_dir).write(self.cfg)
+
+    def replied(self) -> None:
+        """Show that a chat model has replied: a step may wait for hundreds of replies."""
+        self.replies += 1
+        self.bar.step(0, note=f"{self.replies} requests")
 
     def _module(self, model: nn.Module) -> nn.Module:
         return objective.PolicyModel(model, self.temperature)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import yaml
+
 from remind.alignment.config import ExampleConfig, LoopConfig, LoraConfig, Objective
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json
+from remind.core.run_folder import CONFIG
 from sae.ranges import PositiveInt, Seed, check_ranges
+
+#: What a run was trained on; and, in an export, how it was trained.
+DATA, TRAINING = "data.json", "training.json"
 
 
 @dataclass
@@ -120,3 +128,39 @@ class ExportConfig:
     """Write the adapters alone, as a PEFT folder that goes on the base model."""
     overwrite: bool = False
     """Replace an existing folder."""
+
+
+def read_config(folder: str | Path) -> TrainConfig:
+    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
+    parts = {"objective": Objective, "data": DataConfig, "trainer": TrainerConfig, "lora": LoraConfig}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        made = {name: kind(**values[name]) for name, kind in parts.items() if values[name] is not None}
+        return TrainConfig(**{**values, **made})
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the config of a training run of this version: {error}") from None
+
+
+def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "pixels"], int]:
+    """How a model was shown images in training: `data.images`, `data.image_tokens`.
+
+    By the training.json of an export or the config of a run. Captions where there is no folder or none of these files,
+    or where it says nothing of images. Raises DataError, ConfigError for a damaged file.
+    """
+    default = DataConfig()
+    if model is not None and all((Path(model) / name).is_file() for name in (CONFIG, DATA)):
+        run = read_config(model).data
+        return run.images, run.image_tokens
+    path = None if model is None else Path(model) / TRAINING
+    about = read_json(path) if path is not None and path.is_file() else None
+    for key in ("config", "data"):
+        about = about.get(key) if isinstance(about, dict) else None
+    if not isinstance(about, dict) or about.get("images") != "pixels":
+        return default.images, default.image_tokens
+    tokens = about.get("image_tokens")
+    if type(tokens) is not int or tokens < 1:
+        raise DataError("config.data.image_tokens is not a number of tokens", path)
+    return "pixels", tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -17,7 +18,7 @@ from remind.grounding.ground import check_saes, load_saes
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import check_generates
 from remind.viewing.config import CompareModelsConfig
-from remind.viewing.diff import SHARED, Diff, measure, questions_of
+from remind.viewing.diff import SHARED, Diff, Kind, measure, questions_of
 from sae import TopKSAE
 from sae.dashboard import logit_effects
 from sae.figures import COLOURS, Picture, new_figure
@@ -37,7 +38,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-
     out = Path(cfg.out)
     if (out / "diff.json").exists() and not cfg.overwrite:
         raise ConfigError(f"{out / 'diff.json'} exists; choose another out or set overwrite")
@@ -64,12 +64,14 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
 def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
     """All figures of a comparison, intervals by dialogue."""
     dialogues = [question.record.dialogue_id for question in diff.questions]
-    moved: Figures = {}
-    for space in ("residual", "codes", "random"):
-        for layer in diff.layers:
-            for kind in SHARED:
-                pairs = [one[space][layer][kind] for one in diff.moved]
-                moved.setdefault(space, {}).setdefault(str(layer), {})[kind] = ratio(pairs, dialogues, resamples)
+
+    def share(space: str, layer: int, kind: Kind) -> Figures:
+        return ratio([one[space][layer][kind] for one in diff.moved], dialogues, resamples)
+
+    moved = {
+        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.layers}
+        for space in ("residual", "codes", "random")
+    }
     means: Figures = {}
     others = _of_another_dialogue(dialogues)
     for layer in diff.layers:
@@ -86,19 +88,18 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
     for layer in range(read[0][0].shape[1] if read else 0):
         rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
-        attention[str(layer + 1)] = _paired(rows, resamples)
+        # some layers of hybrid models have no attention
+        if not isnan(rows[0][0]):
+            attention[str(layer + 1)] = _paired(rows, resamples)
     if read:
-        rows = [(float(one[0].mean()), float(one[1].mean()), name) for one, name in read]
+        rows = [(float(one[0].nanmean()), float(one[1].nanmean()), name) for one, name in read]
         attention["mean"] = _paired(rows, resamples)
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
-        figures = {"before": first.summary(), "after": second.summary()}
-        kept = {
-            when: {name: one[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
-            for when, one in figures.items()
-        }
-        fit[str(layer)] = {**kept, "born": int(born.sum()), "gone": int(dead.sum())}
+        names = ("tokens", "fvu", "cosine", "l0", "dead")
+        kept = [{name: value for name, value in one.summary().items() if name in names} for one in (first, second)]
+        fit[str(layer)] = {"before": kept[0], "after": kept[1], "born": int(born.sum()), "gone": int(dead.sum())}
     listed = {
         str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
         for layer, kinds in diff.changes.items()
@@ -108,7 +109,6 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
 
 def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
     """Give each listed feature the tokens that it promotes."""
-
     for layer, kinds in result["features"].items():
         rows = [row for listed in kinds.values() for row in listed]
         numbers = [row["feature"] for row in rows]
@@ -118,18 +118,16 @@ def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE])
 
 
 def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
-    """For each question one of another dialogue; None for one dialogue."""
+    """For each question one of another dialogue, half of all further in an order by dialogue; None for one dialogue."""
     if len(set(dialogues)) < 2:
         return None
-    # far enough apart in an order by dialogue that no dialogue meets itself, unless it has more than half of all
     order = sorted(range(len(dialogues)), key=lambda number: dialogues[number])
-    chosen = [0] * len(order)
+    half = len(order) // 2
+    chosen = dict[int, int]()
     for place, number in enumerate(order):
-        step = len(order) // 2
-        while dialogues[order[(place + step) % len(order)]] == dialogues[number]:
-            step += 1
-        chosen[number] = order[(place + step) % len(order)]
-    return chosen
+        later = (order[(place + half + step) % len(order)] for step in range(len(order)))
+        chosen[number] = next(other for other in later if dialogues[other] != dialogues[number])
+    return [chosen[number] for number in range(len(order))]
 
 
 def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures:
@@ -205,7 +203,6 @@ def _cell(figures: Figures | None) -> str:
 
 def plot(result: Figures) -> Picture:
     """Shares moved by layer with their control, and salience before and after."""
-
     figure = new_figure(11, 3.6)
     left, right = figure.subplots(1, 2)
     layers = list(result["moved_means"])

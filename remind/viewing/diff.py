@@ -23,17 +23,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remind.alignment.examples import example_of
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
+from remind.grounding.codes import first_character
 from remind.models.attention import Attention, exchanged_attention
 from remind.models.backbone import Backbone, inner_model
+from remind.models.chat import prompt_tokens
 from remind.states.dataset import iterate_states
+from remind.states.pyramid import Rendered
 from remind.states.records import StateRecord
-from remind.viewing.turns import auc, evidence_turns, prompt_of
 from sae import SparseCodes, TopKSAE
 from sae.hooks import edited
 from sae.metrics import Evaluation
@@ -99,11 +102,37 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
         shortest = min(map(len, ends))
         alike = torch.stack([end[:shortest] == ends[0][:shortest] for end in ends]).all(0)
         same = int(alike.long().cumprod(0).sum())
-        prompt = prompt_of(backbone.tokenizer, record.x0)
-        found.append(Reading(record, example.prompts, example.answer, prompt.turn, evidence_turns(record), same))
+        turn = _turn_of_tokens(backbone.tokenizer, record.x0)
+        found.append(Reading(record, example.prompts, example.answer, turn, _evidence_turns(record), same))
     if not found:
         raise DataError("no question has a gold answer by which to compare the models")
     return found
+
+
+def _turn_of_tokens(tokenizer: Any, rendered: Rendered) -> Tensor:
+    """Index of the turn in which each prompt token's first character stands that is not white space, or -1; int64 [T].
+
+    Raises:
+        ModelError: a chat template that changes the text, so that its characters cannot be found again.
+    """
+    size = len(rendered.text)
+    turn_at = np.full(size + 1, -1, dtype=np.int64)
+    for index, span in enumerate(rendered.turns):
+        turn_at[span.start : span.end] = index
+    first = [
+        first_character(rendered.text, (max(start, 0), min(end, size))) if start < min(end, size) and end > 0 else size
+        for start, end in prompt_tokens(tokenizer, rendered.text).offsets
+    ]
+    return torch.from_numpy(turn_at[first])
+
+
+def _evidence_turns(record: StateRecord) -> list[int]:
+    """Turns of x0 that hold gold evidence: the turns annotated, for visual questions those with a gold image."""
+    if not record.visual:
+        return [index for index, turn in enumerate(record.x0.turns) if turn.turn_id in set(record.evidence_found or ())]
+    labels = [f"\n[Image #{image} Caption] " for image in record.images_found or ()]
+    shown = [record.x0.text[turn.start : turn.end] for turn in record.x0.turns]
+    return [index for index, text in enumerate(shown) if any(label in text for label in labels)]
 
 
 def questions_of(
@@ -170,8 +199,8 @@ class Diff:
         moved: of each question, by space (residual, codes; random: codes after a random change), layer and kind: ⟨m, Δ⟩
             and |Δ|² summed over positions.
         means: of each question, by layer and kind: means of m and Δ over positions, [2, d].
-        attention: of each question: AUC before and after by layer of the model, [2, n_layers]; None without gold turns
-            beside others.
+        attention: of each question: AUC before and after by layer of the model, [2, n_layers], NaN where a layer has no
+            attention; None without gold turns beside others.
         fit: by layer: figures before and after.
     """
 
@@ -207,11 +236,12 @@ def measure(
         attention: whether attention to turns is measured.
 
     Raises:
-        ModelError: models with other tokens, widths or layers.
+        ModelError: models with other tokens, widths or layers, or whose attention cannot be read.
     """
     check_same(before, after)
     layers = list(saes)
-    changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
+    zeros = {layer: torch.zeros(3, coder.d_sae, dtype=torch.float64) for layer, coder in saes.items()}
+    changes = {layer: {kind: Changes(*zeros[layer].clone()) for kind in KINDS} for layer in layers}
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     generator = torch.Generator().manual_seed(0)
@@ -221,7 +251,7 @@ def measure(
         second = _states(after, question.ids(0), layers, watches[1])
         told = _states(before, question.ids(towards), layers)
         if attention:
-            diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
+            diff.attention.append(_attention(question, *(watch.layers for watch in watches if watch)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
         for layer, coder in saes.items():
@@ -277,16 +307,14 @@ def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
     return float((m * delta).sum()), float(delta.square().sum())
 
 
-def _no_changes(coder: TopKSAE) -> Changes:
-    before, after, square = torch.zeros(3, coder.d_sae, dtype=torch.float64)
-    return Changes(before, after, square)
-
-
 def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watch | None = None) -> dict[int, Tensor]:
     """[T, d] by layer, in float32, from one forward.
 
     Args:
         watch: told the attention of every layer; None: blocks above the deepest layer are not run.
+
+    Raises:
+        ModelError: attention that cannot be watched.
     """
     ids = ids[None].to(backbone.device)
     if watch is None:
@@ -296,16 +324,20 @@ def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watc
 
     def keep(layer: int, h: Tensor) -> Tensor:
         kept[layer] = h[0].float()
+        if layer:
+            watch.end_block()
         return h
 
     decoder = inner_model(backbone.model).get_decoder()
     with (
         exchanged_attention(decoder, watch.attend, "set attention false"),
-        edited(backbone.model, {layer: partial(keep, layer) for layer in layers}),
+        edited(backbone.model, {layer: partial(keep, layer) for layer in range(backbone.n_layers + 1)}),
     ):
         places = backbone.position_ids({"input_ids": ids})
         backbone.model(input_ids=ids, position_ids=places, logits_to_keep=1, use_cache=False)
-    return kept
+    if all(weights is None for weights in watch.layers):
+        raise ModelError(f"no layer of {backbone.name} has attention that can be read: set attention false")
+    return {layer: kept[layer] for layer in layers}
 
 
 def _no_sink(h: Tensor) -> Tensor:
@@ -316,30 +348,51 @@ def _no_sink(h: Tensor) -> Tensor:
 
 @dataclass
 class _Watch:
-    """The mean attention [T] of all heads in the last rows, layer by layer as they are read."""
+    """The mean attention [T] of all heads in the last rows, by layer; None where tokens are mixed otherwise.
+
+    Convolutions and recurrent layers of hybrid models never come to `attend`, so blocks are told apart by their ends.
+    """
 
     rows: int
-    weights: list[Tensor] = field(default_factory=list)
+    layers: list[Tensor | None] = field(default_factory=list)
+    block: list[Tensor] = field(default_factory=list)
+
+    def end_block(self) -> None:
+        self.layers.append(torch.stack(self.block).mean(0) if self.block else None)
+        self.block = []
 
     def attend(
-        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **kwargs: Any
+        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         heads, own = query.shape[1] // key.shape[1], query[0, :, -self.rows :].float()
         scores = own @ key[0].float().repeat_interleave(heads, 0).mT * kwargs["scaling"]
-        later = torch.ones_like(scores[0], dtype=torch.bool).triu(key.shape[2] - self.rows + 1)
-        self.weights.append(scores.masked_fill(later, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
-        return inner(module, query, key, *rest, **kwargs)
+        # where there is no mask attention is causal
+        seen = torch.ones_like(scores[:1], dtype=torch.bool).tril(key.shape[2] - self.rows)
+        if mask is not None:
+            seen = mask[0, :, -self.rows :] if mask.dtype == torch.bool else mask[0, :, -self.rows :] == 0
+        self.block.append(scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
+        return inner(module, query, key, value, mask, **kwargs)
 
 
-def _attention(question: Reading, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor | None:
+def _attention(question: Reading, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> Tensor | None:
     """AUC of the attention per token that turns get, [2, n_layers]."""
-    at = question.positions("dialogue", 0)
-    sizes = torch.bincount(question.turn[at], minlength=len(question.record.x0.turns)).clamp(min=1)
+    at, n_turns = question.positions("dialogue", 0), len(question.record.x0.turns)
+    if not 0 < len(question.evidence) < n_turns:
+        return None
+    sizes = torch.bincount(question.turn[at], minlength=n_turns).clamp(min=1)
     figures = []
     for read in (*before, *after):
-        turns = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, question.turn[at], read[at])
-        found = auc(turns / sizes, question.evidence)
-        if found is None:
-            return None
-        figures.append(found)
+        if read is None:
+            figures.append(float("nan"))
+            continue
+        turns = torch.zeros(n_turns, dtype=torch.float64).index_add_(0, question.turn[at], read[at])
+        figures.append(auc(turns / sizes, question.evidence))
     return torch.tensor(figures, dtype=torch.float64).view(2, -1)
+
+
+def auc(values: Tensor, gold: Sequence[int]) -> float:
+    """Probability that a gold turn has a higher value than another, ties half."""
+    is_gold = torch.zeros(len(values), dtype=torch.bool)
+    is_gold[list(gold)] = True
+    high, low = values[is_gold][:, None], values[~is_gold]
+    return float(((high > low).double() + 0.5 * (high == low).double()).mean())

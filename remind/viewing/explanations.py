@@ -24,8 +24,7 @@ from remind.core.files import read_json, write_json
 from remind.core.progress import ProgressBar
 from remind.evaluation.statistics import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
-from remind.llm.asking import plain
-from remind.llm.auxiliary import Failure
+from remind.llm.auxiliary import Failure, plain
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.states import prompts

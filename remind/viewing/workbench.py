@@ -27,7 +27,7 @@ from remind.models.windows import prompt_lines
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 from remind.states.pyramid import FactualState, ReflectiveState
 from remind.states.records import StateRecord, record_of
-from remind.train_pra.export import images_in_training
+from remind.train_pra.config import images_in_training
 from remind.viewing.explanations import Explanation, read_explanations
 from sae import TopKSAE
 from sae.probe import Encoded, Probe, TopExamples
@@ -60,12 +60,10 @@ class Workbench:
     @cached_property
     def probe(self) -> Probe:
         """Encodes texts and images with the backbone and its SAEs."""
-
         return Probe(self.backbone.model, self.backbone.tokenizer, self.coders)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Every session of every dialogue as prompts show it: (dialogue id/session id, text)."""
-
         for dialogue in self.corpus.dialogues:
             for session in dialogue.sessions:
                 yield f"{dialogue.id}/{session.id}", "".join(map(prompt_lines, session.turns))
@@ -78,7 +76,6 @@ class Workbench:
 
     def explanations(self, folder: str | Path) -> dict[int, dict[int, Explanation]]:
         """Names of features that `remind feature-pages` wrote, by layer and feature. Raises as `read_explanations`."""
-
         return read_explanations(folder, self.coders)
 
     def in_session(self, turn_id: str, dialogue_id: str | None = None) -> tuple[Encoded, tuple[int, int]]:
@@ -87,7 +84,6 @@ class Workbench:
         Raises:
             DataError: no such dialogue or turn.
         """
-
         dialogue = self.corpus.dialogue(dialogue_id or self.corpus.dialogues[0].id)
         turn = dialogue.turn(turn_id)
         turns = dialogue.session_of[turn_id].turns
@@ -104,7 +100,6 @@ class Workbench:
         Raises:
             ImagePathError: an image that cannot be read. ModelError: a backbone that takes no images.
         """
-
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
         inputs: dict[str, Any] = dict(chat_inputs(self.backbone, parts))
         grid = inputs["image_grid_thw"]
@@ -117,7 +112,6 @@ class Workbench:
     @cached_property
     def perception(self) -> Perception:
         """Retrieval with MiniLM, strategies by offline rules."""
-
         encoder = SentenceEncoder()
         config = PerceptionConfig(retrieve=RetrieveConfig(top_share=self.top_share))
         return Perception(config, encoder, OfflineLLM(encoder))
@@ -141,13 +135,11 @@ class Workbench:
         Raises:
             ConfigError: a value out of range.
         """
-
         config = GroundingConfig(**settings)
         return Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder).trace(state)
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
-
         state = ReflectiveState(trace.state, self.perception.llm.summaries([trace.state])[0])
         return record_of(state, trace.state.factual.question.split or "test")
 
@@ -155,38 +147,33 @@ class Workbench:
         """The greedy answer of a model from x0: the text between the answer tags.
 
         Raises:
-            ModelError: a prompt the model cannot take; and as `Reader`.
+            ModelError: a prompt the model cannot take; and as `reply`.
         """
-
         state = self.state(question) if isinstance(question, Question | str) else question
-        output, asked = Reader(model, max_new_tokens)(record_of(state, "test"), "x0"), state.question
+        output, asked = reply(model, record_of(state, "test"), "x0", max_new_tokens), state.question
         if output.failure is not None:
             raise ModelError(f"{model.name} gave no answer: {output.message}")
         return parse_answer(output.text, asked.format, asked.options, asked.visual).answer
 
 
-class Reader:
-    """What a model writes, greedily, when it reads states.
+def reply(
+    model: Backbone, record: StateRecord, level: str, max_new_tokens: int, image_root: str | None = None
+) -> Generation:
+    """What a model writes, greedily, when it reads a state.
 
     A model that was trained on images as pixels, by its run or export folder, is shown them.
 
-    Raises ModelError for a model that does not generate, DataError or ConfigError for a damaged folder.
+    Raises:
+        ModelError: a model that does not generate. DataError, ConfigError: a damaged folder.
+        ImagePathError: an image that is to be shown and cannot be.
     """
-
-    def __init__(self, model: Backbone, max_new_tokens: int, image_root: str | None = None) -> None:
-
-        check_generates(model)
-        images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
-        self.model, self.max_new_tokens = model, max_new_tokens
-        self.pictures = Pictures(model, tokens, image_root, "grounding.") if images == "pixels" else None
-
-    def __call__(self, record: StateRecord, level: str) -> Generation:
-        """Raises ImagePathError for an image that is to be shown and cannot be."""
-
-        prompt = record.level(level).text if self.pictures is None else level_content(record, level)
-        (output,) = generate(self.model, [prompt], self.max_new_tokens, 1, pictures=self.pictures)
-        assert output is not None
-        return output
+    check_generates(model)
+    images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
+    pictures = Pictures(model, tokens, image_root, "grounding.") if images == "pixels" else None
+    prompt = record.level(level).text if pictures is None else level_content(record, level)
+    (output,) = generate(model, [prompt], max_new_tokens, 1, pictures=pictures)
+    assert output is not None
+    return output
 
 
 def open_workbench(
@@ -205,9 +192,8 @@ def open_workbench(
         backbone: nano, minilm, smollm2, or a Hugging Face folder or id.
         dialogues: files or folders in any format of `remind.read`; None: three dialogues of the bundled sample, for
             the nano backbone a small synthetic world with drawn images, whose words it knows.
-        sae: folder of `remind train-sae`; None: small SAEs of two layers are trained and kept under `out`, for the nano
-            backbone in seconds on a synthetic world, else on the bundled small talk (two minutes on one core for
-            SmolLM2-135M). Enough for a first look only.
+        sae: folder of `remind train-sae`; None: small SAEs of two layers that come with the package, for nano and
+            smollm2. Enough for a first look only.
         out: folder for what is made.
         top_share: share of a dialogue that a question retrieves.
         device, dtype: of the backbone; SAEs stay in float32.

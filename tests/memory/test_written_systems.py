@@ -55,7 +55,7 @@ def ingested(bank: Bank) -> None:
 
 def filled(schema: Any, text: str) -> str:
     """A reply of the schema's shape whose texts are all this one; JSON escapes what it cannot hold."""
-    value = json.dumps(placeholder(schema, schema)).replace("false", "true")
+    value = json.dumps(placeholder(schema)).replace("false", "true")
     value = re.sub(r'("(?:sources|used|message)": \[?)0', r"\g<1>1", value).replace('"-"', json.dumps(text))
     return value.replace("\\\\\\\\ud83d", "\\\\ud83d").replace("\\\\ude00", "\\ude00")
 
@@ -124,7 +124,7 @@ def searching(request: Request) -> str:
         return "<think>So far.</think><search>Tom the cat ran away</search>"
     if "gam_plan" in request.prompt_id:
         plan = {"tools": ["page_index", "vector"], "page_index": [3, 0], "vector_queries": ["Tom the cat ran away."]}
-        return json.dumps({**placeholder(PLAN_SCHEMA, PLAN_SCHEMA), **plan})
+        return json.dumps({**placeholder(PLAN_SCHEMA), **plan})
     if "lightmem_extract" in request.prompt_id:
         told = re.findall(r"^(\d+)\. .*?(?:Ann|Bob): (.*)$", parts(request)["remarks"], re.MULTILINE)
         return json.dumps({"data": [{"source_id": int(number), "fact": line} for number, line in told]})

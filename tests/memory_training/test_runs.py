@@ -146,6 +146,8 @@ def test_a_terminated_run_ends_its_generation_and_goes_on(small: Path, tmp_path:
     assert (tmp_path / "run/checkpoint-2").is_dir()
     out = train.train_memory(replace(cfg, resume=True))
     assert [row["step"] for row in outcome(out)[0]] == [1, 2, 3, 4]  # type: ignore[attr-defined]
+    # others may serve the policy
+    assert {file.stat().st_mode for file in (out / "policy").iterdir()} == {(out / "config.yaml").stat().st_mode}
     assert {"final", "rewarded", "held_out", "valid", "words"} == read_json(out / "report.json").keys()
     with pytest.raises(ConfigError, match="already holds a run"):
         train.train_memory(cfg)

@@ -21,7 +21,7 @@ from remind.data.sample import sample_path
 from remind.grounding.ground import load_saes
 from remind.models.backbone import load_backbone
 from remind.refmem.cluster import clip_encoder
-from remind.train_pra.run import read_config
+from remind.train_pra.config import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
 

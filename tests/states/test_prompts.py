@@ -16,7 +16,7 @@ from remind.data.dialogue import (
     Session,
     Turn,
 )
-from remind.llm.asking import cue_request, judge_request, strategy_request, summary_request
+from remind.llm.auxiliary import cue_request, judge_request, strategy_request, summary_request
 from remind.llm.request import Request, code_for, fenced
 from remind.states import prompts
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy

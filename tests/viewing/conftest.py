@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +16,7 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.models.chat import Tokens
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from remind.viewing.inspector.page import Inspection
-from sae import TopKSAE
+from sae import TopKSAE, pages
 
 WIDTH, D_SAE, K = 16, 192, 6
 WORDS = re.findall(r"\w+", "dog walk rain tea garden blue train music bread night letter stone bird river cake sister")
@@ -138,14 +135,6 @@ def open_page(browser: Any) -> Iterator[Any]:
         page.close()
 
 
-def data_of(path: Path) -> dict[str, Any]:
-    """What the script of a page reads, taken from the file by nothing but a pattern."""
-    html = path.read_text(encoding="utf-8")
-    (text,) = re.findall(r'id="data">(.*?)</script>', html, re.DOTALL)
-    return json.loads(text)
-
-
-def numbers_of(text: str, kind: str) -> list[float]:
-    """Numbers of a packed field, by the struct module."""
-    raw, code = base64.b64decode(text), {"f4": "f", "u1": "B", "u2": "H", "u4": "I"}[kind]
-    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+def data_of(path: Path) -> Any:
+    """What the script of a page reads."""
+    return pages.data_of(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from remind.models.backbone import load_backbone
 from remind.states.dataset import MANIFEST, read_states, write_states
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
-from remind.viewing.inspector import InspectConfig, inspect_grounding
+from remind.viewing.inspector import InspectConfig, inspect_grounding, run
 from remind.viewing.inspector.run import page_name
 from sae import TopKSAE, layer_folder, load_layers
 from tests.viewing.conftest import data_of, long_state
@@ -75,7 +75,7 @@ def test_all_questions_with_an_index_and_answers(built: Any, tmp_path: Path, bro
     cfg = InspectConfig(states=built.states, all=True, out=str(tmp_path / "pages"), model="nano", max_new_tokens=3)
     index = inspect_grounding(cfg)
     names = [page_name("q/1"), "q2.html"]
-    assert sorted(path.name for path in index.parent.iterdir()) == sorted(["index.html", *names])
+    assert sorted(path.name for path in index.parent.glob("*.html")) == sorted(["index.html", *names])
     html = index.read_text(encoding="utf-8")
     for name in names:
         assert f'href="{name}"' in html
@@ -91,8 +91,41 @@ def test_all_questions_with_an_index_and_answers(built: Any, tmp_path: Path, bro
         page.get_by_role("button", name="gold evidence").click()
         assert [int(text) for text in page.locator("tbody td:nth-child(5)").all_inner_texts()] == order
     page.close()
-    with pytest.raises(ConfigError, match="exists"):
+
+
+def test_finished_pages_are_kept(
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = InspectConfig(states=built.states, all=True, out=str(tmp_path / "pages"))
+    write, index, first = run.Inspector.write, tmp_path / "pages" / "index.html", tmp_path / "pages" / page_name("q/1")
+    written: list[str] = []
+
+    def stopped(self: Any, record: Any, *rest: Any) -> Any:
+        assert index.exists()
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(record.question_id)
+        return write(self, record, *rest)
+
+    monkeypatch.setattr(run.Inspector, "write", stopped)
+    with pytest.raises(KeyboardInterrupt):
         inspect_grounding(cfg)
+    html = index.read_text(encoding="utf-8")
+    assert "1 of 2 questions" in html
+    assert (html.count("<tr>"), f'href="{first.name}"' in html, first.exists()) == (2, True, True)
+    with pytest.raises(ConfigError, match=r"other settings \(features\)"):
+        inspect_grounding(replace(cfg, features=3))
+    monkeypatch.setattr(run.Inspector, "write", write)
+    then = first.stat().st_mtime_ns
+    inspect_grounding(replace(cfg, limit=5))
+    assert "2 pages, 1 of them from before" in capsys.readouterr().out
+    assert first.stat().st_mtime_ns == then
+    assert index.read_text(encoding="utf-8").count("<tr>") == 3
+    inspect_grounding(replace(cfg, features=3, overwrite=True))
+    assert first.stat().st_mtime_ns > then
+    first.write_text("<p>")
+    with pytest.raises(DataError, match=f"{first.name}: no page of a question"):
+        inspect_grounding(replace(cfg, features=3))
 
 
 def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
 #: A record with one of these may be of this format.
-KEYS = (*_TURNS, *_WORDS)
+KEYS = (*_TURNS, *_WORDS, "role", "questions")
 
 
 def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
@@ -25,7 +25,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     `{"dialogue"?, "questions": […]}`.
 
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
-    `content` may be a list of OpenAI text and image_url parts; an image is a path, a URL or an object
+    `content` may be a list of parts (see `Draft.turn`); an image is a path, a URL or an object
     `{"path" | "url", "caption"?, "source"?}`. Default ids: `<file>-<line>` for a whole dialogue, `<file>` for single
     turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn. For questions see
     `_Chat._ask`.
@@ -86,40 +86,17 @@ class _Chat(Draft):
         self._count += 1
         given = turn.get("id")
         turn_id = f"{session}:T{self._count}" if given is None else place.name(given, "id")
-        text, images = self._content(place, _first(turn, _WORDS))
-        images += [self._image(place, entry) for entry in place.sequence(turn.get("images") or [], "images")]
-        self.turn(place, turn_id, _first(turn, _SPEAKER), text, time, images)
-
-    def _content(self, place: Place, content: object) -> tuple[object, list[Image]]:
-        if not isinstance(content, list):
-            return content, []
-        texts: list[str] = []
-        images: list[Image] = []
-        for value in content:
-            part = place.mapping(value, "a content part")
-            kind = part.get("type")
-            if kind == "text":
-                texts.append(place.text(part.get("text"), "a text part"))
-            elif kind == "image_url":
-                images.append(self._image(place, part))
-            elif kind not in ("tool_use", "tool_result"):
-                raise place.error(f"content part of type {shown(kind)}; known: text, image_url")
-        return "\n".join(texts), images
+        listed = place.sequence(turn.get("images") or [], "images")
+        images = [self._image(place, entry) for entry in listed if entry is not None]
+        self.turn(place, turn_id, _first(turn, _SPEAKER), _first(turn, _WORDS), time, images)
 
     def _image(self, place: Place, entry: object) -> Image:
         if isinstance(entry, str):
             return self.image(place, place.name(entry, "an image path"))
-        fields = place.mapping(entry, "an image")
-        reference = next((fields[key] for key in ("path", "url", "image_url") if fields.get(key)), None)
-        if isinstance(reference, dict):
-            reference = reference.get("url")
-        reference, caption, origin = (
-            place.optional_text(value, "the image")
-            for value in (reference, fields.get("caption"), fields.get("source"))
-        )
-        if reference is None and caption is None and origin is None:
+        image = self.shown(place, place.mapping(entry, "an image"))
+        if image is None:
             raise place.error("an image without path, url, source or caption")
-        return self.image(place, reference, caption, origin)
+        return image
 
     def finished(self) -> Draft:
         """The dialogue with its questions. Raises DataError."""

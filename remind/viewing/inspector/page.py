@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
 
+from remind.core.errors import DataError
 from remind.core.files import write_text
 from remind.data.dialogue import Question
 from remind.evaluation.parse import ParsedAnswer
@@ -21,9 +23,11 @@ from remind.models.images import thumbnail
 from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
 from remind.states.records import FACTUAL
 from remind.viewing.pages import gold_turns, marked_turns
-from sae.pages import digits, packed, page, utf16
+from sae.pages import data_of, digits, page, utf16
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from remind.viewing.explanations import Explanation
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -36,8 +40,7 @@ PICTURE_SIZE = 240
 _PACKAGE = "remind.viewing.inspector"
 
 
-@dataclass(frozen=True)
-class LevelAnswer:
+class LevelAnswer(NamedTuple):
     """What a model answered from one state.
 
     `correct` is None where only a judge could tell; `parsed` is None where generation failed.
@@ -123,8 +126,9 @@ class Inspection:
 def write_page(
     inspection: Inspection,
     path: str | Path,
-    *,
+    row: Mapping[str, Any] | None = None,
     names: Mapping[int, Mapping[int, Explanation]] | None = None,
+    *,
     features: int | None = 12,
     per_feature: int = 4,
     index: str | None = None,
@@ -132,21 +136,44 @@ def write_page(
     """Write the page of a question: one HTML file that needs nothing else.
 
     Args:
+        row: what the index shows of it, which `page_row` reads back.
         names: explanations of features by layer, as far as there are.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
     """
+    trace, state, question = inspection.trace, inspection.state, inspection.question
+    codes, units = trace.codes, utf16(trace.codes.text)
+    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
+    # offsets count UTF-16 units of x0's text
+    data = {
+        "row": row,
+        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
+        "turns": len(state.turns),
+        "tokens": {
+            "start": units[spans[:, 0]].tolist(),
+            "end": units[spans[:, 1]].tolist(),
+            "turn": codes.turn.tolist(),
+            "part": codes.part.tolist(),
+            "r": _numbers(trace.combined),
+            "s": _numbers(trace.smoothed),
+        },
+        "layers": [_layer(trace, layer, (names or {}).get(layer, {}), features, per_feature) for layer in codes.layers],
+        "context": CONTEXT,
+    }
     html = page(
         _PACKAGE,
         "page.html.j2",
-        "page.css",
-        "dialogue.js",
-        "panel.js",
-        "page.js",
-        title=f"Grounding of {inspection.question.id}",
+        *("page.css", "dialogue.js", "panel.js", "page.js"),
+        data=data,
         pictures=inspection.pixels,
-        data=page_data(inspection, names or {}, features, per_feature),
-        **_template_values(inspection),
+        title=f"Grounding of {question.id}",
+        inspection=inspection,
+        question=question,
+        options=[(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
+        missing=[state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
+        tokens=int(codes.turn_tokens.sum()),
+        marked_tokens=int(codes.turn_tokens[sorted(inspection.marked)].sum()),
+        turns=_turns(inspection),
         index=index,
     )
     write_text(path, html)
@@ -182,14 +209,28 @@ def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
     }
 
 
-def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str) -> Path:
-    """Write the list of rows from `index_row`; their pages are expected beside it."""
+def page_row(path: Path) -> dict[str, Any]:
+    """The row of the index that a page was written with. Raises DataError for another file."""
+    try:
+        return dict(data_of(path.read_text(encoding="utf-8"))["row"])
+    except (ValueError, TypeError, KeyError):
+        raise DataError("no page of a question with its row of the index", path) from None
+
+
+def write_index(rows: Iterable[Mapping[str, Any]], path: str | Path, states: str, questions: int) -> Path:
+    """Write the list of rows from `index_row`; their pages are expected beside it.
+
+    Args:
+        questions: that are to have a page in the end.
+    """
+    rows = list(rows)
     total = sum(row["gold"] for row in rows)
     html = page(
         _PACKAGE,
         "index.html.j2",
         title="Grounding, question by question",
         rows=rows,
+        questions=questions,
         levels=sorted({level for row in rows for level in row["correct"]}),
         states=states,
         held=sum(row["held"] for row in rows) / total if total else None,
@@ -197,31 +238,6 @@ def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str
     )
     write_text(path, html)
     return Path(path).absolute()
-
-
-def page_data(
-    inspection: Inspection,
-    names: Mapping[int, Mapping[int, Explanation]],
-    features: int | None = 12,
-    per_feature: int = 4,
-) -> dict[str, Any]:
-    """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
-    trace, codes, units = inspection.trace, inspection.trace.codes, utf16(inspection.trace.codes.text)
-    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
-    return {
-        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
-        "turns": len(inspection.state.turns),
-        "tokens": {
-            "start": packed(units[spans[:, 0]], "u4"),
-            "end": packed(units[spans[:, 1]], "u4"),
-            "turn": packed(codes.turn.numpy(), "u4"),
-            "part": packed(codes.part.numpy(), "u1"),
-            "r": packed(trace.combined.float().numpy(), "f4"),
-            "s": packed(trace.smoothed.float().numpy(), "f4"),
-        },
-        "layers": [_layer(trace, layer, names.get(layer, {}), features, per_feature) for layer in codes.layers],
-        "context": CONTEXT,
-    }
 
 
 def _layer(
@@ -243,21 +259,23 @@ def _layer(
     examples, fired = dialogue_examples(values, indices, trace.codes.turn.numpy(), used, per_feature)
     return {
         "layer": layer,
-        "width": width,
-        "r": packed(trace.resonance[layer].float().numpy(), "f4"),
-        "local": packed(local_alignment(codes, trace.guidance[layer]).float().numpy(), "f4"),
-        "active": packed((values > 0).sum(-1), "u2"),
-        # 0 is no feature
-        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), "u4"),
-        "values": packed(activations, "f4"),
+        "r": _numbers(trace.resonance[layer]),
+        "local": _numbers(local_alignment(codes, trace.guidance[layer])),
+        "active": (values > 0).sum(-1).tolist(),
+        "features": [[number[feature] for feature in row if feature >= 0] for row in shown.tolist()],
+        "values": [[round(value, 5) for value in row if value > 0] for row in activations.tolist()],
         "ids": used.tolist(),
         "names": [str(names[feature]) if feature in names else None for feature in number],
-        "v": packed(v.numpy()[used], "f4"),
+        "v": _numbers(v[used]),
         "fired": fired,
         "examples": examples,
         "carried": [[[number[feature], round(share, 5)] for feature, share in row] for row in carried],
         "guiding": [number[feature] for feature in guiding],
     }
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
 
 
 def _level(rendered: Rendered) -> dict[str, Any]:
@@ -273,28 +291,14 @@ def _level(rendered: Rendered) -> dict[str, Any]:
     }
 
 
-def _template_values(inspection: Inspection) -> dict[str, Any]:
-    """What the page shows without its script."""
-    state, question, tokens = inspection.state, inspection.question, inspection.trace.codes.turn_tokens
-    return {
-        "inspection": inspection,
-        "question": question,
-        "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
-        "tokens": int(tokens.sum()),
-        "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
-        "turns": _turns(inspection),
-        "overview": _overview(inspection),
-    }
-
-
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
     opening = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
     closing = {end for _, end in inspection.blocks}
     gold, marked = inspection.gold, inspection.marked
-    low, high = _range(salience)
+    finite = [0.0, *filter(math.isfinite, salience)]
+    low, high = min(finite), max(finite)
     scale = 100 / (high - low) if high > low else 0.0
     rows, before = [], rendered.dialogue[0]
 
@@ -329,31 +333,6 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     return rows
 
 
-def _overview(inspection: Inspection) -> dict[str, Any]:
-    """SVG paths of the strip that shows all turns at once, in a box one unit wide per turn and 100 high."""
-    salience, turns = inspection.trace.state.salience, inspection.state.turns
-    low, high = _range(salience)
-    scale = 84 / (high - low) if high > low else 0.0
-    zero = 86 + low * scale
-    bars = [f"M{n} {zero:.1f}h1v{-s * scale if math.isfinite(s) else 0.0:.1f}h-1z" for n, s in enumerate(salience)]
-    sessions = [inspection.state.dialogue.session_of[turn.id].id for turn in turns]
-    return {
-        "n": max(1, len(turns)),
-        "zero": round(zero, 1),
-        "plain": "".join(bar for n, bar in enumerate(bars) if n not in inspection.marked),
-        "marked": "".join(bar for n, bar in enumerate(bars) if n in inspection.marked),
-        "blocks": "".join(f"M{start} 0h{end + 1 - start}v100h-{end + 1 - start}z" for start, end in inspection.blocks),
-        "gold": sorted(inspection.gold),
-        "sessions": [n for n in range(1, len(turns)) if sessions[n] != sessions[n - 1]],
-    }
-
-
-def _range(salience: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest finite value, and 0."""
-    finite = [value for value in salience if math.isfinite(value)]
-    return min([0.0, *finite]), max([0.0, *finite])
-
-
 def dialogue_examples(
     values: Array, indices: Array, turn: Array, features: Array, most: int
 ) -> tuple[list[list[tuple[int, str]]], list[int]]:
@@ -368,22 +347,20 @@ def dialogue_examples(
         it fires on. An example is its peak token and a string of digits, the activations from `CONTEXT` tokens before
         the peak to `CONTEXT` after it inside its turn, relative to the feature's largest.
     """
-    token, place = np.nonzero(values > 0)
-    feature, value = indices[token, place], values[token, place]
-    by_feature = np.argsort(feature, kind="stable")
-    starts = np.searchsorted(feature[by_feature], features)
-    ends = np.searchsorted(feature[by_feature], features, side="right")
-    examples, fired = [], []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        tokens, heights = token[by_feature[start:end]], value[by_feature[start:end]]
-        activation = dict(zip(tokens.tolist(), heights.tolist(), strict=True))
-        falling = tokens[np.argsort(-heights, kind="stable")]
-        _, first = np.unique(turn[falling], return_index=True)
+    fires: dict[int, dict[int, float]] = {feature: {} for feature in features.tolist()}
+    for t, pairs in enumerate(zip(indices.tolist(), values.tolist(), strict=True)):
+        for feature, value in zip(*pairs, strict=True):
+            if value > 0 and feature in fires:
+                fires[feature][t] = value
+    examples = []
+    for activation in fires.values():
+        peaks: dict[int, int] = {}
+        for t in sorted(activation, key=lambda t: (-activation[t], t)):
+            peaks.setdefault(int(turn[t]), t)
         rows = []
-        for peak in falling[np.sort(first)[:most]].tolist():
+        for peak in islice(peaks.values(), most):
             near = range(max(0, peak - CONTEXT), min(len(turn), peak + CONTEXT + 1))
             around = [activation.get(t, 0.0) for t in near if turn[t] == turn[peak]]
-            rows.append((peak, digits(around, float(heights.max()))))
+            rows.append((peak, digits(around, max(activation.values()))))
         examples.append(rows)
-        fired.append(end - start)
-    return examples, fired
+    return examples, [len(activation) for activation in fires.values()]
