@@ -92,6 +92,3 @@ class ScoreMemoryConfig:
     """Resamples of dialogues for the intervals."""
     seed: Seed = 0
     """Of the resamples."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)

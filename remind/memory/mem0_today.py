@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,6 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
 from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
-from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 from sae.ranges import Share
 
@@ -75,7 +75,10 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             memory = package.Memory.from_config({**config, "history_db_path": ":memory:"})
         # retries are made behind the meter
         memory.llm.client = memory.llm.client.with_options(max_retries=0, http_client=http)
-        memory.embedding_model = _Embedder(self.encoder)
+        # a text is encoded on one line
+        memory.embedding_model = SimpleNamespace(
+            embed=lambda text, _=None: self._embed([text])[0], embed_batch=lambda texts, _=None: self._embed(texts)
+        )
         # fastembed, where it is installed, would download its model
         memory.vector_store._bm25_encoder = False
         scope = import_module("mem0.memory.main")._build_session_scope({"user_id": _USER})
@@ -102,6 +105,9 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         found = self.store.rank(_on_one_line(query.text.strip()), "dense")
         return takewhile(lambda one: one[1] >= self.system.threshold, found)
 
+    def _embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return self.encoder.encode_apart(list(map(_on_one_line, texts))).tolist()  # type: ignore[no-any-return]
+
     def _message(self, turn: Turn) -> dict[str, str]:
         return {"role": "user" if self.is_user(turn) else "assistant", "content": turn_text(turn)}
 
@@ -109,21 +115,6 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         """What the package stores with a memory, as far as it reads it."""
         memory = self.store.memory(number)
         return {**self.store.note(number), "data": memory.text, "turns": list(memory.sources or ()), "user_id": _USER}
-
-
-class _Embedder:
-    """The run's encoder in place of the package's: a text is encoded on one line."""
-
-    def __init__(self, encoder: SentenceEncoder) -> None:
-        self._encoder = encoder
-
-    def embed(self, text: str, _: object = None) -> list[float]:
-        (vector,) = self.embed_batch([text])
-        return vector
-
-    def embed_batch(self, texts: Sequence[str], _: object = None) -> list[list[float]]:
-        vectors: list[list[float]] = self._encoder.encode_apart(list(map(_on_one_line, texts))).tolist()
-        return vectors
 
 
 def _on_one_line(text: str) -> str:

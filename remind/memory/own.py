@@ -140,11 +140,8 @@ class RemindBank(Bank, of=RemindSystem):
 
     def complete(self) -> None:
         """Index the dialogue; cues that depend on the question's kind follow later."""
-        if not self.store.count():
-            return
-        index = self._index()
-        if "cues" in self.system.stages and self.settings.kind == "gold":
-            index.cues(None)
+        if self.store.count() and "cues" in self.system.stages and self.settings.kind == "gold":
+            self._index().cues(None)
         if isinstance(self.llm, ChatLLM):
             self.llm.check(self.services.max_failed)
 

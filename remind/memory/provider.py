@@ -99,7 +99,7 @@ class Memories:
     ) -> None:
         self.cfg, self.out = cfg, out
         given = own or {}
-        self.systems = {name: given.get(name) or make_system(name, _options(cfg, name)) for name in cfg.systems}
+        self.systems = {name: given.get(name) or make_system(name, self._options(name)) for name in cfg.systems}
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
@@ -125,6 +125,13 @@ class Memories:
     def providers(self, controls: Sequence[str] = ()) -> dict[str, SystemContexts]:
         """By name; the controls first."""
         return {name: SystemContexts(name, self) for name in (*controls, *self.systems)}
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
+        cfg = self.cfg
+        found = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
+        replayed = {"annotations": next(found, None)} if name in SYSTEMS and SYSTEMS[name].replays else {}
+        return {**replayed, **cfg.options.get(name, {})}
 
     def costs(self) -> list[dict[str, Any]]:
         """What was asked and what it cost, by system, dialogue and stage."""
@@ -270,13 +277,13 @@ class SystemContexts:
         start = time.perf_counter()
         top = retrieve(query, k=max(cfg.k, default=1))
         milliseconds = 1e3 * (time.perf_counter() - start)
-        budgets = {str(budget): retrieve(query, budget=budget).memories for budget in cfg.budgets}
+        budgets = {str(budget): map(_record, retrieve(query, budget=budget).memories) for budget in cfg.budgets}
         return {
             "question": question.id,
             **{name: getattr(question, name) for name in ("text", "answers", "evidence")},
             "ms": milliseconds,
-            "top": [_record(memory) for memory in top.memories],
-            "budgets": {budget: [_record(memory) for memory in chosen] for budget, chosen in budgets.items()},
+            "top": list(map(_record, top.memories)),
+            "budgets": {budget: list(chosen) for budget, chosen in budgets.items()},
             "shown": [memory.text for memory in top.memories[: cfg.shown]],
             "trace": top.trace,
             "answer": None,
@@ -361,15 +368,6 @@ def _made(path: Path, key: str) -> dict[str, Any] | None:
     unit: dict[str, Any] = read_json(path)
     failed = unit["failed"] or any(row["answer"] is not None and row["answer"]["failed"] for row in unit["rows"])
     return None if failed or unit["key"] != key else unit
-
-
-def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
-    """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
-    options = dict(cfg.options.get(name, {}))
-    if name in SYSTEMS and SYSTEMS[name].replays:
-        files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
-        options.setdefault("annotations", next(files, None))
-    return options
 
 
 def _record(memory: Memory) -> list[Any]:

@@ -204,13 +204,9 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
     entry = SYSTEMS[system]
     module, _, kind = entry.kind.partition(".")
+    values, fixed = _merged(entry.defaults, options or {}), {"name": name or system}
     # imported when it is needed, and torch with it
-    made: System = _filled(
-        getattr(import_module(f"{__package__}.{module}"), kind),
-        _merged(entry.defaults, options or {}),
-        system,
-        {"name": name or system},
-    )
+    made: System = _filled(getattr(import_module(f"{__package__}.{module}"), kind), values, system, fixed)
     return made
 
 

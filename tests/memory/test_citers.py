@@ -51,17 +51,6 @@ def test_who_cites_what() -> None:
     assert cited("lexical", blank, shown) == {0, 1, 3}
 
 
-def test_the_noisy_citer_has_the_recalls_of_the_paper() -> None:
-    shown = memories(*((f"turn {n}", ("t1",) if n % 2 else ("t2",)) for n in range(40_000)))
-    found = cited("noisy", ASKED, shown)
-    assert found is not None
-    useful = sum(place % 2 for place in found)
-    # three standard deviations of 20,000 draws
-    assert useful / 20_000 == pytest.approx(0.911, abs=0.006)
-    assert (len(found) - useful) / 20_000 == pytest.approx(0.154, abs=0.008)
-    assert cited("noisy", ASKED, shown) == found
-
-
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two dialogues in LoCoMo's format, of 24 turns and 12 questions each."""

@@ -10,24 +10,6 @@ from remind.core.errors import DataError
 from remind.data.dialogue import Session, Turn
 from remind.data.readers.annotations import read_annotations
 from remind.memory.expansions import replay
-from remind.memory.longmemeval import Join, join_keys
-
-
-@pytest.mark.parametrize(
-    ("join", "keys"),
-    [
-        ("separate", ["w", "a b"]),
-        ("merge", ["a b w"]),
-        ("replace", ["a b"]),
-        ("split-separate", ["w", "a", "b"]),
-        ("split-merge", ["a w", "b w"]),
-        ("split-replace", ["a", "b"]),
-    ],
-)
-def test_joins(join: Join, keys: list[str]) -> None:
-    assert join_keys("w", ["a", "b"], join) == keys
-    assert join_keys("w", [], join) == ["w"]
-
 
 SAMPLE: dict[str, Any] = {
     "sample_id": "d",

@@ -46,19 +46,8 @@ def play(messages: list[dict[str, str]], seen: dict[str, int]) -> str:
         lists = [ast.literal_eval(text) for text in _LISTS.findall(messages[0]["content"])]
         facts, entries = lists[-1], lists[0] if len(lists) > 1 else []
         value = {"memory": list(decisions(facts, entries, rng, digest, seen))}
-    odd = ["fenced", "chatty", "thought", "broken", "empty", "no key"]
-    form = rng.choice(["bare", *odd]) if rng.random() < 0.5 else "bare"
-    seen[form] = seen.get(form, 0) + 1
-    body = json.dumps(value, ensure_ascii=rng.random() < 0.5)
-    return {
-        "bare": body,
-        "fenced": f"```json\n{body}\n```",
-        "chatty": f"Here it is:\n{body}\nAnything else?",
-        "thought": f"<think>well {{</think>{body}",
-        "broken": body[:-3],
-        "empty": "",
-        "no key": json.dumps({"result": []}),
-    }[form]
+    body = json.dumps(value)
+    return f"<think>well {{</think>```json\n{body}\n```" if rng.random() < 0.8 else body[:-3]
 
 
 def extraction(text: str, rng: random.Random, digest: str) -> dict[str, Any]:
@@ -210,4 +199,3 @@ def test_memories_provenance_and_prompts_are_those_of_the_package(
     assert sorted(held) == theirs.held()
     assert len(held) > 20
     assert {"ADD", "UPDATE", "DELETE", "NONE", "bad id", "no text"} <= set(seen)
-    assert {"bare", "fenced", "chatty", "thought", "broken", "empty", "no key"} <= set(seen)

@@ -27,7 +27,6 @@ from remembering import (
 )
 from scripted import dump, held, minilm
 
-from remind.core.errors import DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.bank import Bank
 from remind.memory.base import Query, Services
@@ -87,27 +86,6 @@ def test_memories_provenance_and_state(name: str, tmp_path: Path) -> None:
             assert dump(memory) == before
             assert memory.retrieve(Query("Bob moved to Oslo"), k=1).memories == found
         assert proxy.hits == hits
-
-
-@each_package
-def test_a_session_is_remembered_whole_or_not_at_all(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(tmp_path) as (_, given), bank(tmp_path / "b", name, given) as memory:
-        memory.ingest(FIRST)
-        before = dump(memory)
-        with monkeypatch.context() as patch:
-
-            def full(*_: object) -> None:
-                raise DataError("the disk is full")
-
-            # after the package has changed what it holds
-            patch.setattr(memory.store, "add", full)
-            with pytest.raises(DataError, match="full"):
-                memory.ingest(LATER)
-        assert dump(memory) == before
-        memory.ingest(LATER)
-        assert held(memory) == EXPECTED[name]
 
 
 @each_package

@@ -39,12 +39,8 @@ def spoken(*speakers: str) -> Session:
     ("speakers", "unit", "expected"),
     [
         ("abab", "turn", ["0", "1", "2", "3"]),
-        ("abab", "round", ["01", "23"]),
         ("aabbab", "round", ["0123", "45"]),
         ("abcabca", "round", ["012", "345", "6"]),
-        ("aaa", "round", ["012"]),
-        ("abbcb", "round", ["01234"]),
-        ("a", "round", ["0"]),
         ("abab", "session", ["0123"]),
     ],
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from banks import killed_after
 from scripted import dump, services, session
 from words import WordEncoder
 
@@ -95,36 +94,6 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
         np.testing.assert_allclose(learned.w_q, one.w_q, atol=1e-6)
         np.testing.assert_allclose(learned.w_m, one.w_m, atol=1e-6)
         assert abs(learned.w_q).max() > 1e-3
-
-
-def _told(memory: RmmBank) -> int:
-    return sum(entry["event"] == "feedback" for entry in memory.store.journal())
-
-
-def test_kills_leave_journal_and_weights_in_step(tmp_path: Path) -> None:
-    states = []
-    with filled(tmp_path / "a") as memory:
-        for query in [None, *QUERIES]:
-            if query is not None:
-                ask(memory, query)
-            states.append((dump(memory), weights(memory)))
-    filled(tmp_path / "b").close()
-
-    def tell(memory: Any) -> None:
-        for query in QUERIES[_told(memory) :]:
-            ask(memory, query)
-
-    kills, told = 0, 0
-    # a process of its own gets further each time, and is killed at another place of the way
-    while killed_after(20 + kills, lambda: bank(tmp_path / "b"), tell):
-        kills += 1
-        with bank(tmp_path / "b") as memory:
-            assert _told(memory) >= told
-            told = _told(memory)
-            assert (dump(memory), weights(memory)) == states[told]
-    assert kills > 12
-    with bank(tmp_path / "b") as memory:
-        assert (dump(memory), weights(memory)) == states[-1]
 
 
 def test_weights_that_others_begin_with(tmp_path: Path) -> None:

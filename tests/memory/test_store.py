@@ -68,23 +68,6 @@ def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, d
         np.testing.assert_allclose([scores[number] for number, _ in found], [score for _, score in found], atol=1e-6)
 
 
-def test_a_failed_transaction_changes_nothing(store: Store) -> None:
-    rows = torch.nn.functional.normalize(torch.randn(5 * 16, 8), dim=-1)
-    fill(store, rows[: 16 + 3])
-    before, found = store.rows(CONTENT), list(store.nearest(rows[1]))
-    with pytest.raises(KeyError), store.transaction():
-        for row in rows[16 + 3 :]:
-            store.add(Draft("turn", None, "text"), 1, row[None])
-        store.remove(1)
-        assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
-        raise KeyError
-    assert store.rows(CONTENT) == before
-    assert list(store.nearest(rows[1])) == found
-    assert store.count() == 16 + 3
-    fill(store, rows[16 + 3 :])
-    assert next(store.nearest(rows[3 * 16]))[0] == 3 * 16 + 1
-
-
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()

@@ -20,7 +20,6 @@ from remind.memory.bank import Bank
 from remind.memory.base import Query
 from remind.memory.gam import PLAN_SCHEMA
 from remind.memory.systems import SYSTEMS, make_system
-from remind.states import prompts
 
 PACKAGES = ("mem0_today", "langmem")
 #: Systems that ask a chat model.
@@ -102,15 +101,6 @@ def test_a_bank_keeps_what_it_was_given_once(name: str, tmp_path: Path) -> None:
     with opened(name, tmp_path / "c", chat) as bank:
         ingested(bank)
         assert dump(bank) == content
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_what_a_system_says_of_itself(name: str) -> None:
-    about = make_system(name).about()
-    assert about["prompt_hashes"] == {name: prompts.fingerprint(name) for name in make_system(name).templates} != {}
-    assert about["rules"]
-    assert about["package"] is None
-    assert json.loads(json.dumps(about)) == about
 
 
 def in_order(text: str) -> bool:
