@@ -8,7 +8,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,15 +25,12 @@ from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Reply, ReplyFailure, Request, Stage, folded
+from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, folded
 from remind.llm.structured import NotValid, placeholder, read_value
 from remind.text.thoughts import without_thoughts
 
 if TYPE_CHECKING:
     from remind.models.generate import Generation
-
-#: Called with the place of each request and its reply, as it comes.
-Put = Callable[[int, Reply], None]
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -91,9 +88,7 @@ class CachedChat(ABC):
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Have the reply to each request, and `put` it, from one thread at a time."""
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Put | None = None) -> list[Reply]:
         """A reply for each request, in order; errors as in `ChatModel`, and DataError for the cache.
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
