@@ -58,8 +58,9 @@ _BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 CHARACTERS = 4
 #: What a free-text reply reads like in a dry run.
 DRY = "(dry run: nothing was asked)"
-#: No tokenizer makes fewer tokens of a text in any script than its bytes by this, and no context is shorter than that.
-_BYTES_PER_TOKEN, _LEAST_CONTEXT = 8, 1000
+#: More characters a token than in prose of any script, and fewer tokens than any model's context: a server that counts
+#: so few of a prompt has cut it.
+_CUT_BY, _LEAST_CONTEXT = 7, 1000
 
 
 class CachedChat(ABC):
@@ -202,8 +203,7 @@ class OpenAIChat(CachedChat):
         """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
         said = (message.get("content") for message in self.body(request)["messages"])
         text = "".join(one for one in said if isinstance(one, str))
-        size = len(text.encode("utf-8", "replace"))
-        if not _LEAST_CONTEXT <= reply.prompt_tokens < size / _BYTES_PER_TOKEN:
+        if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
             return self.record(request, reply)
         if next(self._cut) == 0:
             what = f"{reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters"
@@ -240,7 +240,8 @@ class OpenAIChat(CachedChat):
                     reply = _failed("refused", "the model calls a tool, and it was given none")
         except openai.APIStatusError as error:
             reply = failure_of(error.status_code, error.body)
-            if reply.failure == "refused":
+            # llama.cpp says with 500 that a chat template takes no system's turn
+            if reply.failure != "too_long":
                 self._refused |= {name for name, words in _REFUSED.items() if re.search(words, reply.message)}
                 if self._fitted(self.body(request)) != body:
                     return self._send(request)

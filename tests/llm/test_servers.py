@@ -174,24 +174,25 @@ def test_prompts_that_are_too_long_and_unlike_failures_end_nothing(message: Call
 
 
 @pytest.mark.parametrize(
-    ("refused", "message"),
+    ("refused", "status", "message"),
     [
-        ("response_format", "'response_format.type' must be text"),
-        ("system", "System role not supported"),
-        ("system", "Conversation roles must alternate user/assistant"),
-        ("max_tokens", "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."),
+        ("response_format", 400, "'response_format.type' must be text"),
+        ("system", 400, "System role not supported"),
+        ("system", 400, "Unsupported value: 'messages[0].role' does not support 'system' with this model."),
+        ("system", 500, "Jinja Exception: Conversation roles must alternate user/assistant"),
+        ("max_tokens", 400, "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."),
     ],
 )
-def test_what_a_server_does_not_take_is_put_in_another_way_from_then_on(refused: str, message: str) -> None:
+def test_what_a_server_does_not_take_is_put_in_another_way(refused: str, status: int, message: str) -> None:
     def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         if refused in sent or refused in [one["role"] for one in sent["messages"]]:
-            return error(400, message)
+            return error(status, message)
         return 200, {}, completion('{"N": "3", "why": "so"}')
 
     messages = Message("system", "Be brief."), Message("user", "How many?")
     requests = [Request(messages, "judge", max_tokens=room, schema=SCHEMA) for room in range(1, 5)]
     with Proxy(answer=answer) as proxy:
-        replies = chat(proxy.url, concurrency=1).complete(requests)
+        replies = chat(proxy.url, concurrency=1, retries=0).complete(requests)
     assert ([reply.value for reply in replies], proxy.hits) == ([{"n": 3}] * 4, 5)
     first, last = proxy.bodies[0], proxy.bodies[-1]
     expected = {"response_format": first["response_format"], "messages": first["messages"], "max_tokens": 4}
