@@ -175,8 +175,6 @@ class Source:
             if one.dialogue_id in names and cfg.split in (None, one.split)
             if one.format == "direct" and one.answers and one.evidence and not one.unanswerable
         ]
-        if not self.dialogues:
-            raise DataError("it holds no dialogues", paths[0])
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
@@ -188,7 +186,6 @@ class Source:
             longest: sessions with a longer prompt are left out.
 
         Raises:
-            DataError: the expert replied to nothing, or every prompt is too long.
             ModelError: an endpoint as a whole cannot be used.
         """
         encoder, exam = SentenceEncoder(), None
@@ -205,16 +202,12 @@ class Source:
             self.replied = lambda: bar.n < bar.total and bar.step()
             found = [lesson for own in lessons_of for lesson in own]
         lessons = [one for one in found if one is not None]
-        if not lessons:
-            raise DataError("the expert's replies could not be had in any session", self.dialogues[0].id)
         if silent := len(found) - len(lessons):
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
         short = [one for one in lessons if max(map(length, one.views)) <= longest]
         if many := len(lessons) - len(short):
-            why = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
-            if not short:
-                raise DataError(why, self.dialogues[0].id)
-            warn(f"{why}; they are left out")
+            what = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
+            warn(f"{what}; they are left out")
         return short
 
 

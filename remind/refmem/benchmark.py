@@ -20,12 +20,8 @@ def units(items: Sequence[Item], corpus: Corpus, near_duplicate: float) -> list[
 
     They share a cluster, an evidence turn or an image, or are near-duplicates.
     """
-    turn_of = {
-        (dialogue.id, image.index): turn.id
-        for dialogue in corpus.dialogues
-        for turn in dialogue.turns
-        for image in turn.images
-    }
+    dialogues = corpus.dialogues
+    turn_of = {(one.id, image.index): turn.id for one in dialogues for turn in one.turns for image in turn.images}
     together = DisjointSet(range(len(items)))
     first: dict[tuple[str, ...], int] = {}
     for number, item in enumerate(items):
@@ -107,11 +103,11 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
     }
 
 
-def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
+def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any]) -> str:
     """The statistics as a page.
 
     Args:
-        filters: counts of the filter stage; None: left out.
+        filters: counts of the filter stage.
     """
     questions = dict(counts["questions"])
     cells, total = questions.pop("by_dimension_and_format"), questions["total"]
@@ -122,6 +118,8 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
             share = f" ({100 * number / total:.1f}%)" if whole and total else ""
             rows.append((f"{_title(key)} {name.replace('_', ' ')}".strip(), _number(number) + share))
     dimensions = [[_title(name), *(_number(own.get(kind, 0)) for kind in FORMATS)] for name, own in cells.items()]
+    removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())
+    steps = [("written", _number(filters["in"])), *removed, ("kept", _number(filters["kept"]))]
     parts = [
         "# Benchmark statistics\n",
         markdown_table(
@@ -129,11 +127,8 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
         ),
         markdown_table(["Questions", ""], rows),
         markdown_table(["Dimension", *FORMATS], dimensions),
+        markdown_table(["Filter", "Items"], steps),
     ]
-    if filters is not None:
-        removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())
-        steps = [("written", _number(filters["in"])), *removed, ("kept", _number(filters["kept"]))]
-        parts.append(markdown_table(["Filter", "Items"], steps))
     return "\n".join(parts)
 
 

@@ -79,7 +79,7 @@ class Told:
 
 
 def personal_questions(
-    dialogues: Sequence[Dialogue], chat: ChatModel, config: P13nConfig
+    dialogues: Sequence[Dialogue], chats: Chats, config: P13nConfig
 ) -> tuple[list[Question], list[dict[str, Any]], dict[str, int]]:
     """The questions of all dialogues, step after step; what is of no use is left out.
 
@@ -92,6 +92,7 @@ def personal_questions(
     """
     rejected: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
+    chat: Any = chats.stage("questions")
 
     def ask(step: str, tasks: Sequence[tuple[str, str]], read: Callable[[int, Mapping[str, Any]], T]) -> list[list[T]]:
         """The valid entries of the reply to each (sample, material)."""
