@@ -108,7 +108,7 @@ COMMANDS = {
     ),
     "compare-models": Command(
         "remind.viewing.config:CompareModelsConfig",
-        "remind.viewing.compare_models:compare_models",
+        "remind.viewing.diff:compare_models",
         "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
     ),
     "plot-run": Command(

@@ -21,10 +21,9 @@ from remind.llm.client import Chats
 from remind.models.backbone import Backbone
 from remind.models.images import thumbnail
 from remind.models.windows import Window, batches, make_windows, window_size
-from remind.states.pyramid import one_line
 from remind.text.words import words
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.explanations import Captions, background_of, explain, words_of, write_explanations
+from remind.viewing.explanations import Excerpt, background_of, caption_excerpt, explain, words_of, write_explanations
 from remind.viewing.workbench import Workbench, open_workbench
 from sae import SAEError
 from sae.dashboard import strongest, write_dashboard
@@ -39,6 +38,8 @@ _CONTEXT, _DRAWN = (16, 16), 5
 #: Windows of a forward, and windows of the sample.
 _BATCH, _SAMPLE = 8, 64
 _SHOWN = 1000
+#: Examples shown to the chat model of each feature, and as many held out for scoring.
+_NAMED = 10
 
 
 def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
@@ -63,9 +64,10 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     if existing := [page for page in pages.values() if page.exists() and not cfg.overwrite]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
-    captions = {image.path: one_line(image.caption) for image in images if image.path is not None and image.caption}
+    captions = {image.path: caption_excerpt(image.caption) for image in images if image.path and image.caption}
+    nameless = caption_excerpt("no caption")
     counts = Counter(word for _, text in islice(bench.texts(), cfg.limit) for word in words(text))
-    kept = cfg.per_feature if chat is None else 2 * cfg.examples_named
+    kept = cfg.per_feature if chat is None else 2 * _NAMED
     try:
         found = read_examples(
             bench, layers, max(cfg.per_feature, kept), cfg.image_tokens, cfg.limit, context=_CONTEXT, drawn=_DRAWN
@@ -73,16 +75,21 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         for layer, page in pages.items():
             coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
             features = strongest(record, cfg.most, pictures)
-            named_by = Captions(captions, pictures, found.shown[layer])
+            shown = {path: on for path, on in found.shown[layer].items() if path in captions}
             # distinctive words stand in where no name was asked for or none came
             read = {feature: [one.text for one in record.examples(feature)] for feature in features}
-            seen = {one: [text.text for text in named_by.excerpts(one)] for one in features if not read[one]}
-            in_captions = Counter(word for path in named_by.shown for word in words(captions.get(path, "")))
+            alone: dict[int, list[Excerpt]] = {}
+            for feature in (one for one in features if not read[one]):
+                paths = [image.source for image in pictures.examples(feature)]
+                alone[feature] = list(dict.fromkeys(captions[path] for path in paths if path in captions))
+            seen = {feature: [one.text for one in excerpts] for feature, excerpts in alone.items()}
+            in_captions = Counter(word for path in shown for word in words(captions[path].text))
             names, failures = words_of(read, counts) | words_of(seen, in_captions), list[Failure]()
             if chat is not None:
                 background = background_of(found.sample, layer, sum(record.context) + 1)
+                at_large = [(captions[path], on) for path, on in shown.items()]
                 named = features[: cfg.named]
-                written, failures = explain(chat, record, background, named, cfg.examples_named, named_by)
+                written, failures = explain(chat, record, background, named, _NAMED, (alone, at_large))
                 names |= written
             if chats.dry is not None:
                 continue
@@ -104,7 +111,10 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
                 probe=bench.probe,
                 names={feature: asdict(name) for feature, name in names.items()},
                 pictures=pictures if cfg.image_tokens else None,
-                show=lambda path: (thumbnail(path, PICTURE_SIZE), captions.get(path, "no caption")),
+                show=lambda path: (
+                    thumbnail(path, PICTURE_SIZE),
+                    captions.get(path, nameless).text,
+                ),
                 title=f"{cfg.backbone}, layer {layer}",
             )
             print(f"layer {layer}: {page}")

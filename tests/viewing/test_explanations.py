@@ -23,9 +23,9 @@ from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
 from remind.viewing.explanations import (
     Background,
-    Captions,
     Explanation,
     background_of,
+    caption_excerpt,
     distinctive_words,
     explain,
     read_explanations,
@@ -34,7 +34,6 @@ from remind.viewing.explanations import (
 )
 from sae import SparseCodes, TopKSAE
 from sae.probe import Encoded, TopExamples
-from sae.probe.pictures import TopPictures
 
 WORDS = ["tea", "river", "violin", "garden", "train", "letter", "candle", "bridge"]
 FILLER = ["the", "day", "was", "long", "and", "we", "went", "out", "again", "before", "it", "rained", "on", "us"]
@@ -144,14 +143,11 @@ def test_an_oracle_is_always_right_and_another_name_is_not(
 
 
 def test_features_of_images_alone_are_named_by_captions(record: TopExamples, background: Background) -> None:
-    top, text, shown = TopPictures(10, 20), {}, {}
-    for number in range(40):
-        path, fires = f"p{number}.png", number % 2 == 0
-        text[path] = f"a {'violin' if fires else 'garden'} beside number {number}"
-        values = torch.full((4, 1), 1 + number / 100 if fires else 0.0)
-        top.add(path, SparseCodes(values, torch.full((4, 1), 9)), 2)
-        shown[path] = frozenset({9} if fires else ())
-    found, failures = explain(Scripted(oracle), record, background, [9], 10, Captions(text, top, shown))
+    silent, fire = (
+        [caption_excerpt(f"a {word} beside number {n}") for n in range(20)] for word in ("garden", "violin")
+    )
+    at_large = [(one, frozenset({9})) for one in fire] + [(one, frozenset()) for one in silent]
+    found, failures = explain(Scripted(oracle), record, background, [9], 10, ({9: fire}, at_large))
     assert not failures
     assert found[9].text == "violin"
     # no patch is marked, so there is nothing to fuzz
