@@ -103,7 +103,7 @@ COMMANDS = {
     ),
     "feature-pages": Command(
         "remind.viewing.config:FeaturePagesConfig",
-        "remind.viewing.feature_pages:write_feature_pages",
+        "remind.viewing.workbench:write_feature_pages",
         "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
     ),
     "compare-models": Command(

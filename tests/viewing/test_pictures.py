@@ -16,7 +16,7 @@ from remind.models.windows import batches, make_windows
 from remind.testbed.pictures import draw
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.feature_pages import write_feature_pages
+from remind.viewing.workbench import write_feature_pages
 from sae import ShapeError, SparseCodes, TopKSAE, hooks, layer_folder
 from sae.probe.pictures import TopPictures
 from tests.viewing.conftest import data_of

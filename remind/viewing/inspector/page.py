@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
+from torch import Tensor
 
 from remind.build.config import BuildStatesConfig
 from remind.build.plan import asked
@@ -39,10 +40,6 @@ from remind.viewing.explanations import Explanation, read_explanations
 from remind.viewing.pages import gold_turns, marked_turns
 from remind.viewing.workbench import reply
 from sae.pages import data_of, digits, page, utf16
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 #: Tokens shown to the left and to the right of an example's peak.
