@@ -154,26 +154,16 @@ def test_features_of_images_alone_are_named_by_captions(record: TopExamples, bac
     assert {kind: (one["value"], one["n"]) for kind, one in found[9].scores.items()} == {"detection": (1.0, 20)}
 
 
-@pytest.mark.parametrize(
-    ("reply", "failure", "says"),
-    [
-        ("I think so.", "invalid", "no JSON"),
-        ('{"verdicts": [true]}', "invalid", "too short"),
-        (" ", "unusable", "name"),
-    ],
-)
-def test_failures_are_no_wrong_answers(
-    record: TopExamples, background: Background, reply: str, failure: str, says: str
-) -> None:
+@pytest.mark.parametrize("failure", ["invalid", "unusable"])
+def test_failures_are_no_wrong_answers(record: TopExamples, background: Background, failure: str) -> None:
     """One feature's replies are bad: its scores are missing, the others' are whole."""
 
     def broken(request: Request) -> str:
-        bad = request.sample.startswith("layer 3 feature 4")
-        return reply if bad and (failure == "unusable") == (parts(request)[0] == "") else oracle(request)
+        bad = request.sample.startswith("layer 3 feature 4") and (failure == "unusable") == (parts(request)[0] == "")
+        return " " if bad else oracle(request)
 
     found, failures = explain(Scripted(broken), record, background, range(8), 10)
-    assert len(failures) == (1 if failure == "unusable" else 4)
-    assert all(one.failure == failure and says in one.message for one in failures)
+    assert [one.failure for one in failures] == [failure] * (1 if failure == "unusable" else 4)
     if failure == "invalid":
         assert set(found.pop(4).scores.values()) == {None}
     assert set(found) == {0, 1, 2, 3, 5, 6, 7}
@@ -185,7 +175,6 @@ def test_words_are_those_that_set_examples_apart(record: TopExamples, corpus: li
     texts = {feature: [one.text for one in record.examples(feature)] for feature in range(8)}
     first = {feature: one.text.split(", ")[0] for feature, one in words_of(texts, counts).items()}
     assert first == dict(enumerate(WORDS))
-    # not what is as common everywhere, what occurs once, or what is cut
+    # not what is as common everywhere, or what occurs once
     every = {"tea": 4, "and": 40, "more": 40, "rest": 916}
     assert distinctive_words(["tea and tea", "more tea"], every) == ["tea"]
-    assert distinctive_words(["tea te", "te tea"], {"tea": 5, "rest": 95}) == ["tea"]
