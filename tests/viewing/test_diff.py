@@ -19,9 +19,8 @@ from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
-from remind.viewing.compare_models import compare_models, figures_of
 from remind.viewing.config import CompareModelsConfig
-from remind.viewing.diff import Reading, auc, measure, readings
+from remind.viewing.diff import Reading, auc, compare_models, figures_of, measure, readings
 from remind.viewing.patching import answer_score, patches, score_and_states, whole
 from sae import TopKSAE, layer_folder
 

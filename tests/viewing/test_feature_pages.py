@@ -14,7 +14,7 @@ from remind.core.files import read_json
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.feature_pages import write_feature_pages
+from remind.viewing.workbench import write_feature_pages
 from sae import TopKSAE, layer_folder
 from tests.viewing.conftest import data_of
 
