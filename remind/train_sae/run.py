@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.tracking import get_available_trackers
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -162,8 +162,8 @@ def quick_sae(
 
 def _processes(cfg: TrainSAEConfig) -> Processes:
     """Those of the launcher, joined by accelerate."""
-    if unknown := [name for name in cfg.trackers if name not in LOGGER_TYPE_TO_CLASS]:
-        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    if missing := [name for name in cfg.trackers if name not in map(str, get_available_trackers())]:
+        raise ConfigError(f"trackers: no tracker {missing[0]}; pip install {missing[0]}, or leave it out")
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(
