@@ -10,7 +10,6 @@ import pytest
 
 from remind.core.cli import main, named
 from remind.core.errors import ConfigError
-from remind.train_pra.config import TrainConfig
 from sae.ranges import PositiveInt
 
 
@@ -180,14 +179,3 @@ def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture
 def test_plain_arguments(given: str) -> None:
     assert named(given.split(), ("first", "second")) == ["--first", "A", "--second", "B", "--seed", "1"]
     assert named([], ("first",)) == []
-
-
-def test_options_of_before_are_refused_with_their_new_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--trainer.lr`, too, with which the name of another option begins; in a file with the line."""
-    file = tmp_path / "c.yaml"
-    for old, new in TrainConfig.RENAMED.items():
-        file.write_text(f"states: s\n{old}: 1\n")
-        for words, place in (([f"--{old}=1"], ""), (["--config", str(file)], f"{file}:2: ")):
-            with pytest.raises(SystemExit):
-                main(TrainConfig, print, "A test.", ["--states", "s", "--out", "o", *words])
-            assert capsys.readouterr().err == f"error: {place}{old}: is now {new}\n"
