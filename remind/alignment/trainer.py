@@ -147,8 +147,12 @@ class RunTrainer(Trainer):
             if (saved := kept(start)) is None:
                 raise ConfigError(f"{start}: not a checkpoint of {type(self).__name__}, or not written to its end")
             if changed := sorted(name for name, value in self._kept.items() if saved["settings"].get(name) != value):
-                hint = "; max_steps can be raised where lr_scheduler_type is constant" if {*changed} & {*_LENGTH} else ""
-                raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); start a new run{hint}")
+                hint = (
+                    "; max_steps can be raised where lr_scheduler_type is constant" if {*changed} & {*_LENGTH} else ""
+                )
+                raise ConfigError(
+                    f"{start} is of a run with other settings ({', '.join(changed)}); start a new run{hint}"
+                )
             step = int(start.name.rpartition("-")[2])
         if leads:
             # steps after the checkpoint are run again
@@ -562,7 +566,10 @@ class PRATrainer(RunTrainer):
     def _settings(self) -> dict[str, Any]:
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
-        warms = values["lr_scheduler_type"] in ("constant_with_warmup", "inverse_sqrt") and not 0 < values["warmup_steps"] < 1
+        warms = (
+            values["lr_scheduler_type"] in ("constant_with_warmup", "inverse_sqrt")
+            and not 0 < values["warmup_steps"] < 1
+        )
         length = () if warms or values["lr_scheduler_type"] == "constant" else _LENGTH
         kept = {name: values[name] for name in (*_KEPT, *length, *ours)}
         adapters = (getattr(self.model, "peft_config", None) or {}).get("default")

@@ -66,7 +66,7 @@ def test_a_run_at_a_constant_rate_can_be_made_longer(runs: Any, run: Path, state
     train(longer)
     train(replace(longer, out=str(tmp_path / "whole")))
     runs.assert_same_runs(tmp_path / "r", tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"settings \(max_steps\); [^\n]* where lr_scheduler_type is constant"):
+    with pytest.raises(ConfigError, match=r"settings \(max_steps\); [^\n]* constant rate"):
         train(runs.config(states, copied(run, tmp_path / "c", 3), resume=True, max_steps=9))
 
 
