@@ -146,20 +146,6 @@ def test_mistakes_in_a_config_file(name: str, tmp_path: Path, capsys: pytest.Cap
     assert error.startswith(f"error: {file}:{line}: ") or (line is None and str(file) in error)
 
 
-def test_an_error_names_the_file_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    assert f"{one}: no such file" in refused([f"--config={one}", "--input", "b"], capsys)
-    one.write_text("size: 0\n")
-    error = refused(["--config", str(one), "--input", "a"], capsys)
-    assert error == f"error: size must be at least 1 (with --config {one})\n"
-    one.write_text("input: a\nsize: 4\ninner: {lr: 1}")
-    both = ["--config", str(one), "--config", str(two)]
-    two.write_text("size: 5\ncolour: 3\n")
-    assert f"{two}:2: " in refused(both, capsys)
-    two.write_text("size: 5\n")
-    assert (run(both).input, run(both).size) == ("a", 5)
-
-
 def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(_: Outer) -> None:
         raise ConfigError("two\nlines")
