@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from sae import ConfigError, FormatError, ShapeError
 from sae.dashboard import logit_effects, write_dashboard
-from sae.pages import number, packed, script_json, utf16
+from sae.pages import number, packed, utf16
 from sae.plots import held_out, plot_density, plot_training
 from sae.probe import Probe, collect
 
@@ -91,16 +90,6 @@ def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) 
     assert logit_effects(bert, probe.tokenizer, coder, [0]) is None
 
 
-def test_data_cannot_leave_its_block() -> None:
-    value = ["</script><!--<script>", "\u2028\u2029&", "\ud83d alone", "\U0001f634"]
-    text = script_json(value)
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == value
-    text.encode("utf-8")
-    with pytest.raises(ValueError):
-        script_json(math.nan)
-
-
 def test_offsets_are_those_of_a_browser() -> None:
     text = "a\U0001f634b\u05d0"
     assert utf16(text).tolist() == [0, 1, 3, 4, 5]
@@ -111,11 +100,9 @@ def test_offsets_are_those_of_a_browser() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    for error in ("no such file", "not JSON", "no layer_"):
-        with pytest.raises(FormatError, match=error):
-            plot_training(tmp_path)
-        row = json.dumps({"step": 2, "layer": 4, "fvu": 0.5})
-        metrics.write_text(row if metrics.exists() else "{")
+    with pytest.raises(FormatError, match="no such file"):
+        plot_training(tmp_path)
+    metrics.write_text(json.dumps({"step": 2, "layer": 4, "fvu": 0.5}))
     histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
     kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
     record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
@@ -129,5 +116,4 @@ def test_pictures(tmp_path: Path) -> None:
     [axes] = picture.figure.axes
     assert [patch.get_label() for patch in axes.patches] == ["all", "text", "visual"]
     assert "all 3, text 3, visual 3" in axes.get_title(loc="left")
-    assert picture._repr_png_().startswith(b"\x89PNG")
     assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sae import LayerError, ShapeError, SparseCodes
-from sae.probe.encoder import Encoded, Probe, decoded, top_features
+from sae.probe.encoder import Encoded, Probe, top_features
 
 
 @pytest.fixture
@@ -117,21 +117,3 @@ def test_top_features_equal_brute_force(seed: int, by: Any, part: bool, weighted
     got = top_features(encoded, 4, span=(start, end) if part else None, n=n, by=by, idf=idf)
     wanted = [(f, pytest.approx(-s), pytest.approx(v), c, at, f"t{at}") for s, f, v, c, at in sorted(expected)[:n]]
     assert [tuple(activation) for activation in got] == wanted
-
-
-def test_decoding_of_a_byte_level_tokenizer() -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    text = "né 🙂x!"
-    ids = fast(text)["input_ids"]
-    # each byte has the span of the character it is a part of
-    assert decoded(fast, ids) == (text, [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()])
-    # cut in the middle of a character
-    assert decoded(fast, ids[6:])[0].endswith("x!")
-    assert decoded(fast, ids[:5]) == ("né \ufffd", [(0, 1), (1, 2), (1, 2), (2, 3), (3, 4)])
