@@ -164,7 +164,7 @@ class Store:
             self._insert("turns", None, turn.id, number, turn.speaker, turn.text, turn.time, images)
 
     def degrade(self, session_id: str, reasons: Sequence[str]) -> None:
-        """Note why a stand-in had a part in a session; no reasons: none had."""
+        """Note what was lost of a session, a line each."""
         self._db.execute("UPDATE sessions SET degraded = ? WHERE id = ?", (json.dumps(reasons), session_id))
 
     def add(self, draft: Draft, tokens: int, vectors: Tensor | None = None, number: int | None = None) -> int:
@@ -225,7 +225,7 @@ class Store:
         return None
 
     def degraded(self) -> dict[str, list[str]]:
-        """Sessions that a stand-in had a part in, with the reasons."""
+        """Sessions of which something was lost, with what it was."""
         rows = self.rows("SELECT id, degraded FROM sessions WHERE degraded != '[]' ORDER BY number")
         return {name: json.loads(reasons) for name, reasons in rows}
 
@@ -367,7 +367,7 @@ class Bank(ABC):
         self.encoder = services.encoder
         #: Requests made to take sessions in, since the bank was opened or made anew.
         self.asked = 0
-        #: Why a fallback was used for the session or query at hand, one line each.
+        #: What was lost for the session or query at hand, one line each.
         self.lost: list[str] = []
         with ExitStack() as held:
             lock = self.folder.with_name(f".{self.folder.name}.lock")
@@ -441,7 +441,7 @@ class Bank(ABC):
         return
 
     def repair(self) -> bool:
-        """Rebuild the bank if a fallback was used; earlier replies come from the run's cache.
+        """Make the bank anew if something was lost; earlier replies come from the run's cache.
 
         Returns:
             Whether there was anything to do.
@@ -456,7 +456,7 @@ class Bank(ABC):
         return True
 
     def report(self) -> dict[str, Any]:
-        """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
+        """Counts of sessions, turns, memories and lost requests, bytes; what was lost, by session."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
         counts = {name: self.store.count(name) for name in _CONTENT if name not in ("sources", "learned")}
         degraded = self.store.degraded()
@@ -477,7 +477,7 @@ class Bank(ABC):
 
     @abstractmethod
     def remember(self, session: Session) -> None:
-        """Store memories of the session in `store`, and in `lost` why a fallback was used; runs inside the session's
+        """Store memories of the session in `store`, and in `lost` what was lost; runs inside the session's
         transaction."""
 
     @abstractmethod

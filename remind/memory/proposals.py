@@ -132,8 +132,7 @@ def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry]
             given = one if isinstance(one, dict) else {}
             op, store = (str(given.get(name, "")) for name in ("op", "store"))
             here = replace(here, op=op if op in FIELDS[role] else "", store=store if store in BANKS else here.store)
-            text = one if isinstance(one, str) else json.dumps(one)
-            operations.append(replace(here, text=text[:_KEPT], status="rejected", why=str(error)))
+            operations.append(replace(here, text=json.dumps(one)[:_KEPT], status="rejected", why=str(error)))
     return operations
 
 

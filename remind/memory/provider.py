@@ -233,7 +233,7 @@ class SystemContexts:
                         tell(run.citer, bank, question, cfg.answer_k)
                         if run.citer == "reader" and bank.learns:
                             stage = "answer"
-                            readings.append(run.reader.read(query, found.memories, chat))
+                            readings += run.reader.read_all([(query, found.memories)], chat)
                             if (cited := readings[-1].cited) is not None:
                                 bank.feedback(found, cited)
                     bar.step()

@@ -71,11 +71,8 @@ class ChatReader:
 
     mode: Mode = "con"
 
-    def read(self, query: Query, memories: Sequence[Memory], chat: ChatOf) -> Reading:
-        return self.read_all([(query, memories)], chat)[0]
-
     def read_all(self, tasks: Sequence[tuple[Query, Sequence[Memory]]], chat: ChatOf) -> list[Reading]:
-        """What `read` makes of each query with its memories; their requests go to the model together.
+        """What is made of each query with its memories; their requests go to the model together.
 
         Raises:
             ConfigError: no endpoint is named for what is asked.

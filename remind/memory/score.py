@@ -124,7 +124,10 @@ def personalisation(
                 ids.append(row["question"])
         model = run.meter.chat(unit["system"], unit["bank"], "judge")
         assert model is not None
-        for used, said in zip(cases, assess(model, cases, ids), strict=True):
+        with run.meter.bar(f"{unit['system']} {unit['dialogue']}: personalisation", len(cases)) as bar:
+            assessed = assess(model, cases, ids)
+            bar.step(len(cases))
+        for used, said in zip(cases, assessed, strict=True):
             label = {"p13n": said.label, "bucket": said.bucket, "verdict": not used.wrong}
             labelled.setdefault(unit["system"], []).append((unit["dialogue"], label))
     return {name: tally(rows, seed=seed) for name, rows in labelled.items()}

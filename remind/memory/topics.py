@@ -120,9 +120,7 @@ def read_actions(text: str, count: int) -> list[tuple[int, str] | None]:
     actions: list[tuple[int, str] | None] = []
     for line in text.splitlines():
         if match := _MERGE.search(line):
-            place, merged = int(match[1]), one_line(match[2])
-            if len(merged) > 2 and merged[0] == merged[-1] and merged[0] in "\"'":
-                merged = merged[1:-1]
+            place, merged = int(match[1]), one_line(match[2]).strip('"')
             if place >= count:
                 return []
             actions.append((place, merged))

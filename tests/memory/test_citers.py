@@ -13,18 +13,15 @@ from fault_proxy import Proxy, completion
 from remembering import locomo_dialogue
 from running import use_words
 
-from remind import read
-from remind.core.files import Cache
 from remind.data.dialogue import Question
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.memory.base import Memory, Query, Services
-from remind.memory.citers import cited, warning
-from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
-from remind.memory.provider import CachedEncoder
+from remind.memory.base import Memory
+from remind.memory.citers import cited
+from remind.memory.config import RunMemoryConfig
 from remind.memory.reranker import NAME
-from remind.memory.rmm import RmmBank, RmmSystem
+from remind.memory.rmm import RmmBank
 from remind.memory.run import run_memory
-from remind.memory.score import read_units, score_memory
+from remind.memory.score import read_units
 
 ASKED = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
 
@@ -100,36 +97,8 @@ def cited_run(data: Path, out: Path, server: Proxy, **changes: Any) -> dict[tupl
     return run(data, out, **{"systems": ["rmm"], "llm": llm, "reader": "cite", "answer_k": 7, **changes})
 
 
-def by_hand(data: Path, folder: Path, **options: Any) -> dict[str, list[Any]]:
-    """Traces of all questions of each dialogue when their citations are fed one after the other."""
-    system, corpus, traces = RmmSystem(source="turns", **options), read(data), {}
-    for dialogue in corpus.dialogues:
-        encoder = CachedEncoder("minilm", Cache(folder / "cache"))
-        with system.open(folder / dialogue.id, dialogue.id, Services(encoder)) as bank:
-            for each in dialogue.sessions:
-                bank.ingest(each)
-            for question in (one for one in corpus.questions if one.dialogue_id == dialogue.id):
-                found = bank.retrieve(Query.of(question), k=7)
-                traces.setdefault(dialogue.id, []).append(json.loads(json.dumps(found.trace)))
-                bank.feedback(found, [n for n, memory in enumerate(found.memories) if helps(memory.text)])
-    return traces
-
-
 def traced(found: dict[tuple[str, str], Any]) -> dict[str, list[Any]]:
     return {name: [row["trace"] for row in unit["rows"]] for (system, name), unit in found.items() if system == "rmm"}
-
-
-def test_what_a_reader_cites_teaches_as_if_it_were_fed_by_hand(data: Path, tmp_path: Path, server: Proxy) -> None:
-    found = cited_run(data, tmp_path / "run", server)
-    assert traced(found) == by_hand(data, tmp_path / "hand")
-    assert [row["trace"]["updates"] for row in found["rmm", "conv-2"]["rows"]][-1] == 2
-    rows = found["rmm", "conv-1"]["rows"]
-    assert [row["answer"]["text"] for row in rows] == ["yes"] * 12
-    assert any(row["answer"]["cited"] for row in rows)
-    scores = score_memory(ScoreMemoryConfig(str(tmp_path / "run"), str(tmp_path / "s.json"), resamples=10))
-    assert scores["notes"][0] == warning("reader")
-    untaught = cited_run(data, tmp_path / "none", server, citer="none")
-    assert {row["trace"]["updates"] for row in untaught["rmm", "conv-1"]["rows"]} == {0}
 
 
 def test_a_killed_run_hands_weights_on_as_a_whole_one(

@@ -46,7 +46,7 @@ def test_citations(text: str, expected: str, cited: set[int] | None) -> None:
 
 def asked(reader: ChatReader, reply: Reply, memories: Sequence[Memory] = MEMORIES) -> tuple[Reading, Request]:
     chat = ScriptedChat(lambda _: reply)
-    reading = reader.read(QUERY, memories, lambda stage: chat)
+    reading = reader.read_all([(QUERY, memories)], lambda stage: chat)[0]
     return reading, chat.asked[-1]
 
 
@@ -92,7 +92,9 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
     ]
     reader = ChatReader("x0")
     chat = ScriptedChat(lambda _: Reply("<answer>B</answer><explanation>Ana: Yes", finished=False))
-    reading = reader.read(Query.of(question), memories[1:2] + memories[:1] + memories[2:], lambda stage: chat)
+    reading = reader.read_all([(Query.of(question), memories[1:2] + memories[:1] + memories[2:])], lambda stage: chat)[
+        0
+    ]
     lines = render(state).text.split("\n")
     said_at = lines.index("Bo: So?")
     lines[said_at - 1 : said_at + 1] = lines[said_at], lines[said_at - 1]
@@ -103,7 +105,7 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
 def test_options_are_shown_and_only_open_questions_can_be_declined() -> None:
     chat = ScriptedChat(lambda _: Reply("B"))
     query = Query("Which?", "q", None, "single", ("tea", "milk"))
-    assert ChatReader("direct").read(query, (), lambda stage: chat).text == "B"
+    assert ChatReader("direct").read_all([(query, ())], lambda stage: chat)[0].text == "B"
     system, user = (message.text for message in chat.asked[0].messages)
     assert "A. tea\nB. milk" in user
     assert NO_INFORMATION not in system
