@@ -53,8 +53,6 @@ _KEPT = (
     *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
     *("bf16", "seed", "data_seed", "adam_beta1", "adam_beta2", "adam_epsilon"),
 )
-#: Besides, where the schedule of the learning rate depends on them.
-_LENGTH = ("max_steps", "num_train_epochs")
 #: Of the objective's and the examples' arguments those that do not touch the trajectory of the weights.
 _FREE = frozenset({"chunk", "cache", "image_root"})
 
@@ -147,12 +145,8 @@ class RunTrainer(Trainer):
             if (saved := kept(start)) is None:
                 raise ConfigError(f"{start}: not a checkpoint of {type(self).__name__}, or not written to its end")
             if changed := sorted(name for name, value in self._kept.items() if saved["settings"].get(name) != value):
-                hint = (
-                    "; max_steps can be raised where lr_scheduler_type is constant" if {*changed} & {*_LENGTH} else ""
-                )
-                raise ConfigError(
-                    f"{start} is of a run with other settings ({', '.join(changed)}); start a new run{hint}"
-                )
+                hint = "start a new run (only one at a constant rate can be made longer)"
+                raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); {hint}")
             step = int(start.name.rpartition("-")[2])
         if leads:
             # steps after the checkpoint are run again
@@ -350,7 +344,8 @@ class PRATrainer(RunTrainer):
         train, args, leads = self.train_dataset, self.args, self.is_world_process_zero()
         left_out = ", ".join(f"{count} {reason}" for reason, count in train.left_out.items())
         if not train.items:
-            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}")
+            hint = "give them answers, or a state in `unlabelled` from which the model answers them"
+            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}; {hint}")
         if missing := sorted((self.objective.levels | self.objective.taught) - train.levels()):
             raise DataError(f"an edge or hard level needs x{missing[0]}, and the data have no such column")
         if not self.objective.active and not train.labelled():
@@ -566,11 +561,9 @@ class PRATrainer(RunTrainer):
     def _settings(self) -> dict[str, Any]:
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
-        warms = (
-            values["lr_scheduler_type"] in ("constant_with_warmup", "inverse_sqrt")
-            and not 0 < values["warmup_steps"] < 1
-        )
-        length = () if warms or values["lr_scheduler_type"] == "constant" else _LENGTH
+        # the rate is that of any length
+        free = {"constant"} if 0 < values["warmup_steps"] < 1 else {"constant", "constant_with_warmup", "inverse_sqrt"}
+        length = () if values["lr_scheduler_type"] in free else ("max_steps", "num_train_epochs")
         kept = {name: values[name] for name in (*_KEPT, *length, *ours)}
         adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         kept |= {

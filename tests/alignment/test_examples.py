@@ -32,8 +32,10 @@ def test_rows_that_cannot_be_used_are_refused_in_a_line(runs: Any, make_record: 
         refused("x0 is not a text", row | {"x0": value})
     refused("target is neither", row | {"target": ["a"]})
     refused(r"\[q001\]: .*occurs twice", row, row)
-    refused("nothing to train on; questions left out: none")
-    refused("nothing to train on; questions left out: 1 without a gold", row | {"target": None})
+    refused("nothing to train on; questions left out: none; ")
+    refused(
+        "nothing to train on; questions left out: 1 without a gold answer; give them answers", row | {"target": None}
+    )
     refused("needs x2, and the data have no such column", without["x2"])
     refused("row 0", "x0")
     # rows of texts alone do not say where images stand

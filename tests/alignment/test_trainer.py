@@ -164,7 +164,7 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
 @pytest.mark.parametrize(
     ("why", "message"),
     [
-        ("split", "nothing to train on: all are of split test; build states with questions of split train"),
+        ("split", "nothing to train on: all are of split test; give the dialogue file questions of split train"),
         ("length", "left out: 3 too long"),
         ("memory", r"^the run needs more memory than there is \(main memory: weights [^\n]*$"),
         ("encoder", "encoder"),
