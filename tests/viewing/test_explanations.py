@@ -17,7 +17,6 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from remind.core.errors import DataError
-from remind.core.files import read_json
 from remind.llm.client import CachedChat
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
@@ -121,11 +120,8 @@ def test_an_oracle_is_always_right_and_another_name_is_not(
         assert one.scores["fuzzing_control"]["value"] == 0.5
     # what is shown is not what is judged
     asked = [parts(request)[1] for request in chat.asked if request.sample.startswith("layer 3 feature 2")]
-    named, detection, _, fuzzing, _ = [[re.sub("[«»]", "", text) for text in one] for one in asked]
-    assert not set(named) & {*detection, *fuzzing}
-    assert (len(named), sum("violin" in text.split() for text in detection)) == (10, 10)
-    assert sum("«violin»" in text for text in asked[3]) == 5
-
+    named, detection, _, fuzzing, _ = [{re.sub("[«»]", "", text) for text in one} for one in asked]
+    assert not named & {*detection, *fuzzing}
     coder = TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(0))
     found[8] = Explanation("the, day")
     summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted")
@@ -136,10 +132,6 @@ def test_an_oracle_is_always_right_and_another_name_is_not(
         read_explanations(tmp_path / "x", {3: TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(1))})
     with pytest.raises(DataError, match="feature-pages writes them"):
         read_explanations(tmp_path)
-    path = tmp_path / "x" / "layer_3.explanations.json"
-    path.write_text(json.dumps({**read_json(path), "features": {"1": {"name": "tea"}}}))
-    with pytest.raises(DataError, match=r"layer_3\.explanations\.json: no explanations"):
-        read_explanations(tmp_path / "x")
 
 
 def test_features_of_images_alone_are_named_by_captions(record: TopExamples, background: Background) -> None:
