@@ -26,7 +26,7 @@ from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
 from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, score_and_states, whole
 from sae.figures import COLOURS, Picture, new_figure
-from sae.ranges import PositiveInt, Seed, check_ranges
+from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -59,7 +59,7 @@ class InsideConfig:
     """Features patched, in all layers together."""
     draws: PositiveInt = 3
     """Draws of random features."""
-    resamples: PositiveInt = 2000
+    resamples: Resamples = 2000
     """Resamples of whole dialogues for the intervals."""
     seed: Seed = 0
     """Of the random features."""

@@ -24,7 +24,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
 from remind.evaluation.tables import markdown_table, percent
 from remind.memory_training.config import Method, TrainMemoryConfig
-from sae.ranges import PositiveInt, Seed, check_ranges
+from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
 
 if TYPE_CHECKING:
     from remind.memory_training.evaluate import Answerer
@@ -109,7 +109,7 @@ class PoliciesConfig:
     """Of the policies' first weights, of the order of sessions and of sampling; the test dialogues are the same."""
     dialogues: PositiveInt = 100
     """Test dialogues, each with 20 questions at its end."""
-    resamples: PositiveInt = 4000
+    resamples: Resamples = 4000
     """Of the bootstrap."""
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ NonNegativeInt = Annotated[int, Range(ge=0, le=LIMIT)]
 Seed = Annotated[int, Range(ge=0, le=2**31 - 1)]
 #: Processes; each has models of its own.
 Workers = Annotated[int, Range(ge=0, le=1024)]
+#: Of a bootstrap: more would take hours, and change no digit that is shown.
+Resamples = Annotated[int, Range(ge=1, le=10**6)]
 PositiveFloat = Annotated[float, Range(gt=0, le=LIMIT)]
 NonNegativeFloat = Annotated[float, Range(ge=0, le=LIMIT)]
 FiniteFloat = Annotated[float, Range(ge=-LIMIT, le=LIMIT)]

@@ -17,7 +17,7 @@ from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
 from remind.evaluation.statistics import Estimate, bootstrap
 from remind.evaluation.tables import percent, plain
 from remind.perception import PerceptionConfig
-from sae.ranges import PositiveInt, Seed, check_ranges
+from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class ScoreRetrievalConfig:
     """JSON file for the figures; None: they are only printed."""
     limit: PositiveInt | None = None
     """At most this many instances, the first ones; for a quick look."""
-    bootstrap: PositiveInt = 1000
+    bootstrap: Resamples = 1000
     """Resamples behind each interval."""
     seed: Seed = 0
     """Of the resampling."""

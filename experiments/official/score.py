@@ -13,7 +13,7 @@ from remind.core.files import sha256_file, write_json
 from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
-from sae.ranges import PositiveInt, Seed, check_ranges
+from sae.ranges import Resamples, Seed, check_ranges
 
 SCORES = "scores.json"
 
@@ -36,7 +36,7 @@ class ScoreOfficialConfig:
     """Endpoint of the judge (judge llm)."""
     model: str | None = None
     """LoCoMo: whose predictions, where the file holds those of several models."""
-    bootstrap: PositiveInt = 1000
+    bootstrap: Resamples = 1000
     """Resamples behind each interval that is not of a share."""
     seed: Seed = 0
     """Of the resampling."""

@@ -10,7 +10,7 @@ from remind.llm.endpoints import EndpointConfig
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae.config import SAETrainConfig
-from sae.ranges import NonNegativeFloat, PositiveInt, Seed, check_ranges
+from sae.ranges import NonNegativeFloat, PositiveInt, Resamples, Seed, check_ranges
 
 
 def _built() -> BuiltConfig:
@@ -80,7 +80,7 @@ class PaperConfig:
     """Small form: the dialogues; its seed is not read."""
     built: BuiltConfig = field(default_factory=_built)
     """Small form: SAEs, retrieval and grounding of the world's states."""
-    resamples: PositiveInt = 1000
+    resamples: Resamples = 1000
     """Resamples behind each interval."""
     cache: str = "~/.cache/remind"
     """Folder for the small form's worlds; safe to delete."""

@@ -50,6 +50,9 @@ class BuildStatesConfig:
     """Train, dev and test."""
     limit: PositiveInt | None = None
     """At most this many questions per dialogue, the first ones; for a quick look."""
+    dialogues: PositiveInt | None = None
+    """Build this many dialogues alone, by turns the first of those that the input gives to training, test and dev; the
+    others are left out of the splits, too. For a quick look."""
     workers: Workers = 1
     """Number of processes, each with its own models, that build dialogues; 0: one per core."""
     shard: str | None = "auto"

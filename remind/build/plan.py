@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -57,7 +58,7 @@ class Outline:
 
     Attributes:
         questions: without text, options and answers.
-        turns: number of turns of each dialogue with questions.
+        turns: number of turns of each dialogue that is built, by its id.
         splits: question id to split.
         overlap: gold evidence that training and test questions share.
         references, dangling: as in `Corpus`, of the questions that are built.
@@ -65,7 +66,7 @@ class Outline:
     """
 
     questions: list[Question] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
+    turns: dict[str, int] = field(default_factory=dict)
     splits: Mapping[str, str] = field(default_factory=dict)
     overlap: Overlap | None = None
     references: int = 0
@@ -84,17 +85,24 @@ def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
     # questions of one's own may well be such that the dialogue does not tell
     plan = Outline(abstention=cfg.ask is not None)
     first: dict[tuple[str, str], str | Path] = {}
+    built, referenced = set[str](), dict[str, int]()
     for path, piece in _pieces(cfg, corpus):
         note_ids(piece, path, first)
         plan.abstention |= any(question.unanswerable for question in piece.questions)
         plan.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
-        built: set[str] = set()
         for dialogue, questions in piece.by_dialogue():
             if questions:
-                plan.turns.append(len(dialogue.turns))
+                plan.turns[dialogue.id] = len(dialogue.turns)
                 built |= {question.id for question in questions[: cfg.limit]}
-        plan.references += sum(count for name, count in piece.referenced.items() if name in built)
-        plan.dangling += [item for item in piece.dangling if item.question_id in built]
+        referenced |= piece.referenced
+        plan.dangling += piece.dangling
+    if cfg.dialogues is not None:
+        chosen = _few(plan.questions, cfg.dialogues)
+        plan.questions = [question for question in plan.questions if question.dialogue_id in chosen]
+        plan.turns = {name: count for name, count in plan.turns.items() if name in chosen}
+        built &= {question.id for question in plan.questions}
+    plan.references = sum(count for name, count in referenced.items() if name in built)
+    plan.dangling = [item for item in plan.dangling if item.question_id in built]
     if not plan.questions:
         raise ConfigError(f"{', '.join(paths_of(cfg.input))}: holds dialogues but no questions; give some with --ask")
     if cfg.abstention is not None:
@@ -108,12 +116,25 @@ def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
     return plan
 
 
+def _few(questions: Sequence[Question], count: int) -> list[str]:
+    """The ids of `count` dialogues: of every split that the questions bring the first one, then the second, ..."""
+    places: dict[str, tuple[int, int]] = {}
+    taken: Counter[str | None] = Counter()
+    for question in questions:
+        if question.dialogue_id not in places:
+            order = ("train", "test", "dev", None).index(question.split)
+            places[question.dialogue_id] = (taken[question.split], order)
+            taken[question.split] += 1
+    return sorted(places, key=places.__getitem__)[:count]
+
+
 def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -> Iterator[Task]:
     """Read everything again, one dialogue in memory at a time. Raises DataError where the input has changed."""
     number = 0
     for _, piece in _pieces(cfg, corpus):
         for dialogue, questions in piece.by_dialogue():
-            chosen = questions[: cfg.limit]
+            wanted = cfg.dialogues is None or dialogue.id in plan.turns
+            chosen = questions[: cfg.limit] if wanted else []
             if any(question.id not in plan.splits for question in chosen):
                 raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
             if chosen:
@@ -169,7 +190,7 @@ def made_from(
     Raises:
         ImagePathError: an image that grounding is to show as pixels, missing or outside of the root.
     """
-    from sae.topk import file_hashes
+    from sae.published import file_hashes
 
     settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
     chat = llm.startswith("chat-")  # only a chat model is asked anything

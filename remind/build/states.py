@@ -27,7 +27,7 @@ from remind.build.config import BuildStatesConfig
 from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, device_of, give_back_memory, leave_with_parent, locked, spawned_pool
+from remind.core.processes import cores, device_of, give_back_memory, locked, spawned_pool
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
@@ -299,7 +299,7 @@ def _build_missing(cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline,
     """Build what is missing of this shard; the number of dialogues of other shards that are missing then."""
     shard, chat = shard_of(cfg.shard), builder.llm if isinstance(builder.llm, ChatLLM) else None
     accounts = [builder.unfinished / _ACCOUNT.format(number) for number in range(len(plan.turns))]
-    own = {number: turns for number, turns in enumerate(plan.turns) if shard.holds(number)}
+    own = {number: turns for number, turns in enumerate(plan.turns.values()) if shard.holds(number)}
     written = {number: read_json(accounts[number]) for number in own if accounts[number].exists()}
     # a dialogue with something in it that the LLM failed to write is built anew
     done = {n: own[n] for n, account in written.items() if not (account["report"] or {}).get("failures")}
@@ -340,9 +340,6 @@ def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[T
         except BrokenProcessPool:
             what = "a worker process died, perhaps for want of memory; take fewer workers. What is built stays"
             raise ModelError(f"{what}: start it again") from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
@@ -358,7 +355,6 @@ _builder: DialogueBuilder | None = None
 def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, threads: int) -> None:
     """In a new process."""
     global _builder
-    leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
     import torch
 

@@ -16,8 +16,6 @@ from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
 from remind.evaluation.statistics import Difference, paired_bootstrap, several
 from remind.evaluation.tables import HEADS, plain
 
-#: Question ids shown in a message before it says how many more there are.
-_SHOWN = 3
 #: Scored predictions by question id.
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -105,13 +103,10 @@ def _common(first: Run, second: Run, only_common: bool) -> list[str]:
     pairs = _differing(first.yardstick, second.yardstick).items()
     problems = [f"{key} ({shown(one)} and {shown(two)})" for key, (one, two) in pairs]
     common = [name for name in first.rows if name in second.rows]
-    missing = []
-    for side, run, other in (("first", first, second), ("second", second, first)):
-        if names := [name for name in run.rows if name not in other.rows]:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            missing.append(f"{len(names)} only in the {side}: {', '.join(names[:_SHOWN])}{more}")
-    if missing and not only_common:
-        problems.append(f"questions ({', '.join(missing)}; --only_common true compares the other {len(common)})")
+    alone = [len(run.rows) - len(common) for run in (first, second)]
+    if any(alone) and not only_common:
+        more = f"--only_common true compares the other {len(common)}"
+        problems.append(f"questions ({alone[0]} only in the first, {alone[1]} only in the second; {more})")
     gold = [{name: [row.get("format"), row.get("gold")] for name, row in run.rows.items()} for run in (first, second)]
     if changed := [name for name in common if gold[0][name] != gold[1][name]]:
         one, two = (shown(side[changed[0]]) for side in gold)
@@ -129,7 +124,8 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
 
     Returns:
         `n`, `dropped` (questions of only one run), `left_out`, `failed` (counted as wrong) and `no_verdict` by side,
-        `differing` (identity entries that differ, with both values), `differences` (see there).
+        `differing` (identity entries that differ, with both values), `other_prompts` (questions that the two models
+        read in other words, for example since a chat template prints the date), `differences` (see there).
 
     Raises:
         ConfigError: runs that cannot be compared.
@@ -150,6 +146,7 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         "failed": [sum(kind not in NO_VERDICT for kind in kinds) for kinds in failures],
         "no_verdict": [sum(kind in NO_VERDICT for kind in kinds) for kinds in failures],
         "differing": _differing(first.report["identity"], second.report["identity"]),
+        "other_prompts": sum(one.get("prompt") != two.get("prompt") for one, two in zip(*sides, strict=True)),
         "resampled": "dialogues" if several([row["dialogue_id"] for row in sides[0]]) else "questions",
         "resamples": cfg.resamples,
         "differences": differences(first.rows, second.rows, resamples=cfg.resamples, seed=cfg.seed),
@@ -168,6 +165,8 @@ def table(result: Mapping[str, Any]) -> str:
             one, two = result[key]
             lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")
     lines += [f"differs: {key}: {shown(one)} and {shown(two)}" for key, (one, two) in result["differing"].items()]
+    if result["other_prompts"]:
+        lines.append(f"differs: the prompts, chat template included, of {result['other_prompts']} questions")
     rows = []
     for name, measures in result["differences"].items():
         for measure, row in measures.items():

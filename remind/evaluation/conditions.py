@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import DataError
+from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question, Turn, spread
 from remind.evaluation.config import CONDITIONS
 from remind.evaluation.contexts import Context, provide
@@ -255,8 +255,35 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
     return Prompt("", output=Generation(reply, 0, finished=True))
 
 
+def count_of(data: States | Corpus | Stream, split: str) -> int:
+    """The number of questions of a split; of a stream, of all.
+
+    Raises:
+        FormatError: not a states folder.
+        DataError: no questions in the split, or gold evidence that train and test share. ConfigError: none in a stream.
+    """
+    counts: Counter[str]
+    if isinstance(data, Stream):
+        total = sum(len(one.records) for one in data.asked())
+        if not total:
+            raise ConfigError("there are no questions to ask")
+        return total
+    if isinstance(data, Corpus):
+        counts = Counter(question.split or split for question in data.questions)
+    else:
+        counts = check_split(data)
+    if not counts[split]:
+        where = data if isinstance(data, str | Path) else None
+        raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
+    return counts[split]
+
+
 def questions_of(
-    data: States | Corpus | Stream, split: str, limit: int | None = None, corpus: Corpus | None = None
+    data: States | Corpus | Stream,
+    split: str,
+    limit: int | None = None,
+    corpus: Corpus | None = None,
+    total: int | None = None,
 ) -> Iterator[Asked]:
     """The questions of a split, dialogue by dialogue.
 
@@ -264,33 +291,21 @@ def questions_of(
         data: states, or dialogues with questions, of which those of no split are asked as well; of a stream all are.
         limit: at most this many questions, spread evenly over the split.
         corpus: the dialogues that the states were built from.
+        total: `count_of` the states, where it is known.
 
     Raises:
-        FormatError: not a states folder.
-        DataError: no questions in the split, a question whose options and answers do not fit its format, a question
-            id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
+        As `count_of`, and DataError: a question whose options and answers do not fit its format, a question id twice,
+            or dialogue files that are not those of the states.
     """
     if isinstance(data, Stream):
         yield from data.asked()
         return
     if isinstance(data, Corpus):
-        found = {question.id for question in data.questions if question.split in (None, split)}
-        counts = Counter({split: len(found)}) if found else Counter(question.split or "" for question in data.questions)
-    else:
-        counts = check_split(data)
-    total = counts[split]
-    if not total:
-        where = data if isinstance(data, str | Path) else None
-        raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    chosen, number = {*spread(range(total), limit)}, 0
-    if isinstance(data, Corpus):
-        for dialogue, every in data.by_dialogue():
-            own = [question for question in every if question.id in found]
-            asked = [question for place, question in enumerate(own, start=number) if place in chosen]
-            number += len(own)
-            if asked:
-                yield asked_of(dialogue, asked, split)
+        own = [question for _, every in data.by_dialogue() for question in every if question.split in (None, split)]
+        for name, asked in groupby(spread(own, limit), key=lambda question: question.dialogue_id):
+            yield asked_of(data.dialogue(name), list(asked), split)
         return
+    chosen = {*spread(range(count_of(data, split) if total is None else total), limit)}
     known = {} if corpus is None else {question.id: question for question in corpus.questions}
     taken = (record for place, record in enumerate(iterate_states(data, split)) if place in chosen)
     for name, group in groupby(taken, key=lambda record: record.dialogue_id):

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import PositiveInt, PositiveShare, Seed, check_ranges
+from sae.ranges import PositiveInt, PositiveShare, Resamples, Seed, check_ranges
 
 
 class Condition(NamedTuple):
@@ -142,7 +142,7 @@ class EvaluateConfig:
     """What full_context and rag show."""
     encoder: str = "minilm"
     """Sentence encoder of text memory recall (Eq. 10), of rag, and of token caps."""
-    bootstrap: PositiveInt = 1000
+    bootstrap: Resamples = 1000
     """Resamples behind each interval that is not of a share."""
     seed: Seed = 0
     """Of the resampling; answers are greedy and need none."""
@@ -174,7 +174,7 @@ class CompareConfig:
     """JSON file for the differences; None: they are only printed."""
     only_common: bool = False
     """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
-    resamples: PositiveInt = 2000
+    resamples: Resamples = 2000
     """Bootstrap resamples behind each interval and p-value."""
     seed: Seed = 0
     """Of the resampling."""

@@ -53,12 +53,12 @@ def provide(provider: Any, questions: Sequence[Question], dialogue: Dialogue) ->
     else:
         found = [provider.context(question, dialogue) for question in asked]
     for question, context in zip(questions, found, strict=True):
-        if not isinstance(context, Context) or not isinstance(context.text, str):
-            what = f"context provider {provider_name(provider)} gave {type(context).__name__}, not a Context with text"
-            raise DataError(what, record=question.id)
-        if wrong := [turn for turn in context.sources or () if turn not in dialogue.positions]:
-            what = f"context provider {provider_name(provider)} names turn {wrong[0]!r}, which is not in the dialogue"
-            raise DataError(what, record=question.id)
+        wrong = [f"{type(context).__name__}, not a Context with text"]
+        if isinstance(context, Context) and isinstance(context.text, str):
+            turns = (turn for turn in context.sources or () if turn not in dialogue.positions)
+            wrong = [f"turn {turn!r}, which is not in the dialogue" for turn in turns]
+        if wrong:
+            raise DataError(f"context provider {provider_name(provider)} gave {wrong[0]}", record=question.id)
     return list(found)
 
 

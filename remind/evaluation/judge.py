@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from remind.evaluation.parse import ParsedAnswer
-from remind.llm.asking import Verdict
+from remind.text.words import Verdict
 
 if TYPE_CHECKING:
     from remind.llm.auxiliary import AuxiliaryLLM

@@ -24,7 +24,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import differences
-from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_frequent, questions_of
+from remind.evaluation.conditions import Asked, Prompter, Stream, bare, count_of, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.predictions import claimed
@@ -40,9 +40,9 @@ from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
 from remind.models.images import Pictures
 from remind.states import prompts
-from remind.states.dataset import CARD, MANIFEST, States, check_split, iterate_states, read_manifest
+from remind.states.dataset import CARD, MANIFEST, States, iterate_states, read_manifest
 from remind.states.records import StateRecord
-from remind.train_pra.export import images_in_training
+from remind.train_pra.config import images_in_training
 
 if TYPE_CHECKING:
     from remind.llm.auxiliary import AuxiliaryLLM
@@ -102,17 +102,12 @@ class Models:
             return self._answerer
         if cfg.answers == "server":
             return ChatAnswers(self._server("answer"), cfg.max_new_tokens)
-        if self.chats.dry is not None:
-            return FixedAnswers("dry run", _DRY)
-        if cfg.answers == "none":
-            return FixedAnswers("none", _UNASKED)
+        if cfg.answers == "none" or self.chats.dry is not None:
+            return FixedAnswers("none", _UNASKED if self.chats.dry is None else _DRY)
         if cfg.answers == "vllm":
             return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
-        pictures = None
-        if cfg.images == "pixels":
-            assert cfg.image_tokens is not None
-            pictures = Pictures(backbone, cfg.image_tokens, cfg.image_root)
+        pictures = Pictures(backbone, cfg.image_tokens or 0, cfg.image_root) if cfg.images == "pixels" else None
         return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard, pictures)
 
     @cached_property
@@ -293,16 +288,8 @@ class _Job:
             self.known["corpus"] = data.key
         elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
-        # counted first: a split that has none ends here
-        if isinstance(data, Corpus | Stream):
-            total = sum(len(one.records) for one in questions_of(data, cfg.split, cfg.limit))
-        else:
-            total = check_split(data)[cfg.split]
-        asked = questions_of(data, cfg.split, cfg.limit, self.corpus)
-        if not total:
-            _ = next(asked, None)
-            raise ConfigError("there are no questions to ask")
-        return asked, min(total, cfg.limit or total)
+        total = count_of(data, cfg.split)
+        return questions_of(data, cfg.split, cfg.limit, self.corpus, total), min(total, cfg.limit or total)
 
     def _read_corpus(self, name: str) -> None:
         cfg = self.cfg
@@ -312,13 +299,11 @@ class _Job:
             raise ConfigError(f"{name} needs the dialogues: set corpus to the files the states were built from")
         files: list[str | Path] = [*cfg.corpus, *mapping_files(cfg.corpus_format)]
         self.known["corpus"] = hashes = input_hashes(files)
-        built_from: Mapping[str, str] = self.manifest.get("inputs", {})
         for file, digest in hashes.items():
             # files of one name in several folders are told apart by what they hold
-            if digest not in built_from.values():
-                known = file in built_from
-                what = "has changed since the states were built" if known else "is not an input of the states"
-                raise DataError(f"{file} {what}; name the files that the states were built from", cfg.states)
+            if digest not in self.manifest.get("inputs", {}).values():
+                what = f"{file} is not a file that they were built from, or has changed since; name those files"
+                raise DataError(what, cfg.states)
         self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
 
     def _prompter(self) -> Prompter:

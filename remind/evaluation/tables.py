@@ -130,7 +130,10 @@ def measures(part: Mapping[str, Any]) -> list[Table]:
 
 
 def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
-    """Dimensions as rows, the main measures by format as columns (Tables 4 to 7). None without dimensions."""
+    """Dimensions as rows, the main measures by format as columns (Tables 4 to 7). None without dimensions.
+
+    The last row has the means over dimensions (Table 1).
+    """
     rows: Mapping[str, Mapping[str, Any]] = part["by_dimension_and_format"]
     columns = [
         (format, name)
@@ -144,10 +147,10 @@ def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
 
     lines = [
         Row(dimension.replace("_", " "), [cell(cells.get(format), name) for format, name in columns])
-        for dimension, cells in rows.items()
+        for dimension, cells in {**rows, "mean over dimensions": part["macro"]}.items()
     ]
     heads = ["dimension", *(f"{format} {HEADS.get(name, name)}" for format, name in columns)]
-    return [Table("By dimension and format", heads, lines)] if lines else []
+    return [Table("By dimension and format", heads, lines)] if rows else []
 
 
 def failures(report: Mapping[str, Any]) -> list[Table]:
@@ -186,7 +189,7 @@ def plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def table(report: Mapping[str, Any]) -> str:
     """Plain tables: of one condition by format, or of several side by side and by format; then of the one, or of the
-    reference condition, by dimension and format. Percent, 95 % intervals."""
+    reference condition, by dimension and format. Percent, 95 % intervals. Last the answers without gold."""
     formats = {**report["by_format"], "all": report["overall"]}
     tables = comparisons(report) or [_grouped("By format", "format", formats, whole=False)]
     tables += dimensions_and_formats(report)
@@ -194,4 +197,12 @@ def table(report: Mapping[str, Any]) -> str:
     for key, meaning in (("failed", "counted as wrong"), ("no_verdict", "not in accuracy")):
         if number := report["overall"][key]:
             texts[0] += f"\n{key.replace('_', ' ')}, {meaning}: {number}"
+    answers: dict[str, list[str]] = {}
+    for name, part in report["conditions"].items():
+        for one in part["unlabelled"]:
+            answers.setdefault(f"{one['id']}: {one['question']}", []).append(f"  {name}: {one['answer']}")
+    if answers:
+        number = report["counts"]["without_gold_answer"]
+        head = f"Answers to questions without a gold answer ({len(answers)} of {number}; all of them: report.html)"
+        texts.append("\n".join([head, *(line for asked, given in answers.items() for line in (asked, *given))]))
     return "\n\n".join(texts)

@@ -1,28 +1,43 @@
-"""The auxiliary LLM: chat models, one for each stage, and the offline stand-in that replaces what fails."""
+"""The auxiliary LLM: what chat models are asked for cues, kinds, strategies, summaries and verdicts, how their replies
+are read, and the offline stand-in that replaces what fails."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Dialogue, Question
-from remind.llm import asking
-from remind.llm.asking import ROOM, TEMPLATES, Verdict
+from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Reply, Request, Stage
-from remind.llm.structured import NotValid
+from remind.llm.request import ChatModel, Reply, Request, Schema, Stage, Texts, code_for, fenced, from_template
+from remind.llm.structured import TRUTH, NotValid, object_schema
 from remind.states import prompts
-from remind.states.pyramid import AttentionalState, Segment, Strategy
+from remind.states.pyramid import (
+    ANCHOR_KINDS,
+    LETTERS,
+    AttentionalState,
+    FactualState,
+    Segment,
+    Strategy,
+    blind,
+    blind_state,
+    one_line,
+    render,
+)
+from remind.states.records import FACTUAL
 from remind.text import words
+from remind.text.thoughts import without_thoughts
+from remind.text.words import Guide, guide, kind_of, target_speakers
 from remind.text.words import OfflineLLM as OfflineLLM
+from remind.text.words import Verdict as Verdict
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -33,6 +48,181 @@ T = TypeVar("T")
 VERSION = 2
 #: Requests of a stage before its share of failures can end work that is under way.
 _EARLY_CHECK = 100
+#: The template each stage asks with.
+TEMPLATES: dict[Stage, str] = {stage: f"ask_{stage.rstrip('s')}" for stage in ("cues", "strategy", "summary", "judge")}
+#: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
+ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}
+#: Length asked of a cue, in words; about what the text encoder still reads whole.
+CUE_WORDS = 60
+#: Anchors of a kind, reasoning steps, and findings on a question without options, at most.
+MOST = 6
+_MAX_CHARACTERS = 400
+
+_MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>|```\w*$", re.IGNORECASE | re.MULTILINE)
+
+
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT, "maxItems": MOST}
+_STRATEGY = object_schema(
+    target_speaker=_TEXTS,
+    related_entities=_TEXTS,
+    behavioural_focus=_TEXTS,
+    temporal_scope=_TEXTS,
+    reasoning={**_TEXTS, "minItems": 1},
+)
+#: Stands for a dimension where a question has none.
+_FACTS = Guide(
+    FACTUAL, "stated facts: who did, has, likes or plans what, and when", (), frozenset(), frozenset(), False
+)
+VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
+
+
+def plain(text: str) -> str:
+    """A model's reply on one line, without its thoughts, fences, our markers and our answer tags."""
+    return one_line(_MARKUP.sub(" ", without_thoughts(text)))
+
+
+def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
+    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
+    shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
+    first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
+    ask = _FACTS if dimension is None else guide(dimension)
+    about: dict[str, Any] = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual}
+    sample, excerpt = f"{dialogue.id} {first}..{last} {dimension or FACTUAL}", shown.text[slice(*shown.dialogue)]
+    return _request("cues", sample, None, {"excerpt": excerpt}, words=CUE_WORDS, **about)
+
+
+def read_cue(_: Segment, reply: Reply) -> str:
+    """κ_n on one line, at most twice as long as asked for. Raises NotValid where nothing is left."""
+    words = plain(reply.text).split()
+    if not words or not reply.finished:
+        raise NotValid("the cue was cut off" if words else "the cue is empty")
+    return " ".join(words[: 2 * CUE_WORDS])
+
+
+def kind_request(question: Question) -> Request:
+    """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
+    kinds = [(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")]
+    schema, data = object_schema(kind={"enum": [*DIMENSIONS, FACTUAL]}), question_lines(question)
+    return _request("strategy", question.id, schema, data, "ask_kind", kinds=kinds, factual=FACTUAL)
+
+
+def read_kind(_: Question, reply: Reply) -> str | None:
+    """A dimension, or None for a factual question."""
+    return None if reply.value["kind"] == FACTUAL else str(reply.value["kind"])
+
+
+def strategy_request(dialogue: Dialogue, question: Question) -> Request:
+    """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
+    question = blind(question)
+    ask = guide(kind_of(question))
+    about: dict[str, Any] = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": question.visual}
+    data = {"speakers": "\n".join(map(one_line, dialogue.speakers)), **question_lines(question)}
+    return _request("strategy", question.id, _STRATEGY, data, most=MOST, format=question.format, **about)
+
+
+def read_strategy(dialogue: Dialogue, _: Question, reply: Reply) -> Strategy:
+    """S_str, without target speakers who do not speak in the dialogue. Raises NotValid."""
+    lines = {}
+    for kind, texts in reply.value.items():
+        said = (plain(text)[:_MAX_CHARACTERS].strip() for text in texts)
+        lines[kind] = list(dict.fromkeys(text for text in said if text))[:MOST]
+    speakers: list[str] = []
+    for name in lines["target_speaker"]:
+        speakers += [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
+    if not lines["reasoning"]:
+        raise NotValid("the strategy has no reasoning step")
+    anchors = (tuple(lines[name]) for name in ("related_entities", "behavioural_focus", "temporal_scope"))
+    return Strategy(tuple(lines["reasoning"]), tuple(dict.fromkeys(speakers)), *anchors)
+
+
+def summary_request(state: AttentionalState) -> Request:
+    """The question with x1: dialogue with marked blocks, and strategy (Section 4.4). No gold."""
+    state = blind_state(state)
+    question, plan = state.factual.question, state.factual.strategy
+    anchors = ((head, "; ".join(map(one_line, getattr(plan, kind)))) for head, kind in ANCHOR_KINDS.items())
+    steps = [f"Step {n}: {one_line(step)}" for n, step in enumerate(plan.reasoning, start=1)]
+    strategy = "\n".join([*(f"{head}: {values}" for head, values in anchors if values), *steps])
+    bare, asked = render(state.factual), question_lines(question)
+    code = code_for([bare.text[slice(*bare.dialogue)], strategy, *asked.values()])
+    # a marker line that no turn can forge: it carries the fence's code
+    marker = f"[ATTENTION {code}]" if state.blocks else ""
+    shown = render(replace(state, marker=marker))
+    # understanding, a finding for each option (or on its own), conclusion (Table 11)
+    finding = object_schema(**({"option": _TEXT} if question.options else {}), finding=_TEXT)
+    evidence = {"type": "array", "items": finding, "minItems": 1, "maxItems": len(LETTERS)}
+    return _request(
+        "summary",
+        question.id,
+        object_schema(understanding=_TEXT, evidence=evidence, conclusion=_TEXT),
+        code=code,
+        marker=marker,
+        demand=guide(kind_of(question)).demand,
+        format=question.format,
+        visual=question.visual,
+        letters=", ".join(LETTERS[: len(question.options)]),
+        most=MOST,
+        conversation=fenced("conversation", shown.text[slice(*shown.dialogue)], code),
+        strategy=fenced("guide", strategy, code) if strategy else "",
+        **{name: fenced(name, text, code) if text else "" for name, text in asked.items()},
+    )
+
+
+def read_summary(state: AttentionalState, reply: Reply) -> str:
+    """G_ref in three parts, in the layout the offline stand-in has.
+
+    Raises:
+        NotValid: a part is missing, or none of the question's options has a finding.
+    """
+    question, value = state.factual.question, reply.value
+    understanding, conclusion = plain(value["understanding"]), plain(value["conclusion"])
+    findings: dict[str, str] = {}
+    for number, item in enumerate(value["evidence"]):
+        if text := plain(item["finding"]):
+            findings.setdefault(item.get("option", str(number)).strip(" .()").upper(), text)
+    letters = LETTERS[: len(question.options)]
+    usable = any(letter in findings for letter in letters) if question.options else bool(findings)
+    for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):
+        if not part:
+            raise NotValid(f"the summary has no {name}")
+    if question.options:
+        lines = ["Evidence by option:"]
+        for letter, option in zip(letters, question.options, strict=False):
+            lines.append(f"{letter}. {one_line(option)} - {findings.get(letter, 'nothing was said to it')}")
+    else:
+        lines = ["Evidence:", *(f"- {text}" for text in list(findings.values())[:MOST])]
+    return "\n".join([f"Understanding: {understanding}", *lines, f"Conclusion: {conclusion}"])
+
+
+def judge_request(question: str, references: Sequence[str], prediction: str, sample: str = "") -> Request:
+    """Whether the prediction is equivalent to any of the references (Eq. 9, Figure 10). All are fenced as data."""
+    gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
+    data = {"question": one_line(question), "references": gold, "prediction": one_line(prediction)}
+    return _request("judge", sample, VERDICT_SCHEMA, data)
+
+
+def verdict_in(reply: Reply) -> Verdict:
+    """The verdict in a reply, or a bare yes or no; what is no verdict is a failure and not a rejection."""
+    if reply.failure not in (None, "invalid"):
+        return Verdict(None, reply.failure, reply.message)
+    bare = without_thoughts(reply.text).strip("\"'`*_.! \n").lower()
+    value = TRUTH.get(bare) if reply.value is None else reply.value["verdict"]
+    if value is None:
+        return Verdict(None, "neither", reply.message or "the reply is neither verdict")
+    return Verdict(value)
+
+
+def _request(
+    stage: Stage, sample: str, schema: Schema, data: Texts = None, template: str = "", /, **values: Any
+) -> Request:
+    return from_template(stage, template or TEMPLATES[stage], sample, schema, ROOM[stage], data, **values)
+
+
+def question_lines(question: Question) -> dict[str, str]:
+    """`question` as a state shows it, and its `options` a line each."""
+    when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
+    options = [f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, question.options, strict=False)]
+    return {"question": f"{when}{one_line(question.text)}", "options": "\n".join(options)}
 
 
 @dataclass(frozen=True)
@@ -89,13 +279,13 @@ class ChatLLM:
 
     def kinds(self, questions: Sequence[Question]) -> list[str | None]:
         """As `OfflineLLM.kinds`, asked for together of the model that writes strategies."""
-        return self._ask("strategy", questions, asking.kind_request, asking.read_kind, self.stand_in.kinds)
+        return self._ask("strategy", questions, kind_request, read_kind, self.stand_in.kinds)
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, asked for together. Raises DataError for an unknown dimension."""
-        make = partial(asking.cue_request, dialogue, dimension=dimension)
+        make = partial(cue_request, dialogue, dimension=dimension)
         stand_in = partial(self.stand_in.cues, dialogue, dimension=dimension)
-        return self._ask("cues", segments, make, asking.read_cue, stand_in)
+        return self._ask("cues", segments, make, read_cue, stand_in)
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
         """S_str of each question, asked for together. A target speaker who is not in the dialogue is left out.
@@ -103,12 +293,12 @@ class ChatLLM:
         Raises:
             DataError: an unknown dimension.
         """
-        make, read = partial(asking.strategy_request, dialogue), partial(asking.read_strategy, dialogue)
+        make, read = partial(strategy_request, dialogue), partial(read_strategy, dialogue)
         return self._ask("strategy", questions, make, read, partial(self.stand_in.strategies, dialogue))
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref of each state, asked for together: understanding, evidence by option, conclusion."""
-        return self._ask("summary", states, asking.summary_request, asking.read_summary, self.stand_in.summaries)
+        return self._ask("summary", states, summary_request, read_summary, self.stand_in.summaries)
 
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
@@ -117,8 +307,8 @@ class ChatLLM:
         if "judge" not in self.models:
             return self.stand_in.verdicts(cases)
         samples = samples or [""] * len(cases)
-        requests = [asking.judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
-        verdicts = [asking.verdict_in(reply) for reply in self._replies("judge", requests)]
+        requests = [judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
+        verdicts = [verdict_in(reply) for reply in self._replies("judge", requests)]
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
                 self.failures.append(Failure("judge", sample, verdict.failure, verdict.message))
@@ -214,9 +404,6 @@ def open_llm(
     Raises:
         ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.client.Chats`).
     """
-    stand_in = OfflineLLM(encoder)
-    if cfg.dry_run is None and not any((cfg.default, cfg.cues, cfg.strategy, cfg.summary)):
-        return stand_in
-    chats = Chats(cfg)
+    stand_in, chats = OfflineLLM(encoder), Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
     return ChatLLM(models, stand_in, chats) if models else stand_in

@@ -27,7 +27,7 @@ from remind.core.errors import DataError
 from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
-from remind.llm import asking
+from remind.llm import auxiliary
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
@@ -125,12 +125,12 @@ class Exam:
         asked = [question for _ in states for question in questions]
         answered = [n for n, one in enumerate(readings) if one.text]
         requests = [
-            asking.judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered
+            auxiliary.judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered
         ]
         # an empty answer is wrong, a failed one is none
         right: list[bool | None] = [False if one.failure is None else None for one in readings]
         for n, reply in zip(answered, self.judge.complete(requests), strict=True):
-            right[n] = asking.verdict_in(reply).value
+            right[n] = auxiliary.verdict_in(reply).value
         found = []
         for n, own in enumerate(memories):
             verdicts = right[n * len(questions) : (n + 1) * len(questions)]

@@ -116,7 +116,8 @@ class PolicyTrainer(RunTrainer):
         self.replies = 0
 
     def _settings(self) -> dict[str, Any]:
-        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
+        free = FREE | ({"steps"} if self.cfg.schedule == "constant" and not self.cfg.warmup else set())
+        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in free}
 
     def _begin(self, start: Path | None) -> None:
         done = int(start.name.rpartition("-")[2]) if start else 0

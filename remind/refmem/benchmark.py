@@ -103,11 +103,11 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
     }
 
 
-def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any]) -> str:
+def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
     """The statistics as a page.
 
     Args:
-        filters: counts of the filter stage.
+        filters: counts of the filter stage, if there was one.
     """
     questions = dict(counts["questions"])
     cells, total = questions.pop("by_dimension_and_format"), questions["total"]
@@ -118,8 +118,6 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any]) -> str:
             share = f" ({100 * number / total:.1f}%)" if whole and total else ""
             rows.append((f"{_title(key)} {name.replace('_', ' ')}".strip(), _number(number) + share))
     dimensions = [[_title(name), *(_number(own.get(kind, 0)) for kind in FORMATS)] for name, own in cells.items()]
-    removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())
-    steps = [("written", _number(filters["in"])), *removed, ("kept", _number(filters["kept"]))]
     parts = [
         "# Benchmark statistics\n",
         markdown_table(
@@ -127,8 +125,11 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any]) -> str:
         ),
         markdown_table(["Questions", ""], rows),
         markdown_table(["Dimension", *FORMATS], dimensions),
-        markdown_table(["Filter", "Items"], steps),
     ]
+    if filters is not None:
+        removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())
+        steps = [("written", _number(filters["in"])), *removed, ("kept", _number(filters["kept"]))]
+        parts.append(markdown_table(["Filter", "Items"], steps))
     return "\n".join(parts)
 
 

@@ -227,12 +227,12 @@ def episode(dialogue: Dialogue, question: Question, most: int) -> tuple[Dialogue
 
 @dataclass(frozen=True)
 class Seen:
-    """A session, and the entries nearest to it that the expert's memory held before; `degraded`: why rules wrote it."""
+    """A session, and the entries nearest to it that the expert held before; `lost`: what was, of what it wrote."""
 
     dialogue: Dialogue
     session: Session
     entries: tuple[Entry, ...]
-    degraded: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 def remembered(
@@ -248,7 +248,8 @@ def remembered(
             near = list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
             numbers = [*bank.store.numbers("core"), *bank.nearest(near, config.shown, *ROLES[1:])]
             entries = tuple(bank.entries(numbers))
-            yield Seen(dialogue, session, entries, bank.ingest(session).degraded)
+            bank.ingest(session)
+            yield Seen(dialogue, session, entries, tuple(bank.lost))
 
 
 def session_questions(
@@ -297,7 +298,7 @@ def session_questions(
         want = {n: len(reasons) for n, reasons in failed.items()}
         requests = {n: _again(requests[n], found[n][0], reasons) for n, reasons in failed.items()}
     questions = [kept[place] for place in sorted(kept, key=lambda place: place[0])]
-    made = {"sessions": len(seen), "by_rule": sum(bool(one.degraded) for one in seen), "requests": asked}
+    made = {"sessions": len(seen), "lost": sum(bool(one.lost) for one in seen), "requests": asked}
     return questions, rejected, {**made, "questions": len(questions), "rejected": len(rejected)}
 
 

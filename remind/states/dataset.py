@@ -166,14 +166,13 @@ def iterate_states(states: States, split: str | None = None) -> Iterator[StateRe
         DataError, FormatError: as `load_states`, a question twice, or a row that is no state.
     """
     folder, seen = _folder(states), set[str]()
-    for part in _parts(states, split):
-        for row in part:
-            record = record_of_row(row, folder)
-            if record.question_id in seen:
-                raise DataError("the question occurs twice", folder, record.question_id)
-            seen.add(record.question_id)
-            if split is None or record.split == split:
-                yield record
+    for row in _rows(states, split):
+        record = record_of_row(row, folder)
+        if record.question_id in seen:
+            raise DataError("the question occurs twice", folder, record.question_id)
+        seen.add(record.question_id)
+        if split is None or record.split == split:
+            yield record
 
 
 def read_states(states: States, split: str | None = None) -> list[StateRecord]:
@@ -191,18 +190,30 @@ def _folder(states: States) -> str | Path | None:
     return states if isinstance(states, str | Path) else None
 
 
-def _parts(states: States, split: str | None = None) -> list[Dataset]:
-    """The datasets that may hold questions of a split."""
-    found = load_states(states) if isinstance(states, str | Path) else states
-    if isinstance(found, Dataset):
-        return [found]
-    return [part for name, part in found.items() if split in (None, name)]
+def _rows(states: States, split: str | None = None, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows that may be of a split, in the order of `load_states`.
+
+    Those of a folder are read from its files: `datasets` would first copy all of them to its cache.
+    """
+    if isinstance(states, Dataset | DatasetDict):
+        named = {split: states} if isinstance(states, Dataset) else states
+        for name, part in named.items():
+            if split in (None, name):
+                yield from part if columns is None else part.select_columns(columns)
+        return
+    read_manifest(states)
+    try:
+        for name in SPLITS if split is None else [split]:
+            for path in sorted(Path(states).glob(f"{name}-*.parquet")):
+                for batch in pq.ParquetFile(path).iter_batches(64, columns=columns):
+                    yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot be read: {brief(error)}", states) from None
 
 
 def question_splits(states: States) -> dict[str, str]:
     """Question id to split."""
-    parts = (part.select_columns(["question_id", "split"]) for part in _parts(states))
-    return {row["question_id"]: row["split"] for part in parts for row in part}
+    return {row["question_id"]: row["split"] for row in _rows(states, columns=["question_id", "split"])}
 
 
 def check_split(states: States) -> Counter[str]:
@@ -215,7 +226,7 @@ def check_split(states: States) -> Counter[str]:
     folder = _folder(states)
     settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
     columns = ["question_id", "dialogue_id", "split", "evidence", "images"]
-    rows = [row for part in _parts(states) for row in part.select_columns(columns)]
+    rows = list(_rows(states, columns=columns))
     gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
     if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
         _log.warning("%s: %s", folder, overlap)

@@ -14,7 +14,6 @@ from remind import read
 from remind.core.errors import DataError
 
 _CONTEXT, _QUESTION = seeds.REFMEM
-_SESSION = _CONTEXT["sessions"][0]
 _TALK = "0.conversation"
 _TURN = "0.sessions.0.turns.0"
 
@@ -24,34 +23,19 @@ _TURN = "0.sessions.0.turns.0"
     [
         ("locomo", "1.sample_id", "s1", "[s1]: dialogue id 's1' occurs twice, first in "),
         ("locomo", f"{_TALK}.session_1.0.dia_id", None, "[s1, session_1]: dia_id is missing or blank"),
-        ("locomo", f"{_TALK}.session_2", {}, "[s1]: session_2 should be a list, not an object"),
-        ("locomo", f"{_TALK}.Session_01", [], "[s1]: the keys 'session_1' and 'Session_01' name the same"),
+        ("locomo", f"{_TALK}.session_2", "x", "[s1]: session_2 should be a list, not text"),
         ("locomo", f"{_TALK}.session_1_date_time", "9:00 am on 31 February, 2023", "[s1]: the time of session 'S1'"),
         ("locomo", "0.qa.0.category", "4", "[s1-q000]: category should be a whole number, not '4'"),
-        ("locomo", "0.qa.0.answer", ["a"], "[s1-q000]: answer should be text, not a list"),
-        ("realtalk", "session_1.1.img_file", "a.jpg", "[session_1, D1:2]: img_file should be a list, not text"),
-        ("longmemeval", "0.haystack_dates", [], "[item 1, q1]: 2 sessions, 2 session ids and 0 dates: must be equal"),
         ("longmemeval", "0.question_date", "2023/13/20", "[item 1, q1]: question_date '2023-13-20' is not a valid"),
-        ("msc", "1.dialog", "x", "[item 2]: dialog should be a list, not text"),
         ("dialogcc", "0.dialogue.0.shared_image", "../x", "[item 1, d1, S1:T1]: image '../x' is outside the data"),
         ("chat", "1.speaker", ..., "[item 2]: speaker is missing or blank"),
         ("chat", "1.time", "2024-02-30", "[item 2]: time '2024-02-30' is not a valid date"),
-        ("chat", "1.images", [{}], "[item 2]: an image without path, url, source or caption"),
-        ("chat", "2.id", "S1:T1", "[item 3]: turn id 'S1:T1' occurs twice"),
-        ("chat", "0.messages.0.content", [{"type": "audio"}], "[item 1, a, turn 1]: content part of type 'audio'"),
+        ("chat", "0.messages.0.content", [3], "[item 1, a, turn 1]: a part should be an object, not a number"),
         ("chat", "0.questions", [{"text": "?", "split": "x"}], "[item 1, a-q000]: unknown split 'x'; known: train,"),
         ("refmem", "2", {"type": "answer"}, "[item 3]: unknown record type 'answer'; known: context, question"),
         ("refmem", "2", _QUESTION, "[item 3, q1]: question id 'q1' occurs twice"),
-        ("refmem", "0.sessions.1", _SESSION, "[item 1, c1]: session id 's1' occurs twice"),
-        ("refmem", "1.context_id", "c2", "[item 2]: its dialogue 'c2' is missing"),
-        ("refmem", "1.format", "open", "[item 2, q1]: unknown question format 'open'; known: single, multi, direct"),
-        ("refmem", "1.answers", ["D"], "[item 2, q1]: answer 'D' is not the letter of an option (A to B)"),
         ("refmem", "1", _QUESTION | {"format": "single", "answers": ["A", "B"]}, "[item 2, q1]: a single question has"),
-        ("refmem", "1.options", [], "[item 2, q1]: a multi question needs 1 to 26 options, not 0"),
-        ("refmem", "1.options", ["one", " "], "[item 2, q1]: an option is blank or occurs twice"),
         ("refmem", "1.images", [10**4000], f"[item 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out of range"),
-        ("refmem", "1.dimension", "vibes", "[item 2, q1]: unknown dimension 'vibes'"),
-        ("shaped", "data", 3, ": dialogue should be a list, not a number"),
         ("shaped", "data.0.parts", ..., "[dialogue 1, c1]: no 'parts' among 'conv', 'qa'; where it may be missing"),
         ("shaped", "data.0.qa.0.gold", 2, "[dialogue 1, c1, question 1, c1-q000, answer 1]: answer 2 is not the"),
     ],

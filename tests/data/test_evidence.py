@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.core.errors import DataError
-from remind.data.readers.builder import Draft, Place, Resolved
+from remind.data.readers.builder import Place, Resolved
 from remind.data.readers.locomo import EvidenceIndex
 
 IDS = [f"D{session}:{turn}" for session in range(1, 31) for turn in range(1, 41)]
@@ -28,16 +27,6 @@ INDEX = EvidenceIndex(IDS)
 def test_dirty_references(references, turns, dangling):
     expected = turns.split()
     assert INDEX.resolve(PLACE, references) == Resolved(tuple(expected), dangling, len(expected) + len(dangling))
-
-
-def test_ids_of_any_form_resolve_as_they_are():
-    index = EvidenceIndex(["s1:1", "a; b", "D1:03"])
-    assert index.resolve(PLACE, ["s1:1", "a; b", "D1:3"]) == Resolved(("s1:1", "a; b", "D1:03"), (), 3)
-    draft = Draft(PLACE, "d")
-    draft.turn_ids = dict.fromkeys(["a", "b"])
-    assert draft.exact(["b", "x", "b"]) == Resolved(("b",), ("x",), 3)
-    with pytest.raises(DataError, match="evidence should be text, not an object"):
-        index.resolve(PLACE, [{"a": 1}])
 
 
 def _forms(session, turn):

@@ -13,20 +13,14 @@ def single(remind_data):
 def test_a_real_instance(single, remind_data):
     (dialogue,), (question,) = single.dialogues, single.questions
     assert (len(dialogue.sessions), len(dialogue.turns)) == (53, 550)
-    assert dialogue.speakers == ("user", "assistant")
     assert (question.id, question.dialogue_id, question.category) == ("e47becba", "e47becba", "single-session-user")
     assert (question.answers, question.time) == (("Business Administration",), "2023-05-30T23:40")
-    assert (single.references, single.dangling) == (2, ())
     raw = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text(encoding="utf-8"))[0]
     flagged = [t["content"] for s in raw["haystack_sessions"] for t in s if t.get("has_answer")]
     assert [dialogue.turn(turn_id).text for turn_id in question.evidence] == flagged
-    # ids of gold sessions do not leak
-    names = [s.id for s in dialogue.sessions] + [t.id for t in dialogue.turns] + [dialogue.id]
-    assert not any("answer" in name for name in names)
     assert [s.id for s in dialogue.sessions] == [f"S{n}" for n in range(1, 54)]
     times = [s.time for s in dialogue.sessions]
     assert times == sorted(times)
-    assert times[0] == "2023-05-20T02:21"
 
 
 def user(text, **fields):
@@ -57,8 +51,6 @@ TWICE = ["answer_b", "answer_b", "answer_a"]
     [
         # no flags: all turns of the gold sessions
         ({}, ("S2:T1", "S3:T1", "S3:T2"), [LOST]),
-        ({"haystack_sessions": [[user("b"), user("c", has_answer=True)], [], []]}, ("S3:T2",), ["answer_a", LOST]),
-        ({"answer_session_ids": ["filler"]}, (), ["filler"]),
         # a gold turn without words is no evidence
         ({"haystack_sessions": [[user("b")], [], [user("", has_answer=True)]]}, ("S3:T1",), [LOST]),
         # an id of two sessions dangles only if both are empty

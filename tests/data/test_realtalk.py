@@ -11,16 +11,6 @@ def dev(remind_data):
     return read(remind_data / "realtalk")
 
 
-def test_known_counts(dev):
-    assert [len(dialogue.turns) for dialogue in dev.dialogues] == [476, 453, 422, 410, 1548, 1511]
-    assert [len(questions) for _, questions in dev.by_dialogue()] == [70, 73, 71, 70, 76, 70]
-    assert dev.dialogues[0].id == "Chat_1_Emi_Elise"
-    assert {question.category for question in dev.questions} == {1, 2, 3}
-    assert (dev.references, len(dev.dangling)) == (1033, 49)
-    per_chat = [sum(x.question_id.startswith(f"{d.id}-q") for x in dev.dangling) for d in dev.dialogues]
-    assert per_chat == [28, 3, 2, 1, 15, 0]
-
-
 def test_turns_and_evidence_are_those_of_the_files(dev, remind_data):
     """Brute force: a turn belongs to the session that lists it; a dangling reference names no turn of its chat."""
     misnumbered = 0
@@ -36,8 +26,6 @@ def test_turns_and_evidence_are_those_of_the_files(dev, remind_data):
             assert [(t.id, t.speaker, t.text) for t in session.turns] == expected
             misnumbered += sum(turn.id.split(":")[0] != f"D{session.id[1:]}" for turn in session.turns)
     assert misnumbered == 369 + 243 + 374 + 344
-    # "D17;39"
-    assert any("D17:39" in q.evidence for q in dev.questions if q.dialogue_id == "Chat_5_Nicolas_Nebraas")
 
 
 def turn(turn_id, **fields):
@@ -59,12 +47,10 @@ def test_photos_beside_the_chat(tmp_path):
     turns = [
         turn("D1:1", img_file=files, blip_caption="cap", clean_text=""),
         turn("D1:2", img_file=["c.jpg", "n" * 300]),
-        turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
-        turn("D1:4", blip_caption="no file named"),
     ]
     (dialogue,) = read(write(tmp_path, session_1=turns)).dialogues
-    assert [image.caption for image in dialogue.images] == ["cap", None, None, None, "seen", "no file named"]
+    assert [image.caption for image in dialogue.images] == ["cap", None, None, None]
     paths = [str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg")]
-    assert [image.path for image in dialogue.images] == [*paths, None, None, None, None]
-    sources = ["a.jpg", "b.jpg", "c.jpg", "n" * 300, "http://x/1", None]
+    assert [image.path for image in dialogue.images] == [*paths, None, None]
+    sources = ["a.jpg", "b.jpg", "c.jpg", "n" * 300]
     assert [image.source for image in dialogue.images] == sources

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from remind import Corpus, Dialogue, Session, Turn, read
+from remind import read
 from remind.core.errors import DataError, ImagePathError
 from remind.data.readers import write_refmem
 
@@ -41,24 +41,14 @@ def test_images_stay_beside_the_file(tmp_path):
     (tmp_path / "else").mkdir()
     with pytest.raises(ImagePathError, match="lies outside"):
         write_refmem(corpus, tmp_path / "else" / "copy.jsonl")
-    assert list((tmp_path / "else").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"answers": ("E",)}, "answer 'E' is not the letter"),
-        ({"text": "half \ud83d"}, "half a character"),
-        (Turn("t", "Ana", " "), r"\[d, t\]: a turn needs a speaker, and words or images"),
-    ],
+    [({"answers": ("E",)}, "answer 'E' is not the letter"), ({"text": "\ud83d"}, "half a character")],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path, change, message):
-    if isinstance(change, Turn):
-        corpus = Corpus((Dialogue("d", (Session("s", None, (change,)),)),))
-    else:
-        corpus = read(write(tmp_path, CONTEXT, QUESTION))
-        corpus = replace(corpus, questions=(replace(corpus.questions[0], **change),))
+    corpus = read(write(tmp_path, CONTEXT, QUESTION))
     with pytest.raises(DataError, match=message):
-        write_refmem(corpus, tmp_path / "copy.jsonl")
+        write_refmem(replace(corpus, questions=(replace(corpus.questions[0], **change),)), tmp_path / "copy.jsonl")
     assert not (tmp_path / "copy.jsonl").exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

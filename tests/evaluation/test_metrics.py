@@ -42,11 +42,9 @@ def test_memory_recall_is_that_of_brute_force_over_sets() -> None:
         ("The CAT!", ["the, cat"], 1.0),
         # best reference, whatever the order
         ("hiking", ["a long walk", "hiking"], 1.0),
-        ("hiking", ["hiking", "a long walk"], 1.0),
         ("...", ["a"], 0.0),
         ("a", [], 0.0),
         ("Ünïcode 東京", ["東京 ünïcode"], 1.0),
-        ("don't", ["don t"], 1.0),
     ],
 )
 def test_what_words_are_and_the_best_reference(prediction: str, references: list[str], score: float) -> None:
@@ -73,7 +71,6 @@ def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> 
         ("she was running", "run", 4, 2 * (1 / 3) * 1 / (1 / 3 + 1)),
         # the stemmer's default mode maps "dying" to "die" and "ties" to "tie" (plain Porter: "dy", "ti")
         ("dying ties", "die tie", 2, 1.0),
-        ("The cat and a dog", "cat dog", 2, 1.0),
         # commas go before anything else, so "1,000" is one token; in categories 2 to 4 they do not split
         ("1,000 dollars", "1000 dollar", 4, 1.0),
         ("2022", 2022, 2, 1.0),
@@ -81,12 +78,9 @@ def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> 
         ("coffee", "coffee; tea", 4, 2 * 1 * 0.5 / 1.5),
         # several answers: best part for each gold part, then the mean over gold parts
         ("pottery, camping", "camping, painting, swimming", 1, 1 / 3),
-        ("camping, painting, extra", "painting, camping", 1, 1.0),
         ("red cat", "red dog, blue cat", 1, 0.5),
         ("There is No Information Available here", "anything", 5, 1.0),
-        ("it was not mentioned", "anything", 5, 1.0),
         ("a lamp", "No information available", 5, 0.0),
-        ("", "x, y", 1, 0.0),
         ("the", "the", 4, 0.0),
     ],
 )

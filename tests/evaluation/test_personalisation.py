@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from typing import Any
 
 import pytest
 from scripted import FENCED, ScriptedChat, parts
 
-from remind.evaluation.personalisation import QUALITY, Used, assess, quality_label, tally
+from remind.evaluation.personalisation import QUALITY, Used, assess, tally
 from remind.llm.request import Reply, Request
 
 #: The points of a reply (`QUALITY`), by a word of it.
@@ -63,9 +62,3 @@ def test_every_leaf_and_every_stage() -> None:
     assert told["p13n"]["value"] == pytest.approx(3 / 6)
     assert sum(told[name]["value"] for name in ("good", "basic", "bad", "underuse", "na")) == pytest.approx(1)
     assert told["errors"] == {"memory": 3, "profile": 1, "generation": 1, "unread": 0}
-
-
-def test_good_needs_all_points_and_bad_is_what_is_of_poor_quality() -> None:
-    for points in product((False, True), repeat=6):
-        label = "bad" if not all(points[2:5]) or points[5] else "good" if all(points[:5]) else "basic"
-        assert quality_label(dict(zip(QUALITY, points, strict=True))) == label

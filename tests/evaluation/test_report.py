@@ -13,9 +13,9 @@ import torch
 from remind.evaluation import report as reports
 from remind.evaluation import tables
 from remind.evaluation.scores import Score, counts, parse_all, score, summaries
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
+from remind.text.words import Verdict
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 
@@ -50,6 +50,7 @@ def report(scores: list[Score]) -> dict[str, Any]:
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
         **summaries([one.row() for one in scores], 20),
+        "unlabelled": [],
         "seconds": {"model": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
@@ -62,34 +63,18 @@ def report(scores: list[Score]) -> dict[str, Any]:
     return {**part, "reference": "x0", "conditions": {"x0": part, "rag": part}, "differences": differences}
 
 
-class Reader(HTMLParser):
-    """Collects tags, attributes and text as a browser would see them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] not in (["style"], ["script"]):
-            self.text.append(data)
-
-
 def test_hostile_text_is_shown_as_text(scores: list[Score], report: dict[str, Any]) -> None:
-    reader = Reader()
+    tags, attributes, text = list[str](), list[tuple[str, str | None]](), list[str]()
+    reader = HTMLParser()
+    reader.handle_starttag = lambda tag, own: (tags.append(tag), attributes.extend(own))  # type: ignore[method-assign]
+    reader.handle_data = text.append  # type: ignore[method-assign]
     reader.feed(reports.html(report, {"x0": scores, "rag": scores}))
-    assert not {"img", "link", "iframe"} & set(reader.tags)
-    assert reader.tags.count("script") == 2
-    assert not any(name.startswith("on") or name in ("src", "srcset") for name, _ in reader.attributes)
-    shown = "".join(reader.text)
+    assert not {"img", "link", "iframe"} & set(tags)
+    assert tags.count("script") == 2
+    assert not any(name.startswith("on") or name in ("src", "srcset") for name, _ in attributes)
+    shown = "".join(text)
     # id, question, option, answer, gold, output, evidence, model, input, category: each whole, none evaluated
     assert shown.count(HOSTILE.split("</bdi>")[0]) >= 10
-    assert "49" not in shown.replace("7*7", "")
     for words in ("-12.5", "[-25.0, +0.0]", "1234", "0.5000", "too long", "Ana: a line 5", "2.9"):
         assert words in shown
 
@@ -105,12 +90,10 @@ def test_every_answer_is_shown_with_what_came_of_it(
         ("A", False, ["x0", "rag"]),
         ("B", True, []),
     ]
-    told = [(one["condition"], one["failure"], one["message"]) for one in shown["c"]["given"]]
-    assert told == [(name, "too_long", HOSTILE) for name in ("x0", "rag")]
     (tmp_path / "report.html").write_text(reports.html(report, {"x0": scores, "rag": scores}), encoding="utf-8")
     page = browser.new_page()
     page.goto((tmp_path / "report.html").as_uri())
-    # those that are wrong under the reference first; all on demand
+    page.locator("select").select_option("wrong-0")
     assert page.locator("article:visible").count() == 2
     page.locator("select").select_option("")
     page.fill("#find", "belief modeling")
@@ -119,7 +102,7 @@ def test_every_answer_is_shown_with_what_came_of_it(
 
 
 def test_tables_in_text(report: dict[str, Any]) -> None:
-    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief"]
+    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief", "mean"]
     assert [line.split()[0] for line in tables.table(report).splitlines() if line] == heads
     lines = tables.table({**report, "conditions": {"x0": report["conditions"]["x0"]}}).splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["format", "single", "multi", "direct", "all"]

@@ -23,8 +23,8 @@ from experiments.official.longmemeval import TYPES, Reference, check_rows, judge
 from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError, FormatError
-from remind.llm.asking import Verdict
 from remind.llm.request import Reply
+from remind.text.words import Verdict
 
 
 def save(path: Path, raw: bytes) -> Path:

@@ -165,6 +165,28 @@ def test_the_page_is_the_same_whatever_the_generated_answer(tmp_path: Path) -> N
         assert len(texts) == 1
 
 
+def test_the_whole_dialogue_finding_and_flags(opened: Opened, tmp_path: Path) -> None:
+    while opened.page.evaluate("item().id") != "one":
+        opened.press("n")
+    page = opened.page
+    # 20±4 and 95±4 of 120 turns
+    assert [page.locator(name).count() for name in (".turn:visible", ".turn.proposed", ".gap")] == [18, 2, 5]
+    page.locator(".gap summary").first.click()
+    assert page.locator(".turn:visible").count() == 18 + 16
+    opened.press("v")
+    assert page.locator(".turn:visible").count() == 120
+    opened.press("v", "/")
+    page.keyboard.type("subject 77")
+    opened.press("Enter")
+    assert page.locator(".turn.match").inner_text().startswith("דנה: We talked about subject 77")
+    opened.press("Escape", "ArrowDown", "Space")
+    assert opened.state("one")["evidence"] == ["T77"]
+    opened.press("r")
+    (flag,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
+    assert (flag.remove, flag.answers, flag.confidence) == (True, (), None)
+    assert opened.said == []
+
+
 def test_a_page_for_every_annotator_with_pictures(tmp_path: Path) -> None:
     from PIL import Image as Picture
 

@@ -148,7 +148,7 @@ def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it(
     # rewritten twice, then dropped
     assert [row["sample"] for row in rejected] == ["d s1", "d s2", "d s2", "d s2"]
     assert {row["why"] for row in rejected} == {"it is answered right without the conversation"}
-    assert counts == {"sessions": 2, "by_rule": 0, "requests": 5, "questions": 3, "rejected": 4}
+    assert counts == {"sessions": 2, "lost": 0, "requests": 5, "questions": 3, "rejected": 4}
     first, second = played.chats["questions"].asked[:2]
     assert "entries" not in parts(first)
     assert parts(second)["entries"] == "1. Ann hikes"

@@ -27,6 +27,11 @@ from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Corpus, Dangling, 
 HELD = 1 << 22
 #: The beginning of a time in ISO 8601.
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
+#: Where an object may name an image, and where it may describe it.
+_IMAGE = (
+    ("path", "url", "image_url", "image_path", "image", "img_url", "img_path"),
+    ("caption", "image_caption", "description", "alt"),
+)
 #: Bytes of a header that are looked at.
 _HEADER = 10_000
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
@@ -275,6 +280,21 @@ class Draft:
         self.images += 1
         return Image(self.images - 1, path, caption, source)
 
+    def shown(self, place: Place, fields: dict[str, Any]) -> Image | None:
+        """The next image from an object that names it, as chat protocols do; None where it names none.
+
+        Raises:
+            DataError: a path, URL or caption that is no text. ImagePathError: as `image`.
+        """
+        reference, caption = (next((fields[key] for key in keys if fields.get(key)), None) for keys in _IMAGE)
+        source = fields.get("source")
+        if isinstance(source, dict):  # inline, or a URL
+            reference, source = source.get("url") or f"data:{source.get('media_type')}", None
+        if isinstance(reference, dict):
+            reference = reference.get("url")
+        given = [place.optional_text(value, "the image") for value in (reference, caption, source)]
+        return self.image(place, *given) if any(given) else None
+
     def turn(
         self,
         place: Place,
@@ -286,10 +306,18 @@ class Draft:
     ) -> bool:
         """Add a turn to the open session. False for one without words and images, which is counted instead.
 
+        Args:
+            text: words; none where it is null or NaN; or a list of the parts that chat protocols have, of which texts
+                and images count, and calls of tools, their results and thoughts do not. Their images come last.
+
         Raises:
             DataError: no speaker, words that are no text, no such time, or an id that is taken.
+            ImagePathError: as `image`.
         """
-        words = "" if text is None else place.text(text, "text")
+        said = text if isinstance(text, list) else [{"text": text}]
+        parts = [place.mapping({"text": part} if isinstance(part, str) else part or {}, "a part") for part in said]
+        words = "\n".join(place.text(part["text"], "text") for part in parts if _is_there(part.get("text")))
+        images = [*images, *filter(None, (self.shown(place, part) for part in parts))]
         if not words.strip() and not images:
             self.blank += 1
             return False
@@ -320,18 +348,23 @@ class Draft:
             self._referenced[question.id] = evidence.references
 
     def corpus(self) -> Corpus:
-        """The dialogue with its questions. Raises DataError if it has no turns."""
+        """The dialogue with its questions; without turns and questions none. Raises DataError for questions alone."""
         sessions = tuple(Session(name, time, tuple(turns)) for name, (time, turns) in self._sessions.items() if turns)
-        if not sessions:
+        if not sessions and self._questions:
             raise self.place.error("the dialogue has no turns")
         return Corpus(
-            (Dialogue(self.id, sessions),),
+            (Dialogue(self.id, sessions),) if sessions else (),
             tuple(self._questions.values()),
             tuple(self._dangling),
             sum(self._referenced.values()),
             self._referenced,
             self.blank,
         )
+
+
+def _is_there(text: object) -> bool:
+    """Whether it is neither null nor NaN, which tables hold where there is nothing."""
+    return text is not None and text == text
 
 
 def image_file(place: Place, name: str) -> str | None:

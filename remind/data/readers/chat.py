@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.errors import shown
-from remind.data.dialogue import Image
+from remind.data.dialogue import Corpus, Image
 from remind.data.readers import refmem
 from remind.data.readers.builder import Draft, Place, objects
 
@@ -17,7 +17,7 @@ _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
 #: A record with one of these may be of this format.
-KEYS = (*_TURNS, *_WORDS)
+KEYS = (*_TURNS, *_WORDS, "role", "questions")
 
 
 def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
@@ -25,7 +25,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     `{"dialogue"?, "questions": […]}`.
 
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
-    `content` may be a list of OpenAI text and image_url parts; an image is a path, a URL or an object
+    `content` may be a list of parts (see `Draft.turn`); an image is a path, a URL or an object
     `{"path" | "url", "caption"?, "source"?}`. Default ids: `<file>-<line>` for a whole dialogue, `<file>` for single
     turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn. For questions see
     `_Chat._ask`.
@@ -35,32 +35,33 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     for path in paths:
-        # a later turn may belong to any dialogue of single turns: from the first one on all are held till the file ends
+        # questions about a whole dialogue may follow it, so the last one is held; a later turn may belong to any
+        # dialogue of single turns: from the first turn on all are held till the file ends
         held: dict[str, _Chat] = {}
+        whole = True
         for number, place, record in objects([path], "a line"):
             turns = _first(record, _TURNS)
             key, name = ("dialogue", path.stem) if turns is None else ("id", f"{path.stem}-{number:05d}")
             if record.get(key) is not None:
                 name = place.name(record[key], key)
             if turns is None:
+                whole &= name in held
                 chat = held.setdefault(name, _Chat(Place(path).at(name), name))
                 if "questions" not in record or _first(record, _WORDS) is not None:
                     chat.add(place, record)
+            elif name in held:
+                raise place.error(f"dialogue id {shown(name)} occurs twice")
             else:
-                chat = _Chat(place.at(name), name)
+                if whole:
+                    yield from held.values()
+                    held.clear()
+                chat = held[name] = _Chat(place.at(name), name)
                 for count, value in enumerate(chat.place.sequence(turns, "messages"), start=1):
                     where = chat.place.at(f"turn {count}")
                     chat.add(where, where.mapping(value, "a turn"))
             asked = place.sequence(record.get("questions") or [], "questions")
             chat.asked += [(place, place.mapping(value, "a question")) for value in asked]
-            if turns is not None and name in held:
-                raise place.error(f"dialogue id {shown(name)} occurs twice")
-            if turns is not None and held:
-                held[name] = chat
-            elif turns is not None:
-                yield chat.finished()
-        for chat in held.values():
-            yield chat.finished()
+        yield from held.values()
 
 
 def _first(record: dict[str, Any], keys: Sequence[str]) -> Any:
@@ -86,46 +87,22 @@ class _Chat(Draft):
         self._count += 1
         given = turn.get("id")
         turn_id = f"{session}:T{self._count}" if given is None else place.name(given, "id")
-        text, images = self._content(place, _first(turn, _WORDS))
-        images += [self._image(place, entry) for entry in place.sequence(turn.get("images") or [], "images")]
-        self.turn(place, turn_id, _first(turn, _SPEAKER), text, time, images)
-
-    def _content(self, place: Place, content: object) -> tuple[object, list[Image]]:
-        if not isinstance(content, list):
-            return content, []
-        texts: list[str] = []
-        images: list[Image] = []
-        for value in content:
-            part = place.mapping(value, "a content part")
-            kind = part.get("type")
-            if kind == "text":
-                texts.append(place.text(part.get("text"), "a text part"))
-            elif kind == "image_url":
-                images.append(self._image(place, part))
-            elif kind not in ("tool_use", "tool_result"):
-                raise place.error(f"content part of type {shown(kind)}; known: text, image_url")
-        return "\n".join(texts), images
+        listed = place.sequence(turn.get("images") or [], "images")
+        images = [self._image(place, entry) for entry in listed if entry is not None]
+        self.turn(place, turn_id, _first(turn, _SPEAKER), _first(turn, _WORDS), time, images)
 
     def _image(self, place: Place, entry: object) -> Image:
         if isinstance(entry, str):
             return self.image(place, place.name(entry, "an image path"))
-        fields = place.mapping(entry, "an image")
-        reference = next((fields[key] for key in ("path", "url", "image_url") if fields.get(key)), None)
-        if isinstance(reference, dict):
-            reference = reference.get("url")
-        reference, caption, origin = (
-            place.optional_text(value, "the image")
-            for value in (reference, fields.get("caption"), fields.get("source"))
-        )
-        if reference is None and caption is None and origin is None:
+        image = self.shown(place, place.mapping(entry, "an image"))
+        if image is None:
             raise place.error("an image without path, url, source or caption")
-        return self.image(place, reference, caption, origin)
+        return image
 
-    def finished(self) -> Draft:
-        """The dialogue with its questions. Raises DataError."""
+    def corpus(self) -> Corpus:
         for number, (place, asked) in enumerate(self.asked):
             self._ask(place, f"{self.id}-q{number:03d}", asked)
-        return self
+        return super().corpus()
 
     def _ask(self, place: Place, name: str, asked: dict[str, Any]) -> None:
         """Add a question: the fields of `refmem`'s without type and context, all but the text optional.

@@ -9,9 +9,6 @@ from typing import Any
 from remind.data.dialogue import Image
 from remind.data.readers.builder import Draft, Place, objects
 
-_REFERENCES = ("image_url", "url", "image_path", "path", "image", "img_url", "img_path")
-_CAPTIONS = ("caption", "image_caption", "description", "alt")
-
 
 def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """One dialogue of one session (`S1`) per record, turns `S1:T<n>` from 1. URLs are kept as `Image.source`.
@@ -38,13 +35,8 @@ def _images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
     first if that has none of its own."""
     shared = turn.get("shared_image") or []
     images: list[Image] = []
-    for entry in shared if isinstance(shared, list) else [shared]:
+    for entry in filter(None, shared if isinstance(shared, list) else [shared]):
         fields = {"url": entry} if isinstance(entry, str) else place.mapping(entry, "a shared image")
-        reference = next((fields[key] for key in _REFERENCES if fields.get(key)), None)
-        caption = next((fields[key] for key in _CAPTIONS if fields.get(key)), None)
-        if caption is None and not images:
-            caption = turn.get("description") or None
-        if reference or caption:
-            reference = place.optional_text(reference, "the image")
-            images.append(draft.image(place, reference, place.optional_text(caption, "the caption")))
+        described = {} if images else {"alt": turn.get("description")}
+        images += filter(None, [draft.shown(place, described | {key: v for key, v in fields.items() if v})])
     return images

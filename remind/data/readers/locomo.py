@@ -54,7 +54,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
             for where, turn_id, turn in turns:
                 images = remote_images(draft, where, turn)
                 draft.turn(where, turn_id, turn.get("speaker"), turn.get("text"), images=images)
-        add_questions(draft, place, sample.get("qa", []))
+        add_questions(draft, place, sample.get("qa") or [])
         yield draft
 
 
@@ -80,7 +80,7 @@ def sessions(
         key, time = keys[number, True], keys.get((number, False), "")
         here = place.at(key)
         turns = []
-        for value in place.sequence(conversation[key], key):
+        for value in place.sequence(conversation[key] or [], key):
             turn = here.mapping(value, "a turn")
             turn_id = here.name(turn.get("dia_id"), "dia_id")
             turns.append((here.at(turn_id), turn_id, turn))
@@ -90,11 +90,11 @@ def sessions(
 def remote_images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
     """Images of a turn by their URLs; `blip_caption` describes the first, or an image without a URL."""
     caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
-    urls = turn.get("img_url") or ([None] if caption else [])
-    sources = [urls] if isinstance(urls, str) else place.sequence(urls, "img_url")
+    urls = turn.get("img_url") or []
+    sources = [url for url in ([urls] if isinstance(urls, str) else place.sequence(urls, "img_url")) if url]
     return [
         draft.image(place, None, None if number else caption, place.optional_text(source, "img_url"))
-        for number, source in enumerate(sources)
+        for number, source in enumerate(sources or ([None] if caption else []))
     ]
 
 

@@ -46,7 +46,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         in_gold: list[str] = []
         for number, position in enumerate(order, start=1):
             draft.session(f"S{number}", times[position])
-            for count, value in enumerate(place.sequence(haystack[position], "a session"), start=1):
+            for count, value in enumerate(place.sequence(haystack[position] or [], "a session"), start=1):
                 turn_id = f"S{number}:T{count}"
                 where = place.at(turn_id)
                 turn = where.mapping(value, "a turn")

@@ -129,7 +129,9 @@ class MappedReader:
                     turn_id = f"{session}:{given}"
                 turn = {name: self._find(f"turn.{name}", where, value) for name in ("speaker", "text", "time")}
                 images = _entries(where, self._find("turn.images", where, value), "image", one=True)
-                turns.append({"id": prefix + turn_id, **turn, "images": [self._image(image) for image in images]})
+                turns.append(
+                    {"id": prefix + turn_id, **turn, "images": [self._image(image) for image in images if image.value]}
+                )
                 names = {turn_id}
                 if self._has("evidence.session"):
                     names = {_pair(named or str(count + first), given or str(number + first))}

@@ -33,7 +33,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
                 time = _iso_time(where.optional_text(turn.get("date_time"), "date_time"))
                 images = _images(draft, where, turn)
                 draft.turn(where, turn_id, turn.get("speaker"), turn.get("clean_text"), time, images)
-        add_questions(draft, place, chat.get("qa", []))
+        add_questions(draft, place, chat.get("qa") or [])
         yield draft
 
 
