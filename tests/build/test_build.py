@@ -214,7 +214,8 @@ def test_lower_levels_cost_no_saes_and_no_summaries(
     corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_states(str(corpus), saes=minilm_sae, cache=str(tmp_path / "cache"))
-    monkeypatch.setattr(
+    written = "remind.perception.auxiliary.OfflineLLM.summaries"
+    monkeypatch.setattr(written, lambda *_: pytest.fail("a summary was written"))
         "remind.perception.auxiliary.OfflineLLM.summaries", lambda *_: pytest.fail("a summary was written")
     )
     two = build_states(str(corpus), saes=minilm_sae, levels=("x0", "x1"), cache=str(tmp_path / "cache"))
