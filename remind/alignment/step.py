@@ -19,9 +19,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
+from remind.alignment.memory import MemoryPlan
 from remind.alignment.objective import FixedTeachers, Head, chunked_terms
 from remind.core.errors import ModelError
-from remind.core.memory import MemoryPlan
 from remind.models.attention import Attention, attends_alone, exchanged_attention
 from remind.models.backbone import inner_model, position_ids
 

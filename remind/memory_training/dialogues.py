@@ -27,7 +27,6 @@ from remind.core.errors import DataError
 from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
-from remind.llm import auxiliary
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
@@ -46,6 +45,7 @@ from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, ta
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import judge_request, verdict_in
 from remind.refmem.drafts import Counted
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
@@ -124,13 +124,11 @@ class Exam:
         readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
         asked = [question for _ in states for question in questions]
         answered = [n for n, one in enumerate(readings) if one.text]
-        requests = [
-            auxiliary.judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered
-        ]
+        requests = [judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered]
         # an empty answer is wrong, a failed one is none
         right: list[bool | None] = [False if one.failure is None else None for one in readings]
         for n, reply in zip(answered, self.judge.complete(requests), strict=True):
-            right[n] = auxiliary.verdict_in(reply).value
+            right[n] = verdict_in(reply).value
         found = []
         for n, own in enumerate(memories):
             verdicts = right[n * len(questions) : (n + 1) * len(questions)]

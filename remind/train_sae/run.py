@@ -33,7 +33,6 @@ from remind.models.backbone import Backbone, load_backbone
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
 from remind.train_sae.config import TrainSAEConfig, default_layers
 from remind.train_sae.corpus import data_paths, read_corpus
-from remind.train_sae.memory import memory_plan
 from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
@@ -264,8 +263,6 @@ class Run:
         self.dialogues["training"] = dialogues
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
         tokens = sum(len(window.ids) for window in self.windows)
-        memory = memory_plan(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
-        memory.check(self.device, say=processes.main)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
         device = "cpu" if cfg.buffer_on == "host" else None

@@ -24,9 +24,9 @@ from remind.core.files import read_json, write_json
 from remind.core.progress import ProgressBar
 from remind.evaluation.statistics import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
-from remind.llm.auxiliary import Failure, plain
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
+from remind.perception.auxiliary import Failure, plain
 from remind.states import prompts
 from remind.states.pyramid import one_line
 from remind.text.words import words

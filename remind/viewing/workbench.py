@@ -21,7 +21,6 @@ from remind.data.sample import sample_path
 from remind.evaluation.parse import parse_answer
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.ground import check_saes, load_saes
-from remind.llm.auxiliary import Failure, OfflineLLM
 from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
@@ -30,6 +29,7 @@ from remind.models.generate import Generation, check_generates, generate
 from remind.models.images import Pictures, chat_inputs, level_content, thumbnail
 from remind.models.windows import Window, batches, make_windows, prompt_lines, window_size
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
+from remind.perception.auxiliary import Failure, OfflineLLM
 from remind.states.pyramid import FactualState, ReflectiveState
 from remind.states.records import StateRecord, record_of
 from remind.text.words import words

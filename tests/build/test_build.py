@@ -214,7 +214,8 @@ def test_lower_levels_cost_no_saes_and_no_summaries(
     corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_states(str(corpus), saes=minilm_sae, cache=str(tmp_path / "cache"))
-    monkeypatch.setattr("remind.llm.auxiliary.OfflineLLM.summaries", lambda *_: pytest.fail("a summary was written"))
+    written = "remind.perception.auxiliary.OfflineLLM.summaries"
+    monkeypatch.setattr(written, lambda *_: pytest.fail("a summary was written"))
     two = build_states(str(corpus), saes=minilm_sae, levels=("x0", "x1"), cache=str(tmp_path / "cache"))
     monkeypatch.setattr(remind.build.states, "load_backbone", lambda *_, **__: pytest.fail("the backbone was loaded"))
     monkeypatch.setattr(remind.build.states, "folder_of_saes", lambda *_: pytest.fail("SAEs were trained"))

@@ -8,8 +8,8 @@ import pytest
 from scripted_chat import Scripted
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Reply, Request
+from remind.perception.auxiliary import ChatLLM, OfflineLLM
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (

@@ -15,12 +15,12 @@ from transformers import AddedToken
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
-from remind.llm.auxiliary import ChatLLM
 from remind.llm.cache import ReplyCache
 from remind.llm.request import Message, Request
 from remind.llm.structured import object_schema
 from remind.models.generate import text_of
 from remind.models.nano import nano_tokenizer
+from remind.perception.auxiliary import ChatLLM
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 from remind.text.thoughts import without_thoughts
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
-from remind.llm.auxiliary import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.perception.perceive import (
     DENSE_CONTEXT,
     LEXICAL_CONTEXT,

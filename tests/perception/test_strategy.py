@@ -4,7 +4,7 @@ import pytest
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Question
-from remind.llm.auxiliary import OfflineLLM
+from remind.perception.auxiliary import OfflineLLM
 from remind.text.words import guide, kind_of, target_speakers, temporal_scope
 from tests.perception.conftest import build
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Image, Question, Session, Turn
-from remind.llm.auxiliary import cue_request, judge_request, strategy_request, summary_request
 from remind.llm.request import Request
+from remind.perception.auxiliary import cue_request, judge_request, strategy_request, summary_request
 from remind.states import prompts
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy
 
