@@ -45,16 +45,19 @@ def config(out: Path, model: str, method: Any = "sft", **changes: Any) -> TrainM
 # the same requests and replies as in use
 
 
-def by_text(view: pico.View, reply: str) -> str:
-    """JSON whose references are texts: a bank numbers its entries by nearness."""
-    ops = json.loads(view.as_json(reply))["ops"]
-    return json.dumps({"ops": [{**op, "old": view.entries[op["old"] - 1].text} if "old" in op else op for op in ops]})
+def by_number(request: Request, view: pico.View, reply: str) -> str:
+    """JSON whose references are the numbers of this request: a bank has its entries in another order."""
+    ops, listed = json.loads(view.as_json(reply))["ops"], request.messages[1].text.splitlines()
+    for op in (op for op in ops if "old" in op):
+        text = view.entries[op["old"] - 1].text
+        op["old"] = next(int(line.partition(".")[0]) for line in listed if line.endswith(text))
+    return json.dumps({"ops": ops})
 
 
 def test_a_bank_of_membuilder_asks_what_was_trained_on_and_takes_the_same_replies(tmp_path: Path) -> None:
     lessons = list(pico.lessons(LIFE, ORACLE, most=Chat.limits[0]))
-    replies = iter([by_text(*pair) for one in lessons for pair in zip(one.views, one.replies, strict=True)])
-    scribe = ScriptedChat(lambda _: next(replies))
+    pairs = iter([pair for one in lessons for pair in zip(one.views, one.replies, strict=True)])
+    scribe = ScriptedChat(lambda request: by_number(request, *next(pairs)))
     with MemBuilderSystem().open(tmp_path / "b", LIFE.id, services(WordEncoder(), scribe)) as bank:  # type: ignore[arg-type]
         for meeting in LIFE.meetings:
             bank.ingest(meeting.session)
