@@ -189,8 +189,8 @@ class LoopConfig:
     warmup_steps: NonNegativeFloat = 0.03
     """Steps over which the learning rate rises from 0; below 1: as a share of all steps."""
     max_steps: Annotated[int, Range(ge=-1)] = -1
-    """Optimiser steps; overrides num_train_epochs. -1: by epochs. A resumed run may raise it where the learning rate does
-    not depend on it: lr_scheduler_type constant."""
+    """Optimiser steps; overrides num_train_epochs. -1: by epochs. A resumed run may raise it where the learning rate
+    does not depend on it: lr_scheduler_type constant."""
     num_train_epochs: PositiveFloat = 1.0
     """Passes over the training examples."""
     optim: str = "adamw_torch_fused"
