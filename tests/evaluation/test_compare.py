@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.compare import compare, load_run, table
-from remind.evaluation.config import CompareConfig
+from remind.evaluation.config import CompareConfig, EvaluateConfig
+from remind.evaluation.run import run_evaluation
 from remind.evaluation.statistics import paired_bootstrap
 
 IDENTITY = {"states": "1" * 64, "level": "x0", "split": "test", "judge": "chat-1 judge=m", "judge_prompt": "aaaa"}
@@ -101,3 +103,13 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
     (one / "report.json").write_text("{}")
     with pytest.raises(DataError, match=r"report\.json: not the report .* run `remind evaluate` again"):
         load_run(one)
+
+
+def test_two_levels_of_the_same_states(local: EvaluateConfig, tmp_path: Path) -> None:
+    folders = [str(tmp_path / level) for level in ("x0", "x1")]
+    reports = [run_evaluation(replace(local, level=Path(out).name, out=out)) for out in folders]  # type: ignore[arg-type]
+    result = compare(CompareConfig(*folders, resamples=50))
+    assert (result["differing"], result["n"]) == ({"level": ["x0", "x1"]}, 6)
+    for name in ("evidence_recall", "accuracy", "parse_rate", "bleu1"):
+        row, values = result["differences"]["all"][name], [report["overall"][name]["value"] for report in reports]
+        assert [row["first"], row["second"]] == pytest.approx(values)
