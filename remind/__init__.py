@@ -10,6 +10,7 @@ from remind.core import lazy_names
 
 if TYPE_CHECKING:
     from remind.alignment import PRAConfig, PRATrainer
+    from remind.ask import Answer, answer
     from remind.build import build_states
     from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
     from remind.data.readers import read
@@ -21,6 +22,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = [
+    "Answer",
     "Corpus",
     "Dialogue",
     "Image",
@@ -30,6 +32,7 @@ __all__ = [
     "Session",
     "Turn",
     "__version__",
+    "answer",
     "build_states",
     "evaluate",
     "load_states",
@@ -40,8 +43,10 @@ __getattr__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), "data.dialogue"),
+        "Answer": "ask",
         "PRAConfig": "alignment.arguments",
         "PRATrainer": "alignment.trainer",
+        "answer": "ask",
         "build_states": "build.states",
         "evaluate": "memory.run",
         "load_states": "states.dataset",

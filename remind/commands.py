@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Command:
 
     def config_type(self) -> type:
         """The config dataclass, imported."""
-        config: type = resolve(self.config)
+        config: type = resolve_name(self.config)
         return config
 
 
@@ -75,6 +74,12 @@ COMMANDS = {
         "remind.memory.run:evaluate_and_show",
         "Answer the questions of a split under one or more conditions, judge the answers, and write a report.",
     ),
+    "answer": Command(
+        "remind.ask:AnswerConfig",
+        "remind.ask:answer_and_show",
+        "Answer questions of your own about a dialogue from x0, with the turns that were shown and those cited.",
+        repeatable=("ask",),
+    ),
     "compare": Command(
         "remind.evaluation.config:CompareConfig",
         "remind.evaluation.compare:compare_and_show",
@@ -96,6 +101,11 @@ COMMANDS = {
         "remind.memory_training.train:train_memory",
         "Train a policy that writes memories: on an expert's replies, or by reinforcement learning.",
     ),
+    "prompts": Command(
+        "remind.states.prompts:PromptsConfig",
+        "remind.states.prompts:write_templates",
+        "Write the prompt templates to a folder, to change them and pass it to any command as --prompts FOLDER.",
+    ),
     "inspect": Command(
         "remind.viewing.config:InspectConfig",
         "remind.viewing.inspector:inspect_grounding",
@@ -103,12 +113,12 @@ COMMANDS = {
     ),
     "feature-pages": Command(
         "remind.viewing.config:FeaturePagesConfig",
-        "remind.viewing.feature_pages:write_feature_pages",
+        "remind.viewing.workbench:write_feature_pages",
         "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
     ),
     "compare-models": Command(
         "remind.viewing.config:CompareModelsConfig",
-        "remind.viewing.compare_models:compare_models",
+        "remind.viewing.diff:compare_models",
         "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
     ),
     "plot-run": Command(
@@ -139,12 +149,6 @@ COMMANDS = {
 }
 
 
-def resolve(name: str) -> Any:
-    """The object that "module:name" names."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command `remind`."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -169,20 +173,35 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
 
     Args:
         name: key of `COMMANDS`.
-        argv: its arguments; None: those of this process.
+        argv: its arguments; None: those of this process. `--prompts FOLDER` may be among them.
     """
     from remind.core import cli
 
-    command = COMMANDS[name]
+    command, argv = COMMANDS[name], list(sys.argv[1:] if argv is None else argv)
+    if "--prompts" in argv[:-1]:
+        place = argv.index("--prompts")
+        _use_prompts(argv[place + 1])
+        del argv[place : place + 2]
     cli.main(
         command.config_type(),
-        lambda config: resolve(command.function)(config),
+        command.function,
         command.help,
         argv,
         prog=f"remind {name}",
         positional=command.positional,
         repeatable=command.repeatable,
     )
+
+
+def _use_prompts(folder: str) -> None:
+    from remind.core.errors import RemindError, told
+    from remind.states.prompts import use
+
+    try:
+        use(folder)
+    except RemindError as error:
+        print(f"error: --prompts: {told(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def usage() -> str:
@@ -193,5 +212,6 @@ def usage() -> str:
         "usage: remind COMMAND [--config FILE] [--FIELD VALUE ...]\n\n"
         "Reflective memory for vision-language models.\n\n"
         f"commands:\n{rows}\n\n"
-        "remind COMMAND --help explains every field; --print_config prints the settings as YAML."
+        "remind COMMAND --help explains every field; --print_config prints the settings as YAML.\n"
+        "--prompts FOLDER, of any command: prompt templates of your own in place of ours (remind prompts writes them)."
     )

@@ -19,7 +19,7 @@ from time import perf_counter
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, leave_with_parent, spawned_pool
+from remind.core.processes import cores, spawned_pool
 from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
@@ -172,7 +172,6 @@ def _train_all(cfg: DemoConfig, jobs: Sequence[Job], questions: Sequence[StateRe
 def _start(threads: int) -> None:
     import torch
 
-    leave_with_parent()
     torch.set_num_threads(threads)
 
 

@@ -11,10 +11,12 @@ from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SA
 
 if TYPE_CHECKING:
     from sae.idf import DocumentFrequency, save_idf
-    from sae.topk import JumpReLUSAE, SparseCodes, TopKSAE, layer_folder, load, load_idf, load_layers
+    from sae.published import load, load_idf, load_layers, sae_paths
+    from sae.topk import JumpReLUSAE, SparseCodes, TopKSAE, layer_folder
 
-_TOPK = ("JumpReLUSAE", "SparseCodes", "TopKSAE", "layer_folder", "load", "load_idf", "load_layers")
-_LAZY = dict.fromkeys(_TOPK, "sae.topk") | dict.fromkeys(("DocumentFrequency", "save_idf"), "sae.idf")
+_LAZY = dict.fromkeys(("JumpReLUSAE", "SparseCodes", "TopKSAE", "layer_folder"), "sae.topk")
+_LAZY |= dict.fromkeys(("DocumentFrequency", "save_idf"), "sae.idf")
+_LAZY |= dict.fromkeys(("load", "load_idf", "load_layers", "sae_paths"), "sae.published")
 
 __all__ = [
     "ActivationError",
@@ -32,6 +34,7 @@ __all__ = [
     "load",
     "load_idf",
     "load_layers",
+    "sae_paths",
     "save_idf",
 ]
 

@@ -70,7 +70,6 @@ class ShuffleBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, and no activations, from which iteration resumes exactly."""
         return {
-            "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
             "first": list(self._first),
             "cursor": self._cursor,
             "generator": self._drawn_from,
@@ -78,8 +77,6 @@ class ShuffleBuffer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was taken, by a buffer made with the same arguments."""
-        if state["source"] is not None and hasattr(self.source, "load_state_dict"):
-            self.source.load_state_dict(state["source"])
         self._generator.set_state(state["generator"])
         self._next, self._stream, self._whole = tuple(state["first"]), None, False
         self._refill()

@@ -66,8 +66,6 @@ class SAETrainConfig:
     """Random start of the coders."""
     log_every: PositiveInt = 50
     """Steps between lines of metrics."""
-    skip_nonfinite: bool = False
-    """Leave out batches with values that are not finite instead of stopping."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

@@ -28,17 +28,17 @@ class ActivationError(SAEError):
     """Activations that cannot be used: not finite, or none at all."""
 
 
-class FormatError(SAEError):
+class FileError(SAEError):
+    """What is wrong with the file or folder `path`."""
+
+    def __init__(self, message: str, path: str | Path) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = Path(path)
+
+
+class FormatError(FileError):
     """A file or folder that is missing, damaged, or of another kind than expected."""
 
-    def __init__(self, message: str, path: str | Path) -> None:
-        super().__init__(f"{path}: {message}")
-        self.path = Path(path)
 
-
-class StorageError(SAEError, OSError):
+class StorageError(FileError, OSError):
     """A file that could not be written: no space, no permission, a limit of the system."""
-
-    def __init__(self, message: str, path: str | Path) -> None:
-        super().__init__(f"{path}: {message}")
-        self.path = Path(path)

@@ -33,7 +33,7 @@ class TokenBatch:
 
 @dataclass
 class HarvestStats:
-    """Counts of a harvest. `tokens` = kept + padding + special + sinks + those of `skipped` batches."""
+    """Counts of a harvest. `tokens` = kept + padding + special + sinks."""
 
     batches: int = 0
     tokens: int = 0
@@ -42,7 +42,6 @@ class HarvestStats:
     padding: int = 0
     special: int = 0
     sinks: int = 0
-    skipped: int = 0
 
 
 def harvest(
@@ -52,7 +51,6 @@ def harvest(
     *,
     special_ids: Collection[int] = (),
     sink_factor: float | None = 10.0,
-    skip_nonfinite: bool = False,
     stats: HarvestStats | None = None,
     start: int = 0,
 ) -> Iterator[TokenBatch]:
@@ -66,7 +64,6 @@ def harvest(
         special_ids: tokens to drop. Visual tokens (image_token_id, video_token_id of the configuration) are kept.
         sink_factor: a token is a sink where, at any layer, its norm exceeds this many times the median norm of the kept
             text (or visual) tokens of its batch; None: keep all.
-        skip_nonfinite: leave out a batch with values that are not finite, and count it, instead of raising.
         stats: counts to add to; a batch number counted before is not counted again.
         start: number of the first batch.
 
@@ -84,11 +81,8 @@ def harvest(
         keep, wanted, visual = choice(ids, mask, states)
         broken = [layer for layer, state in states.items() if not bool(torch.isfinite(state[wanted]).all())]
         if broken:
-            if not skip_nonfinite:
-                where = f"batch {number}: hidden states of layer {broken[0]}"
-                raise ActivationError(f"{where} are not finite; load in bfloat16 or float32, or set skip_nonfinite")
-            counts.skipped += 1
-            continue
+            where = f"batch {number}: hidden states of layer {broken[0]}"
+            raise ActivationError(f"{where} are not finite; load the model in bfloat16 or float32")
         n_wanted, n_real = int(wanted.sum()), ids.numel() if mask is None else int(mask.bool().sum())
         rows, positions = keep.nonzero(as_tuple=True)
         counts.padding += ids.numel() - n_real

@@ -45,6 +45,24 @@ def find_blocks(model: nn.Module) -> nn.ModuleList:
     return blocks
 
 
+#: Places in the residual stream, by what leaves block n, or goes into it.
+_PLACES = (
+    r"blocks\.(?P<n>\d{1,6})\.hook_resid_(?:(?P<input>pre)|post)",
+    r"resid_(?:(?P<input>pre)|post)_layer_(?P<n>\d{1,6})",
+    r"(?:\w+\.)*(?:layers?|h|blocks)[._](?P<n>\d{1,6})(?:\.(?:(?P<input>input)|output))?",
+)
+
+
+def layer_of(place: str) -> int | None:
+    """The layer that a hook of TransformerLens or the module of a block gives; None: not of the residual stream."""
+    if re.fullmatch(r"hook_embed|(?:\w+\.)*embed_tokens", place):
+        return 0
+    if re.search("vis|image|audio", place):
+        return None
+    matches = [match for pattern in _PLACES if (match := re.fullmatch(pattern, place))]
+    return int(matches[0]["n"]) + (matches[0]["input"] is None) if matches else None
+
+
 def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
     """Turn layer numbers or names into layer numbers, ascending and each once.
 
@@ -53,22 +71,14 @@ def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
     Raises LayerError for a number out of range, or a name of no layer.
     """
     blocks = find_blocks(model)
-    outputs = {block: number + 1 for number, block in enumerate(blocks)}
-    names = {name: outputs[module] for name, module in model.named_modules() if module in outputs}
-    example = next(iter(names), "")
-    names |= {"embeddings": 0, "last": len(blocks)}
+    named = {"embeddings": 0, "last": len(blocks)}
     numbers = []
     for layer in layers:
-        hook = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", str(layer))
-        if isinstance(layer, int) or str(layer).isdecimal():
-            numbers.append(int(layer))
-        elif hook:
-            numbers.append(int(hook[1]) + (hook[2] == "post"))
-        elif layer in names:
-            numbers.append(names[layer])
-        else:
-            examples = f"blocks.0.hook_resid_pre, {example}, embeddings, last"
+        number = int(layer) if str(layer).isdecimal() or isinstance(layer, int) else named.get(layer, layer_of(layer))
+        if number is None:
+            examples = "blocks.0.hook_resid_pre, model.layers.0, embeddings, last"
             raise LayerError(f"{layer!r} names no layer of {type(model).__name__}; names are such as {examples}")
+        numbers.append(number)
     return sorted(check_layers(model, blocks, numbers))
 
 

@@ -43,7 +43,7 @@ _TOKENS, _REPLACED, _CLEAN, _SPLICED, _ZERO, _KL, _KL_ZERO, _SIZE = range(8)
 class LossRecovered(Sums):
     """Figures of one layer, or of several spliced together, in nats per token; `tokens` counts predictions."""
 
-    names = ("recovered", "ce_clean", "ce_spliced", "ce_zero", "kl", "kl_zero")
+    names = ("replaced", "recovered", "ce_clean", "ce_spliced", "ce_zero", "kl", "kl_zero")
 
     def __init__(self) -> None:
         super().__init__(_SIZE)
@@ -83,10 +83,6 @@ class LossRecovered(Sums):
     def kl_zero(self) -> float:
         """KL(clean ‖ zero-ablated) [kl_div_with_ablation]."""
         return self._mean(_KL_ZERO)
-
-    def summary(self) -> dict[str, Any]:
-        """All figures as plain JSON values; None where one is not defined."""
-        return {"tokens": self.tokens, "replaced": self.replaced, **super().summary()}
 
 
 @torch.no_grad()

@@ -1,23 +1,11 @@
 """Top-K sparse autoencoder (Eq. 2): encode to k active features per token, decode by a gather-sum, save and load.
 
 On disk a coder is a folder in sae-lens's format, `cfg.json` and `sae_weights.safetensors`, with the parameters of
-Eq. 2. What sae-lens computes around them is folded in on reading, in float64:
-
-- `rescale_acts_by_decoder_norm`, with n the row norms of W_dec: W_enc <- W_enc n, b_enc <- b_enc n, W_dec <- W_dec / n.
-- `apply_b_dec_to_input: false`: b_enc <- b_enc + b_dec W_enc.
-- `normalize_activations: expected_average_only_in` with the factor s in `activation_scaler.json`: W_enc <- s W_enc,
-  W_dec <- W_dec / s, b_dec <- b_dec / s.
-- architecture gated: W_enc <- W_enc e^r_mag, b_enc = b_mag, threshold = b_mag - b_gate e^r_mag.
-
-Architectures read: topk, jumprelu, and what infers as such: standard (thresholds 0), gated, batchtopk.
-Normalisations that depend on the token (layer_norm, constant_norm_rescale) cannot be folded and are refused.
-Files of other publishers are read by `sae.published`.
+Eq. 2; `sae.published` reads it, and the files of others.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,24 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sae import files
-from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
+from sae.errors import ActivationError, ConfigError, ShapeError
 
 CONFIG, WEIGHTS, SCALER, IDF = "cfg.json", "sae_weights.safetensors", "activation_scaler.json", "idf.safetensors"
-#: Where the parameters of an SAE of another format are; see `sae.published.Mapping`.
-MAPPING = "sae_mapping.json"
-#: Tensors by architecture, beside W_enc, W_dec and b_dec.
-_MORE: dict[str, tuple[str, ...]] = {
-    "topk": ("b_enc",),
-    "standard": ("b_enc",),
-    "jumprelu": ("b_enc", "threshold"),
-    "gated": ("b_gate", "r_mag", "b_mag"),
-    "batchtopk": ("b_enc", "topk_threshold"),
-}
-#: Entries of a token's codes where the architecture sets no number of active features.
-MOST = 256
 #: sae-lens reads configurations without a version, or with one before 6, as an older layout.
 _FORMAT_VERSION = "6.0.0"
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 #: Pre-activations computed at a time in `encode` (2^26 numbers), and tokens searched at a time.
 _CHUNK = 1 << 26
@@ -206,7 +182,7 @@ class TopKSAE(nn.Module):
             "d_sae": self.d_sae,
             # to sae-lens a JumpReLU SAE has none
             **({} if "threshold" in tensors else {"k": self.k}),
-            "dtype": next(name for name, value in _DTYPES.items() if value == tensors["W_enc"].dtype),
+            "dtype": next(name for name, value in DTYPES.items() if value == tensors["W_enc"].dtype),
             "device": "cpu",
             "apply_b_dec_to_input": True,
             "normalize_activations": "none",
@@ -223,7 +199,18 @@ class TopKSAE(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
         """`sae.load`."""
+        from sae.published import load
+
         return load(folder, device=device)
+
+    @classmethod
+    def from_pretrained(cls, release: str, sae_id: str, device: torch.device | str = "cpu") -> TopKSAE:
+        """As `SAE.from_pretrained` of SAELens: by a repository of the hub and a path in it, or by a release and an id
+        in the list of SAELens, if that is installed. Raises FormatError.
+        """
+        from sae import published
+
+        return published.load(published.release(release, sae_id), device=device)
 
 
 class JumpReLUSAE(TopKSAE):
@@ -298,192 +285,6 @@ def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def layer_folder(folder: str | Path, layer: int) -> Path:
     """The subfolder of a layer's coder: `layer_<LL>`."""
     return Path(folder) / f"layer_{layer:02d}"
-
-
-def load(path: str | Path, *, k: int | None = None, device: torch.device | str = "cpu") -> TopKSAE:
-    """Read an SAE; its parameters need no gradient.
-
-    Args:
-        path: a folder of sae-lens or sparsify, or with a mapping file that names one layer; a `.sae.pt` of Qwen-Scope,
-            or a `params.npz` of Gemma Scope.
-        k: entries of a token's codes where the file sets none (see `JumpReLUSAE`), 256 by default.
-
-    Raises FormatError for what is missing, damaged or of another kind.
-    """
-    path = Path(path)
-    if path.suffix in (".pt", ".npz") or (path / MAPPING).exists() or (path / "sae.safetensors").exists():
-        from sae.published import load_published
-
-        return load_published(path, k, device)
-    if not path.is_dir():
-        raise FormatError("no such folder; an SAE is a folder with cfg.json and sae_weights.safetensors", path)
-    config = files.read_json(path / CONFIG)
-    if not isinstance(config.get("metadata") or {}, dict):
-        raise FormatError("its metadata is not a JSON object", path / CONFIG)
-    # settings of sae-lens before version 6
-    kwargs, normalise = config.get("activation_fn_kwargs") or {}, config.get("normalize_activations")
-    if config.get("activation_fn", config.get("activation_fn_str")) == "topk" and "k" in kwargs:
-        config.update(architecture="topk", k=kwargs["k"])
-    if isinstance(normalise, bool):
-        config["normalize_activations"] = "expected_average_only_in" if normalise else "none"
-    architecture = config.get("architecture")
-    known = {"architecture": tuple(_MORE), "activation_fn": ("relu", "topk"), "reshape_activations": ("none",)}
-    for name, values in known.items():
-        if config.get(name, values[0]) not in values or (name == "architecture" and name not in config):
-            raise FormatError(f"{name} is {config.get(name)!r}; {', '.join(values)} can be read", path / CONFIG)
-    sizes = {name: config.get(name) for name in ("d_in", "d_sae", *(("k",) if architecture == "topk" else ()))}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise FormatError(f"{name} must be a positive integer, not {size!r}", path / CONFIG)
-    d_in, d_sae = config["d_in"], config["d_sae"]
-    k = sizes.get("k", min(k or MOST, d_sae))
-    assert k is not None
-    if k > d_sae:
-        raise FormatError(f"k = {k} exceeds d_sae = {d_sae}", path / CONFIG)
-    dtype = _DTYPES.get(str(config.get("dtype", "float32")).removeprefix("torch."))
-    if dtype is None:
-        raise FormatError(f"dtype {config['dtype']!r} is not known", path / CONFIG)
-    stored = files.read_tensors(path / WEIGHTS)
-    if not bool((stored.get("scaling_factor", torch.ones(1)) == 1).all()):
-        raise FormatError("a fine-tuning scaling_factor other than 1 is not part of Eq. 2", path / WEIGHTS)
-    names = ("W_enc", "W_dec", "b_dec", *_MORE[str(architecture)])
-    if "topk_threshold" in names and "topk_threshold" in stored:
-        stored["topk_threshold"] = stored["topk_threshold"].expand(d_sae)
-    tensors = checked({name: stored.get(name) for name in names}, d_in, d_sae, path / WEIGHTS)
-    if architecture == "standard":
-        tensors["threshold"] = torch.zeros_like(tensors["b_enc"])
-    folded = _fold(tensors, config, path, dtype)
-    return coder_of({n: tensor.to(dtype) for n, tensor in folded.items()}, k, config.get("metadata") or {}, device)
-
-
-def load_layers(folder: str | Path, device: torch.device | str = "cpu", k: int | None = None) -> dict[int, TopKSAE]:
-    """Read all SAEs of a folder, by the number of the hidden state that they read, ascending; k as in `load`.
-
-    Raises FormatError for no SAE, one that cannot be read, or one of which it is not known what it reads.
-    """
-    folder = Path(folder)
-    if (folder / MAPPING).exists():
-        from sae.published import load_mapped
-
-        return load_mapped(folder, k, device)
-    found = sae_paths(folder)
-    if not found:
-        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
-    return {layer: load(found[layer], k=k, device=device) for layer in sorted(found)}
-
-
-def sae_paths(folder: Path) -> dict[int, Path]:
-    """What `load` is given for each SAE of a folder, by the hidden state it reads: folders with cfg.json, or files.
-
-    That is told by its name, or by what sae-lens recorded. Raises FormatError where neither does.
-    """
-    ours = {path for path in folder.glob("layer_*") if path.is_dir() and path.name.removeprefix("layer_").isdecimal()}
-    gemma_scope = sorted(folder.glob("layer_*/**/params.npz"))
-    folders = {path.parent for path in folder.glob("*/cfg.json")} | (set() if gemma_scope else ours)
-    paths = sorted(folders) or sorted(folder.glob("layer*.sae.pt")) or gemma_scope
-    found: dict[int, Path] = {}
-    for path in [folder] if (folder / CONFIG).exists() else paths:
-        name = path.relative_to(folder).parts[0] if path != folder else path.name
-        layer: int | None = None
-        if match := re.fullmatch(r"layer(\d+)\.sae\.pt|layers\.(\d+)|layer_(\d+)", name):
-            # ours are numbered by hidden state, those of others by block, whose output they read
-            others = match[3] is None or path.suffix == ".npz"
-            layer = int(match[1] or match[2] or match[3]) + others
-        elif name == "embed_tokens":
-            layer = 0
-        elif path.is_dir():
-            config = files.read_json(path / CONFIG)
-            metadata = config.get("metadata")
-            hook = str((metadata if isinstance(metadata, dict) else config).get("hook_name", ""))
-            if match := re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", hook):
-                layer = int(match[1]) + (match[2] == "post")
-        if layer is None:
-            message = f"it is not known what this SAE reads; write a {MAPPING}, or name the folder layer_<LL>"
-            raise FormatError(message, path)
-        if layer in found:
-            raise FormatError(f"is a second SAE of layer {layer}, beside {found[layer]}", path)
-        found[layer] = path
-    return found
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder that its SAEs' codes depend on, by its path inside, ascending."""
-    if (folder / MAPPING).exists():
-        from sae.published import Mapping as Published
-
-        found = [folder / MAPPING, *(folder / name for name in Published.read(folder / MAPPING).layers.values())]
-    else:
-        inside = [one for path in sae_paths(folder).values() for one in (path.iterdir() if path.is_dir() else (path,))]
-        named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
-        found = [path for path in named if path.name != "training.json"]
-    hashes = {}
-    for path in sorted(found):
-        with path.open("rb") as file:
-            hashes[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
-
-
-def load_idf(folder: str | Path) -> Tensor | None:
-    """Read idf [d_sae] float32 of the layer in `folder`; None if it has none. Raises FormatError for a damaged file."""
-    path = Path(folder) / IDF
-    if not path.exists():
-        return None
-    idf = files.read_tensors(path).get("idf")
-    if idf is None or idf.ndim != 1:
-        raise FormatError("holds no tensor idf [d_sae]", path)
-    return idf.float()
-
-
-def checked(tensors: Mapping[str, Tensor | None], d_in: int, d_sae: int, path: Path) -> dict[str, Tensor]:
-    """The tensors, each there, of its shape and finite; vectors that are not b_dec are [d_sae]. Else FormatError."""
-    shapes = {"W_enc": (d_in, d_sae), "W_dec": (d_sae, d_in), "b_dec": (d_in,)}
-    found = {}
-    for name, tensor in tensors.items():
-        shape = shapes.get(name, (d_sae,))
-        if tensor is None:
-            raise FormatError(f"tensor {name} is missing", path)
-        if tuple(tensor.shape) != shape:
-            raise FormatError(f"{name} is {list(tensor.shape)}, not {list(shape)}", path)
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise FormatError(f"{name} holds values that are not finite numbers", path)
-        found[name] = tensor
-    return found
-
-
-def _fold(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    rescale = bool(config.get("rescale_acts_by_decoder_norm", False))
-    subtract = bool(config.get("apply_b_dec_to_input", True))
-    normalisation = config.get("normalize_activations", "none")
-    if not rescale and subtract and normalisation == "none" and not {"b_gate", "topk_threshold"} & set(tensors):
-        return tensors
-    # sae-lens computes with parameters already rounded to the declared dtype
-    w = {name: tensor.to(dtype).double() for name, tensor in tensors.items()}
-    if "b_gate" in w:
-        magnitude = w.pop("r_mag").exp()
-        w["W_enc"] *= magnitude
-        w["b_enc"] = w.pop("b_mag")
-        w["threshold"] = w["b_enc"] - w.pop("b_gate") * magnitude
-    if "topk_threshold" in w:
-        w["threshold"] = w.pop("topk_threshold")
-    if rescale:
-        norm = torch.linalg.vector_norm(w["W_dec"], dim=1)
-        w["W_enc"] *= norm
-        w["b_enc"] *= norm
-        # a row of length 0 never fires after this
-        w["W_dec"] /= torch.where(norm > 0, norm, 1.0)[:, None]
-    if not subtract:
-        w["b_enc"] += w["b_dec"] @ w["W_enc"]
-    if normalisation == "expected_average_only_in":
-        scale = files.read_json(folder / SCALER).get("scaling_factor")
-        if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
-            raise FormatError(f"scaling_factor must be a positive number, not {scale!r}", folder / SCALER)
-        w["W_enc"] *= scale
-        w["W_dec"] /= scale
-        w["b_dec"] /= scale
-    elif normalisation != "none":
-        message = f"normalize_activations {normalisation!r} is applied to each token at run time and cannot be folded"
-        raise FormatError(f"{message}; train or export with 'none' or 'expected_average_only_in'", folder / CONFIG)
-    return w
 
 
 def coder_of(

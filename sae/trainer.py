@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class Trained:
     coders: dict[int, TopKSAE]
     steps: int
     tokens: int
-    skipped: int
     figures: dict[int, dict[str, float]]
 
 
@@ -102,13 +101,10 @@ def train(
     return trainer.finish()
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A batch, and how many were drawn and skipped with it, and the state of the source after it."""
+class Drawn(NamedTuple):
+    """A batch, and the state of the source after it."""
 
     batch: dict[int, Tensor]
-    drawn: int
-    skipped: int
     source: Any
 
 
@@ -128,7 +124,7 @@ class Trainer:
         self.folder, self.processes = None if folder is None else Path(folder), processes or Processes()
         self.layers: dict[int, LayerState] = {}
         self.figures: dict[int, dict[str, float]] = {}
-        self.steps = self.tokens = self.drawn = self.skipped = 0
+        self.steps = self.tokens = self.drawn = 0
         self._widths: dict[int, int] = {}
         self._workspace: dict[str, Tensor] = {}
 
@@ -159,26 +155,13 @@ class Trainer:
         self.layers |= {number: step.start(h, self.config, number) for number, h in sample.items()}
 
     def draw(self, source: Iterator[Any]) -> Drawn | None:
-        """The next batch all processes can use; None when the data of one of them, or the steps, are at an end."""
-        while self.drawn - self.skipped < self.config.total_steps:
-            batch, number = next(source, None), self.drawn
-            accepted, failure = None, None
-            if batch is not None:
-                try:
-                    accepted = self.accept(number, getattr(batch, "activations", batch))
-                except ActivationError as error:
-                    failure = error
-            available, usable = self.processes.totals([batch is not None, accepted is not None], self.device)
-            if available < self.processes.count:
-                return None
-            self.drawn += 1
-            if usable == self.processes.count and accepted is not None:
-                state = source.state_dict() if hasattr(source, "state_dict") else None
-                return Drawn(accepted, self.drawn, self.skipped, state)
-            if not self.config.skip_nonfinite:
-                raise failure or ActivationError(f"batch {number}: activations of another process are not finite")
-            self.skipped += 1
-        return None
+        """The next batch; None when the data of one of the processes, or the steps, are at an end."""
+        batch = next(source, None) if self.drawn < self.config.total_steps else None
+        if self.processes.totals([batch is not None], self.device)[0] < self.processes.count or batch is None:
+            return None
+        accepted = self.accept(self.drawn, getattr(batch, "activations", batch))
+        self.drawn += 1
+        return Drawn(accepted, source.state_dict() if hasattr(source, "state_dict") else None)
 
     def accept(self, number: int, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The batch on the device in the training dtype, or an ActivationError, LayerError or ShapeError."""
@@ -195,7 +178,7 @@ class Trainer:
             h = h.to(self.device).to(self.dtype)
             # a sum is finite only if all its terms are
             if not bool(torch.isfinite(h.sum())):
-                raise ActivationError(f"batch {number}, layer {key}: activations are not finite (see skip_nonfinite)")
+                raise ActivationError(f"batch {number}, layer {key}: activations are not finite")
             accepted[key] = h
         return accepted
 
@@ -231,7 +214,7 @@ class Trainer:
             coder = layer.coder.finalize(layer.scale, layer.mean)
             coder.W_enc = torch.nn.Parameter(coder.W_enc.detach().contiguous())
             coders[number] = coder.requires_grad_(False).eval()
-        return Trained(coders, self.steps, self.tokens, self.skipped, self.figures)
+        return Trained(coders, self.steps, self.tokens, self.figures)
 
     def save(self, last: Drawn) -> None:
         """Write a checkpoint in place of the one before; `last` is the batch of the step that has ended.
@@ -243,8 +226,7 @@ class Trainer:
             if not all(bool(torch.isfinite(p.sum())) for p in layer.coder.parameters()):
                 raise ActivationError(f"layer {number}: not finite after step {self.steps}; a lower lr may help")
         target = self.folder / CHECKPOINTS.replace("*", str(self.steps))
-        data = {"drawn": last.drawn, "skipped": last.skipped, "source": last.source}
-        files.write_torch(target / f"data-{self.processes.rank}.pt", data)
+        files.write_torch(target / f"data-{self.processes.rank}.pt", last.source)
         self.processes.wait()
         if self.processes.main:
             layers = {number: layer.state_dict() for number, layer in self.layers.items()}
@@ -263,7 +245,7 @@ class Trainer:
             return False
         path = max(found, key=lambda state: int(state.parent.name.rpartition("-")[2]))
         saved = files.read_torch(path, self.device)
-        data = files.read_torch(path.parent / f"data-{self.processes.rank}.pt")
+        drawn = files.read_torch(path.parent / f"data-{self.processes.rank}.pt")
         try:
             config = saved["config"] | {"processes": saved["processes"]}
             for name, value in {**asdict(self.config), "processes": self.processes.count}.items():
@@ -271,12 +253,12 @@ class Trainer:
                     raise ConfigError(f"{path.parent} is of a run with {name} {config.get(name)}, not {value}")
             self.layers = {number: LayerState.load(one, self.config) for number, one in saved["layers"].items()}
             self.steps, self.tokens, self.figures = saved["steps"], saved["tokens"], saved["figures"]
-            self.drawn, self.skipped = data["drawn"], data["skipped"]
+            self.drawn = self.steps
         except (KeyError, TypeError) as error:
             raise FormatError(f"is not a checkpoint of this version ({error!r})", path) from None
         self._widths = {number: layer.coder.d_in for number, layer in self.layers.items()}
-        if data["source"] is not None and hasattr(source, "load_state_dict"):
-            source.load_state_dict(data["source"])
+        if drawn is not None and hasattr(source, "load_state_dict"):
+            source.load_state_dict(drawn)
         else:
             for _ in range(self.drawn):
                 next(source, None)

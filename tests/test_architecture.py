@@ -23,6 +23,7 @@ ORDER = (
     "alignment",
     "train_pra",
     "evaluation",
+    "ask",
     "memory",
     "refmem",
     "testbed",

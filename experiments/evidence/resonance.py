@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from remind.data.dialogue import Dialogue
 from remind.grounding.codes import DialogueCodes, Part, SparseEncoder
 from remind.grounding.config import GroundingConfig
-from remind.grounding.fusion import best_partners, match_each, question_codes, standardise_turns
-from remind.grounding.resonance import smooth_runs, turn_salience
+from remind.grounding.fusion import best_partners, match_each, question_codes
+from remind.grounding.resonance import smooth_runs, standardise_turns, turn_salience
 from remind.states.pyramid import Strategy
 from sae import SparseCodes
 

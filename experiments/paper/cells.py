@@ -7,7 +7,7 @@ from typing import Any
 
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.evaluation.compare import Rows
-from remind.evaluation.scores import summarise
+from remind.evaluation.scores import macro, summarise
 from remind.evaluation.tables import HEADS, markdown_table, percent
 from sae.figures import COLOURS, Picture, new_figure
 
@@ -28,13 +28,18 @@ Figures = Mapping[str, Any]
 
 
 def product(rows: Rows, resamples: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """`summarise` by format (and "all"), then by dimension (and "all"); combinations without questions are left out."""
+    """`summarise` by format (and "all"), then by dimension (and "all"); combinations without questions are left out.
+
+    Where there are dimensions, "macro" has the means over them.
+    """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for format in (*FORMATS, "all"):
         for dimension in (*DIMENSIONS, "all"):
             here = [r for r in rows.values() if format in ("all", r["format"]) and dimension in ("all", r["dimension"])]
             if here:
                 found.setdefault(format, {})[dimension] = summarise(here, resamples)
+        if dimensions := {name: row for name, row in found.get(format, {}).items() if name != "all"}:
+            found[format]["macro"] = macro(dimensions)
     return found
 
 
@@ -43,15 +48,19 @@ def cell(figures: Figures | None, measure: str, interval: bool = False) -> str:
     return "–" if figures is None else percent(figures[measure], interval)
 
 
-def side_by_side(products: Mapping[str, Figures], first: str = "System") -> str:
-    """Systems as rows, formats as columns (Table 1): Acc, MemR of the question's own kind; B1 and F1 of direct ones."""
+def side_by_side(products: Mapping[str, Figures], first: str = "System", mean: str = "all") -> str:
+    """Systems as rows, formats as columns (Table 1): Acc, MemR of the question's own kind; B1 and F1 of direct ones.
+
+    Args:
+        mean: "all": over questions (Eq. 8); "macro": over dimensions.
+    """
     shown = [format for format in TITLES if any(format in one for one in products.values())]
     columns = [(f, m) for f in shown for m in ("accuracy", "memory_recall", *(("bleu1", "f1") * (f == "direct")))]
     heads = [first, "n", HEADS["parse_rate"], *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
     lines = []
     for name, one in products.items():
         whole = one["all"]["all"]
-        cells = [cell(one.get(f, {}).get("all"), m) for f, m in columns]
+        cells = [cell(one.get(f, {}).get(mean), m) for f, m in columns]
         counts = [str(whole["n"]), cell(whole, "parse_rate")]
         lines.append([name, *counts, *cells, cell(whole, "accuracy", interval=True)])
     return markdown_table(heads, lines)

@@ -17,14 +17,14 @@ from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import bare, questions_of
 from remind.evaluation.tables import HEADS, markdown_table
-from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.memory.score import MANIFEST
-from remind.memory.systems import COLUMNS, SYSTEMS
+from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from remind.models.chat import Content
 from remind.models.generate import Generation
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.dataset import question_splits
 from remind.states.records import StateRecord
 
@@ -198,15 +198,12 @@ def small_baselines(setting: Setting, out: Path) -> str:
 
 def as_printed(names: Iterable[str]) -> list[str]:
     """Figures of Table 1 for those of the systems that it has, as lines of Markdown; none where it has none."""
-    rows = [(name, SYSTEMS[name]) for name in names if name in SYSTEMS and SYSTEMS[name].row is not None]
+    rows = [(name, row) for name in names if (row := ROWS.get(name)) is not None]
     if not rows:
         return []
-    body = [
-        [name, str(one.row), *("–" if figure is None else f"{figure:.1f}" for figure in one.paper.values())]
-        for name, one in rows
-    ]
+    body = [[name, row, *("–" if figure is None else f"{figure:.1f}" for figure in TABLE_1[row])] for name, row in rows]
     heads = ["System", "row of the paper", *(f"{TITLES[format]} {HEADS[measure]}" for format, measure in COLUMNS)]
-    return ["", "## As the paper prints them, with its models", "", markdown_table(heads, body)]
+    return ["", "## As the paper prints them, with its models: means over dimensions", "", markdown_table(heads, body)]
 
 
 def table1(cfg: PaperConfig) -> Result:
@@ -226,7 +223,9 @@ def table1(cfg: PaperConfig) -> Result:
     rows = {name: pooled(found[name]) for name in (*OURS, *(name for name in found if name not in OURS))}
     products = {name: product(own, cfg.resamples) for name, own in rows.items()}
     formats = [format for format in TITLES if any(format in one for one in products.values())]
-    parts = ["## Table 1", "", side_by_side(products), recalls(products)]
+    parts = ["## Table 1: means over questions (Eq. 8)", "", side_by_side(products), recalls(products)]
+    if any("macro" in one["all"] for one in products.values()):
+        parts += ["## Table 1: means over dimensions, as the paper prints it", "", side_by_side(products, mean="macro")]
     for format in formats:
         parts += [
             f"## Tables 4 and 5: {TITLES[format]}",

@@ -14,7 +14,7 @@ from experiments.proof.arms import SFT, Condition, Knobs
 from experiments.proof.config import BenchConfig, Split
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json
-from remind.core.processes import leave_with_parent, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 from remind.models.nano import nano_folder
@@ -150,7 +150,6 @@ def run_all(store: RunStore, specs: Sequence[Spec], workers: int, title: str) ->
 
 
 def _start_worker() -> None:
-    leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
 
 

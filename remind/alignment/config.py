@@ -204,8 +204,8 @@ class LoopConfig:
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them."""
     prefix_sharing: bool = True
-    """Compute the common prefix of x1 and x2 once, if x2 is only a teacher. Faster; same result up to rounding. Needs
-    sdpa or flash attention without sliding windows."""
+    """Compute the common prefix of x1 and x2 once, if x2 is only a teacher. Faster; same result up to rounding.
+    Needs sdpa or flash attention without sliding windows, and no other layers that mix tokens: else it is not done."""
     eval_strategy: str = "steps"
     """When the held-out loss is measured: steps, epoch or no; unless no, also before the first step and at the end."""
     eval_steps: PositiveInt = 50

@@ -22,7 +22,7 @@ from remind.alignment.examples import Example, pixels_of
 from remind.alignment.objective import FixedTeachers, Head, chunked_terms
 from remind.core.errors import ModelError
 from remind.core.memory import MemoryPlan
-from remind.models.attention import Attention, exchanged_attention
+from remind.models.attention import Attention, attends_alone, exchanged_attention
 from remind.models.backbone import inner_model, position_ids
 
 
@@ -134,8 +134,8 @@ def head_of(model: Any) -> Head:
 # attends to them. That is x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only
 # teaches and teachers are detached. Keys and values are freed layer by layer, before the backward pass begins.
 
-#: Kinds of layers whose tokens know of earlier ones by attention alone; windows are refused where they attend.
-_ALIKE = frozenset({"full_attention", "sliding_attention", "moe", "mlp"})
+#: Said where it is not.
+_APART = "what x1 and x2 have in common is read twice"
 
 
 # the model as the step runs it
@@ -156,6 +156,8 @@ class AlignmentModel(nn.Module):
         self._parts = (body_of(model), inner.get_decoder(), inner)
         # what accelerate wraps as a unit under FSDP
         self._no_split_modules = getattr(inner, "_no_split_modules", None)
+        # whether prefixes can be shared; seen at the first
+        self._sharing: bool | None = None
 
     def encode(self, batch: MicroBatch, level: int) -> Tensor:
         """Final hidden states of the answer positions under a level, [N, d]."""
@@ -163,15 +165,16 @@ class AlignmentModel(nn.Module):
         return hidden[batch.rows, batch.starts[level][batch.rows] + batch.offsets]
 
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph.
-
-        Raises:
-            ModelError: an attention that cannot be shared.
+        """Final hidden states under x1 and x2, [N, d] each; x2 has no graph. What they have in common runs once, if
+        attention alone carries it on.
         """
         decoder, positions, common = self._parts[1], self._positions(batch, 2), batch.common
-        kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
-        if kinds or getattr(decoder, "_is_stateful", False) or positions is None:
-            raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
+        if self._sharing is None:
+            self._sharing = attends_alone(decoder, _APART)
+        if not self._sharing or positions is None:
+            one = self.encode(batch, 1)
+            with torch.no_grad():
+                return one, self.encode(batch, 2)
         longest = int(common.max())
         # by layer: keys and values of the common tokens, [B, heads, longest, head_dim]; padding is not read
         cached: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -188,10 +191,8 @@ class AlignmentModel(nn.Module):
             # flash kernels take no mask, and this one is small
             return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **more)
 
-        with exchanged_attention(decoder, attend, "set prefix_sharing false"):
+        with exchanged_attention(decoder, attend, _APART):
             one = self.encode(batch, 1)
-            if not cached:
-                raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
             with torch.no_grad():
                 # what follows each sample's prefix, padded on the right
                 size, n = int((batch.starts[2] + batch.lengths - common).max()), len(common)

@@ -190,7 +190,7 @@ def made_from(
     Raises:
         ImagePathError: an image that grounding is to show as pixels, missing or outside of the root.
     """
-    from sae.topk import file_hashes
+    from sae.published import file_hashes
 
     settings = {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
     chat = llm.startswith("chat-")  # only a chat model is asked anything

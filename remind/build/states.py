@@ -27,16 +27,16 @@ from remind.build.config import BuildStatesConfig
 from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, device_of, give_back_memory, leave_with_parent, locked, spawned_pool
+from remind.core.processes import cores, device_of, give_back_memory, locked, spawned_pool
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
 from remind.grounding.ground import check_saes, folder_of_saes, load_saes
-from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
 from remind.llm.endpoints import LLMConfig
 from remind.models.backbone import BackboneSize, load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
+from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
 from remind.reflect import summarise
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, State
@@ -340,9 +340,6 @@ def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[T
         except BrokenProcessPool:
             what = "a worker process died, perhaps for want of memory; take fewer workers. What is built stays"
             raise ModelError(f"{what}: start it again") from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
@@ -358,7 +355,6 @@ _builder: DialogueBuilder | None = None
 def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, threads: int) -> None:
     """In a new process."""
     global _builder
-    leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
     import torch
 

@@ -18,7 +18,6 @@ EXTRAS = {
     "statsmodels": "refmem",
     "torchao": "torchao",
     "trl": "rl",
-    "uvicorn": "mem0",
     "vllm": "vllm",
 }
 

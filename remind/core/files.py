@@ -42,6 +42,7 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         if temporary.is_dir():
+            follow_umask(temporary)
             if target.exists():
                 target.rename(old)
             temporary.rename(target)
@@ -60,6 +61,12 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
         if isinstance(error, RemindError) or getattr(error, "filename", None) or number is None or not full:
             raise
         raise OSError(number, os.strerror(number), str(target)) from None
+
+
+def follow_umask(folder: Path) -> None:
+    """Make weights in a new folder as open as the folder is: safetensors writes private files."""
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 @contextmanager

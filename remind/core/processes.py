@@ -20,12 +20,30 @@ from filelock import FileLock, Timeout
 
 from remind.core.errors import ConfigError, named
 
-#: Exit status of a process that stopped because of SIGTERM, as shells report it.
-TERMINATED = 128 + signal.SIGTERM
+
+@contextmanager
+def spawned_pool(
+    workers: int, start: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
+) -> Iterator[ProcessPoolExecutor]:
+    """A pool of new processes (forks of this one could inherit locked locks), each initialised with `start`.
+
+    They end when this process does, so that they do not compete with a resumed run.
+    """
+    own = (multiprocessing.get_context("spawn"), _start, (start, arguments))
+    with ProcessPoolExecutor(workers, *own) as pool:
+        # a terminal sends Ctrl-C to them, too, but it is this process that ends them: they inherit what is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        for _ in range(workers):
+            pool.submit(os.getpid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def leave_with_parent() -> None:
-    """Call in a worker process to end it when its parent ends, so that it does not compete with a resumed run."""
+def _start(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     parent = multiprocessing.parent_process()
 
     def wait() -> None:
@@ -34,14 +52,8 @@ def leave_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def spawned_pool(
-    workers: int, start: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
-) -> ProcessPoolExecutor:
-    """A pool of new processes (forks of this one could inherit locked locks), each initialised with `start`."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=arguments)
+    if start is not None:
+        start(*arguments)
 
 
 @contextmanager
@@ -112,29 +124,33 @@ def device_of(device: str, number: int) -> str:
 
 
 class Termination:
-    """While the block runs, each of these signals sets `requested` to its number and nothing else; afterwards it has
-    its former effect.
+    """While the block runs, SIGTERM and Ctrl-C set `requested` to their number; afterwards they have their former
+    effect.
 
     Outside the main thread, where Python delivers no signals, it does nothing.
 
     Args:
-        signals: SIGTERM alone if none are given.
+        at_once: they also end worker processes and raise KeyboardInterrupt.
     """
 
-    def __init__(self, *signals: signal.Signals) -> None:
-        self.requested: int = 0
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        self._signals = (signals or (signal.SIGTERM,)) if in_main_thread else ()
+    def __init__(self, at_once: bool = False) -> None:
+        self.requested, self.at_once = 0, at_once
 
     def __enter__(self) -> Termination:
-        self._former = [signal.signal(number, self._note) for number in self._signals]
+        self._former = {}
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, former in zip(self._signals, self._former, strict=True):
+        for number, former in self._former.items():
             # None: a handler that was not set from Python and cannot be put back
             signal.signal(number, signal.SIG_DFL if former is None else former)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # launchers may send it more than once; the first is enough
         self.requested = self.requested or number
+        if self.at_once:
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise KeyboardInterrupt

@@ -34,11 +34,24 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             initial=done,
             disable=bool(os.environ.get("REMIND_QUIET")) or int(os.environ.get("RANK", "0")) != 0,
             file=sys.stderr,
+            leave=sys.stderr.isatty(),
             mininterval=0.1 if sys.stderr.isatty() else LINE_SECONDS,
             miniters=0,
             smoothing=0,  # the mean speed: pieces of work differ too much for that of the last few
             bar_format="{desc}: {percentage:3.0f}%" + count + " {elapsed}, ETA {remaining}{postfix}",
         )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """In the place of the one before, or a line."""
+        if sys.stderr.isatty():
+            super().display(msg, pos)
+        elif msg is None:
+            print(self, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if not self.disable and self.n != self.last_print_n and not sys.stderr.isatty():
+            self.display()
+        super().close()
 
     def step(self, n: float = 1, note: str = "") -> None:
         """Count `n` more as done; 0 before the first restarts the clock of the ETA, as preparation does not count."""
@@ -58,6 +71,12 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         if not self.disable:
             self.initial += n
             self.update(n)
+
+
+def close_bars() -> None:
+    """End all bars, so that what is printed next stands on a line of its own."""
+    for bar in list(tqdm._instances):
+        bar.close()
 
 
 def warn(message: str) -> None:

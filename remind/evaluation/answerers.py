@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from remind.core.processes import WHOLE, Shard
 from remind.llm.request import Message, Reply, Request
+from remind.models.backbone import Backbone, backbone_of
 from remind.models.chat import Content
 from remind.models.generate import Generation, check_generates, generate
 from remind.states import prompts as templates
 
 if TYPE_CHECKING:
+    from remind.evaluation.config import EvaluateConfig
     from remind.llm.request import ChatModel
-    from remind.models.backbone import Backbone
     from remind.models.images import Pictures
 
 #: Called with index and output as each becomes known.
@@ -39,6 +41,8 @@ class Answerer(ABC):
 
     #: Shows images as pixels; None: it takes text alone.
     pictures: Pictures | None = None
+    #: Renders prompts; None: that is done elsewhere.
+    tokenizer: Any = None
 
     @abstractmethod
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
@@ -76,7 +80,7 @@ class LocalAnswers(Answerer):
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
-        self.shard, self.pictures = shard, pictures
+        self.shard, self.pictures, self.tokenizer = shard, pictures, backbone.tokenizer
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size
@@ -112,6 +116,16 @@ class FixedAnswers(Answerer):
         for n, skip in enumerate(done):
             if not skip:
                 on_output(n, self.output)
+
+
+def answerer_of(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answerer | None:
+    """An answerer, a chat model, a Hugging Face model or a backbone as an answerer; None of a name or folder."""
+    if given is None or isinstance(given, str | Path | Answerer):
+        return given if isinstance(given, Answerer) else None
+    if hasattr(given, "complete"):
+        return ChatAnswers(given, cfg.max_new_tokens)
+    backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
+    return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
 
 
 def _generation(reply: Reply) -> Generation:

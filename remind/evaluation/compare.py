@@ -124,7 +124,8 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
 
     Returns:
         `n`, `dropped` (questions of only one run), `left_out`, `failed` (counted as wrong) and `no_verdict` by side,
-        `differing` (identity entries that differ, with both values), `differences` (see there).
+        `differing` (identity entries that differ, with both values), `other_prompts` (questions that the two models
+        read in other words, for example since a chat template prints the date), `differences` (see there).
 
     Raises:
         ConfigError: runs that cannot be compared.
@@ -145,6 +146,7 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         "failed": [sum(kind not in NO_VERDICT for kind in kinds) for kinds in failures],
         "no_verdict": [sum(kind in NO_VERDICT for kind in kinds) for kinds in failures],
         "differing": _differing(first.report["identity"], second.report["identity"]),
+        "other_prompts": sum(one.get("prompt") != two.get("prompt") for one, two in zip(*sides, strict=True)),
         "resampled": "dialogues" if several([row["dialogue_id"] for row in sides[0]]) else "questions",
         "resamples": cfg.resamples,
         "differences": differences(first.rows, second.rows, resamples=cfg.resamples, seed=cfg.seed),
@@ -163,6 +165,8 @@ def table(result: Mapping[str, Any]) -> str:
             one, two = result[key]
             lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")
     lines += [f"differs: {key}: {shown(one)} and {shown(two)}" for key, (one, two) in result["differing"].items()]
+    if result["other_prompts"]:
+        lines.append(f"differs: the prompts, chat template included, of {result['other_prompts']} questions")
     rows = []
     for name, measures in result["differences"].items():
         for measure, row in measures.items():

@@ -36,7 +36,7 @@ from remind.text.words import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
-    from remind.llm.auxiliary import AuxiliaryLLM
+    from remind.perception.auxiliary import AuxiliaryLLM
 
 
 class Stream(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from remind.evaluation.parse import ParsedAnswer
-from remind.llm.asking import Verdict
+from remind.text.words import Verdict
 
 if TYPE_CHECKING:
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.generate import Generation
+    from remind.perception.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
 

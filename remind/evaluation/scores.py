@@ -16,9 +16,9 @@ from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.evaluation.predictions import NO_VERDICT
 from remind.evaluation.statistics import bootstrap, several, share
 from remind.evaluation.tables import HEADS
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
+from remind.text.words import Verdict
 
 #: The averaged scores; those of `SHARES` are shares of ones, the others are means.
 MEASURES = tuple(HEADS)
@@ -173,8 +173,29 @@ def summarise(scored: Iterable[Mapping[str, Any]], resamples: int = 1000, seed: 
     return summary
 
 
+def macro(by_dimension: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over dimensions of each of `MEASURES`, with the number of dimensions that have it as n; no interval.
+
+    It is what the paper's Table 1 prints: the mean of a row of Tables 4 to 7, however many questions a dimension has.
+
+    Args:
+        by_dimension: what `summarise` gives of each.
+    """
+    means: dict[str, Any] = {
+        key: sum(row[key] for row in by_dimension.values()) for key in ("n", "failed", "no_verdict")
+    }
+    for name in MEASURES:
+        values = [row[name]["value"] for row in by_dimension.values() if row[name] is not None]
+        mean = {"value": sum(values) / len(values), "low": None, "high": None, "n": len(values)} if values else None
+        means[name] = mean
+    return means
+
+
 def summaries(scored: Sequence[Mapping[str, Any]], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """What `summarise` gives over all, by format, by dimension, by both (Tables 4 to 7), and by category."""
+    """What `summarise` gives over all, by format, by dimension, by both (Tables 4 to 7), and by category.
+
+    `macro` has the means over dimensions: of each format and, of all formats together, "all".
+    """
 
     def by(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
         names = FORMATS if key == "format" else sorted({row[key] for row in rows if row[key] is not None})
@@ -184,10 +205,17 @@ def summaries(scored: Sequence[Mapping[str, Any]], resamples: int = 1000, seed: 
     def each(groups: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
         return {name: summarise(group, resamples, seed) for name, group in groups.items()}
 
+    both = {name: each(by("format", own)) for name, own in by("dimension", scored).items()}
+    parts = {f"by_{key}": each(by(key, scored)) for key in ("format", "dimension", "category")}
+    columns: dict[str, dict[str, Any]] = {
+        format: {name: cells[format] for name, cells in both.items() if format in cells} for format in FORMATS
+    }
+    columns["all"] = parts["by_dimension"]
     return {
         "overall": summarise(scored, resamples, seed),
-        **{f"by_{key}": each(by(key, scored)) for key in ("format", "dimension", "category")},
-        "by_dimension_and_format": {name: each(by("format", own)) for name, own in by("dimension", scored).items()},
+        **parts,
+        "by_dimension_and_format": both,
+        "macro": {format: macro(rows) for format, rows in columns.items() if rows},
     }
 
 

@@ -21,7 +21,7 @@ from remind.evaluation.judge import judge_run
 from remind.evaluation.predictions import PASSING, PREDICTIONS, appending, part_name, read_rows
 from remind.evaluation.scores import Score, about, counts, parse_all, score, summaries
 from remind.evaluation.team import Team
-from remind.models.chat import Content
+from remind.models.chat import Content, prompt_text
 from remind.models.generate import Generation
 from remind.models.images import content_of
 from remind.states.records import StateRecord
@@ -29,13 +29,13 @@ from remind.states.records import StateRecord
 if TYPE_CHECKING:
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.encoder import SentenceEncoder
+    from remind.perception.auxiliary import AuxiliaryLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Generation):
-    """A row on disk: an output, sixteen hex digits of its prompt's SHA-256, and what the prompt showed.
+    """A row on disk: an output, what its prompt showed, and sixteen hex digits of its SHA-256 as the model read it.
 
     Attributes:
         evidence_shown, images_shown, cut_turns, left_out: as in `Prompt`.
@@ -151,7 +151,7 @@ class Outputs:
             if answerer.pictures is None:
                 raise ConfigError(f"images pixels: {answerer.about['name']} takes text only; set images captions")
             files = answerer.pictures.check(shown)
-        blank = list(map(_blank, ids, prompts, files))
+        blank = [_blank(answerer.tokenizer, *one) for one in zip(ids, prompts, files, strict=True)]
         done = [self._known.get(one.question_id) == one.prompt for one in blank]
         self.resumed += sum(done)
         bar.skip(sum(done))
@@ -181,14 +181,17 @@ class Outputs:
         bar.advance_to(begun + len(ids))
 
 
-def _blank(question_id: str, prompt: Prompt, files: Sequence[str]) -> Prediction:
+def _blank(tokenizer: Any, question_id: str, prompt: Prompt, files: Sequence[str]) -> Prediction:
     """A row without its output.
 
     Args:
+        tokenizer: as of an `Answerer`.
         files: hashes of the prompt's image files.
     """
-    fixed = prompt.output
-    shown = [prompt.text, *files] if fixed is None else ["", fixed.text, fixed.message]
+    fixed, text = prompt.output, prompt.text
+    if fixed is None and tokenizer is not None:
+        text = prompt_text(tokenizer, content_of(prompt.text, prompt.pictures))
+    shown = [text, *files] if fixed is None else ["", fixed.text, fixed.message]
     # escaped: a lone surrogate in a dialogue has no bytes of its own
     digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
     return Prediction(

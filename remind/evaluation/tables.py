@@ -130,7 +130,10 @@ def measures(part: Mapping[str, Any]) -> list[Table]:
 
 
 def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
-    """Dimensions as rows, the main measures by format as columns (Tables 4 to 7). None without dimensions."""
+    """Dimensions as rows, the main measures by format as columns (Tables 4 to 7). None without dimensions.
+
+    The last row has the means over dimensions (Table 1).
+    """
     rows: Mapping[str, Mapping[str, Any]] = part["by_dimension_and_format"]
     columns = [
         (format, name)
@@ -144,10 +147,10 @@ def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
 
     lines = [
         Row(dimension.replace("_", " "), [cell(cells.get(format), name) for format, name in columns])
-        for dimension, cells in rows.items()
+        for dimension, cells in {**rows, "mean over dimensions": part["macro"]}.items()
     ]
     heads = ["dimension", *(f"{format} {HEADS.get(name, name)}" for format, name in columns)]
-    return [Table("By dimension and format", heads, lines)] if lines else []
+    return [Table("By dimension and format", heads, lines)] if rows else []
 
 
 def failures(report: Mapping[str, Any]) -> list[Table]:

@@ -27,7 +27,5 @@ __all__ = [
     "turn_salience",
 ]
 
-_EQUATIONS = ("gaussian_smooth", "guidance", "select_blocks", "token_resonance", "turn_salience")
-__getattr__ = lazy_names(
-    __name__, {"Grounder": "ground", "GroundingTrace": "ground", **dict.fromkeys(_EQUATIONS, "resonance")}
-)
+_HOMES = {"Grounder": "ground", "GroundingTrace": "ground"}
+__getattr__ = lazy_names(__name__, dict.fromkeys(filter(str.islower, __all__), "resonance") | _HOMES)

@@ -40,7 +40,7 @@ def check_sae(cfg: CheckSAEConfig) -> dict[str, Any]:
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
     check_saes(backbone, coders, folder=cfg.sae)
     run = Run(settings, backbone, list(coders), Processes())
-    run.trained = Trained(coders, steps=0, tokens=0, skipped=0, figures={})
+    run.trained = Trained(coders, steps=0, tokens=0, figures={})
     run.evaluate(dialogues)
     layers = {}
     for layer in coders:

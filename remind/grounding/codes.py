@@ -21,7 +21,7 @@ from remind.core.errors import ModelError
 from remind.core.files import Cache, sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.models.backbone import Backbone, modality
-from remind.models.images import Pictures, Place, places_of
+from remind.models.images import Pictures, places_of
 from remind.states.pyramid import FactualState, Rendered, Span, Strategy, one_line, render, segments_of
 from remind.states.records import pictures_of
 from sae import SAEError, SparseCodes
@@ -260,18 +260,15 @@ def joint_codes(encoder: SparseEncoder, state: FactualState, pictures: Pictures 
     Raises:
         ModelError: the prompt is longer than the model takes. ImagePathError: an image that cannot be used.
     """
-    rendered, question = render(state), state.question.id
-    places: tuple[Place, ...] = ()
-    pixels: dict[str, Tensor] = {}
-    if pictures is not None:
-        places = places_of(rendered, pictures_of(state.turns), question, "x0")
-    if pictures is None or not places:
-        tokens = encoder.backbone.tokenize(rendered.text)
-        turn, part = token_places(rendered, state.turns, tokens.offsets)
-    else:
+    rendered, question, pixels = render(state), state.question.id, dict[str, Tensor]()
+    places = () if pictures is None else places_of(rendered, pictures_of(state.turns), question, "x0")
+    if pictures is not None and places:
         pixels = pictures.tensors([place.path for place in places], question)
         tokens = pictures.tokens(encoder.backbone.tokenizer, rendered.text, places)
-        turn, part = token_places(rendered, state.turns, tokens.offsets)
+    else:
+        tokens = encoder.backbone.tokenize(rendered.text)
+    turn, part = token_places(rendered, state.turns, tokens.offsets)
+    if places:
         ids, config = torch.tensor(tokens.ids), encoder.backbone.model.config
         part[ids == config.image_token_id] = Part.CAPTION
         part[(ids == config.vision_start_token_id) | (ids == config.vision_end_token_id)] = Part.OTHER
@@ -342,8 +339,7 @@ class WindowedCodes:
             weights = tensors_hash(backbone.model.state_dict())
             model = [json.dumps(config, sort_keys=True, default=str), backbone.kind, backbone.frame, weights]
             coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
-            device = [str(backbone.dtype), backbone.device.type]
-            self._made_by = sha256_json([model, coders, encoder.sink_ratio, *device])
+            self._made_by = sha256_json([model, coders, encoder.sink_ratio, str(backbone.dtype), backbone.device.type])
         #: Codes of a dialogue, from memory or disk where they are there.
         self.dialogue_codes = lru_cache(cached_dialogues)(self._encode_dialogue)
 
@@ -419,9 +415,8 @@ class WindowedCodes:
             return {n: SparseCodes(read[f"{n}.values"], read[f"{n}.indices"].long()) for n in self.encoder.saes}
         codes = self.encoder.encode(windows)
         tensors = {f"{layer}.values": one.values for layer, one in codes.items()}
-        self.cache.write(
-            "codes", key, tensors | {f"{layer}.indices": one.indices.int() for layer, one in codes.items()}
-        )
+        tensors |= {f"{layer}.indices": one.indices.int() for layer, one in codes.items()}
+        self.cache.write("codes", key, tensors)
         return codes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,9 +31,6 @@ WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")
 AGGREGATE = re.compile(r"mean|max|top([1-9][0-9]*)")
 #: What the sparse codes and their places give by themselves.
 _FROM_CODES = ("summed", "each", "length")
-NOT_IN_WINDOWS = (
-    "grounding.images pixels needs grounding.context_codes joint, and a causal model: windows show captions"
-)
 
 
 @dataclass
@@ -82,10 +79,6 @@ class FusionConfig:
     def reads_text(self) -> bool:
         """Whether any weight needs what `TurnIndex` computes."""
         return any(getattr(self, name) for name in WEIGHTS if name.removesuffix("_context") not in _FROM_CODES)
-
-    def weighs(self, score: str) -> bool:
-        """Whether a score has any weight, by itself or around the turn."""
-        return bool(getattr(self, score) or getattr(self, f"{score}_context"))
 
 
 @dataclass
@@ -173,7 +166,7 @@ class GroundingConfig:
         if AGGREGATE.fullmatch(self.agg) is None:
             raise ConfigError(f"no aggregate {self.agg!r}; there are mean, max and top<m>, such as top5")
         if self.images == "pixels" and self.context_codes == "windowed":
-            raise ConfigError(NOT_IN_WINDOWS)
+            raise ConfigError("grounding.images pixels needs grounding.context_codes joint: windows show captions")
 
 
 def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) -> GroundingConfig:
@@ -187,10 +180,9 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known = {field.name: values[field.name] for field in fields(GroundingConfig) if field.name in values}
     try:
         # a manifest may be somebody else's, and must name no folder to write to
-        return TypeAdapter(GroundingConfig).validate_python(known | {"codes_folder": None, "image_root": None})
+        return TypeAdapter(GroundingConfig).validate_python({**values, "codes_folder": None, "image_root": None})
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(f"grounding.{'.'.join(map(str, first['loc']))}: {first['msg']}", path) from None

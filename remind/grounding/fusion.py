@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue
 from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
+from remind.grounding.resonance import standardise_turns
 from remind.perception.perceive import BM25
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import stems, target_speakers, word_list, words
@@ -40,22 +40,6 @@ _BLOCK = 1 << 24
 def gaussian_shares(sigma: float) -> list[float]:
     """Weights of the neighbours 1, 2, … ceil(3σ) turns away, the turn itself weighing 1."""
     return [math.exp(-0.5 * (step / sigma) ** 2) for step in range(1, math.ceil(3 * sigma) + 1)]
-
-
-def standardise_turns(scores: Tensor, inside: Tensor) -> Tensor:
-    """Zero mean and unit standard deviation (of the population) over the turns inside; 0 outside and where all agree.
-
-    Args:
-        scores: [n, Q]. inside: bool [n, Q] or [n, 1].
-    """
-    inside = inside.expand_as(scores)
-    known = torch.where(inside, scores, 0.0)
-    count = inside.sum(0).clamp(min=1)
-    centred = torch.where(inside, known - known.sum(0) / count, 0.0)
-    deviation = (centred.square().sum(0) / count).sqrt()
-    # equal values leave a rounding residue instead of zero
-    level = deviation <= 1e-6 * known.abs().amax(0)
-    return torch.where(level, 0.0, centred / torch.where(level, 1.0, deviation))
 
 
 def around(scores: Tensor, run: Tensor, shares: Sequence[float]) -> Tensor:
@@ -120,14 +104,7 @@ def design(signals: Mapping[str, Tensor], run: Tensor, sigma: float) -> Tensor:
 
 
 def fuse(signals: Mapping[str, Tensor], run: Tensor, config: FusionConfig) -> Tensor:
-    """The fused salience; float32 [n, Q]. Arguments as in `design`.
-
-    Raises:
-        ConfigError: a signal whose weight is not 0 is missing.
-    """
-    for name in WEIGHTS:
-        if getattr(config, name) and name.removesuffix("_context") not in signals:
-            raise ConfigError(f"fuse: there is a weight for {name}, but no such signal")
+    """The fused salience; float32 [n, Q]. Arguments as in `design`."""
     return design(signals, run, config.sigma) @ torch.tensor([getattr(config, name) for name in WEIGHTS])
 
 
@@ -258,8 +235,6 @@ class TurnIndex:
         speaker: 1 where the turn's speaker is named. date: see `closeness`. asks: 1 for a turn with a question mark,
         answers: for the one after it.
         """
-        if not questions:
-            raise ConfigError("no questions to score turns for")
         names = name_words(self.dialogue)
         texts, columns = [], []
         for question in questions:

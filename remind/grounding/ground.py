@@ -14,18 +14,19 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.grounding.codes import Coder, Part, SparseEncoder, StateCodes, WindowedCodes, joint_codes
-from remind.grounding.config import NOT_IN_WINDOWS, GroundingConfig
+from remind.grounding.config import GroundingConfig
 from remind.grounding.resonance import (
     combine_layers,
     guidance,
     select_blocks,
     smooth_runs,
+    standardise_turns,
     token_resonance,
     turn_salience,
 )
 from remind.models.backbone import Backbone, BackboneSize
 from remind.states.pyramid import AttentionalState, FactualState
-from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
+from sae import SAEError, TopKSAE, load_idf, load_layers, sae_paths
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -103,8 +104,8 @@ class Grounder:
         saes = check_saes(backbone, saes, idf, config)
         self.idf = {layer: value for layer, value in (idf or {}).items() if layer in saes}
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
-        complete = set(saes) <= set(self.idf)
-        self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
+        auto = config.idf == "auto" and self.joint and set(saes) <= set(self.idf)
+        self.corpus_idf = config.idf == "corpus" or auto
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
         self.windowed = None
         if not self.joint:
@@ -114,8 +115,6 @@ class Grounder:
         if config.images == "pixels":
             from remind.models.images import Pictures
 
-            if not self.joint:
-                raise ConfigError(NOT_IN_WINDOWS)
             self.pictures = Pictures(backbone, config.image_tokens, config.image_root, "grounding.")
         if config.fuse is not None and config.fuse.reads_text:
             from remind.grounding.fusion import TurnIndex
@@ -124,8 +123,9 @@ class Grounder:
                 raise ConfigError(
                     "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
                 )
-            limit = max(1, config.cached_dialogues)
-            self._turn_index = lru_cache(limit)(lambda dialogue: TurnIndex(dialogue, sentences))
+            self._turn_index = lru_cache(max(1, config.cached_dialogues))(
+                lambda dialogue: TurnIndex(dialogue, sentences)
+            )
 
     def ground(self, state: FactualState) -> AttentionalState:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
@@ -212,22 +212,20 @@ class Grounder:
             counted: int64 [T], turn of each token that counts; -1: does not count.
             summed: Eq. 5 [n_turns].
         """
-        from remind.grounding.fusion import best_partners, fuse, match_each, smooth_turns, standardise_turns
+        from remind.grounding.fusion import best_partners, fuse, match_each, smooth_turns
 
         config, n = self.config, len(state.turns)
         saliences = {"summed": summed}
-        by_words = config.match == "each" if config.fuse is None else config.fuse.weighs("each")
-        if by_words:
+        if config.match == "each" if config.fuse is None else config.fuse.each or config.fuse.each_context:
             inside = torch.bincount(counted[counted >= 0], minlength=n) > 0
             by_layer = []
             for layer, own in codes.layers.items():
                 partners = best_partners(own.dialogue, counted, n, own.anchors, idf[layer])
                 owner = torch.zeros(partners.shape[1], dtype=torch.int64)
                 by_layer.append(match_each(partners, owner, inside[:, None]))
-            joined = by_layer[0]
             if len(by_layer) > 1:
-                joined = torch.as_tensor(sum(standardise_turns(s, inside[:, None]) for s in by_layer) / len(by_layer))
-            saliences["each"] = torch.where(inside, joined[:, 0], -torch.inf)
+                by_layer = [torch.stack([standardise_turns(s, inside[:, None]) for s in by_layer]).mean(0)]
+            saliences["each"] = torch.where(inside, by_layer[0][:, 0], -torch.inf)
         if config.fuse is None:
             salience = saliences[config.match]
             return smooth_turns(salience, state.runs, config.smooth_turns) if config.smooth_turns else salience
@@ -266,8 +264,8 @@ def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSA
         ModelError: no folder of SAEs, or a damaged one.
     """
     try:
-        saes = load_layers(Path(folder), device)
-        found = {layer: load_idf(layer_folder(Path(folder), layer)) for layer in saes}
+        saes = load_layers(folder, device)
+        found = {layer: load_idf(path) for layer, path in sae_paths(folder).items()}
     except SAEError as error:
         raise ModelError(str(error)) from None
     return saes, {layer: value for layer, value in found.items() if value is not None}
@@ -299,22 +297,17 @@ def check_saes(
     idf = idf or {}
     if config is not None and config.layers == "last":
         saes = {max(saes): saes[max(saes)]}
+    those, wrong = f"those of {backbone.name} are {backbone.hidden_size} wide", ""
     for layer, coder in saes.items():
         if not 0 <= layer <= backbone.n_layers:
-            raise ModelError(
-                f"{where}there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
-                "train SAEs on this backbone"
-            )
-        if coder.d_in != backbone.hidden_size:
-            raise ModelError(
-                f"{where}the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of "
-                f"{backbone.name} are {backbone.hidden_size} wide; train SAEs on this backbone"
-            )
+            wrong = f"there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}"
+        elif coder.d_in != backbone.hidden_size:
+            wrong = f"the SAE of layer {layer} reads hidden states of width {coder.d_in}, but {those}"
+        if wrong:
+            raise ModelError(f"{where}{wrong}; train SAEs on this backbone")
         if layer in idf and idf[layer].shape != (coder.d_sae,):
-            raise ModelError(
-                f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
-                "features"
-            )
+            sizes = f"idf of layer {layer} has {len(idf[layer])} entries, but its SAE has {coder.d_sae} features"
+            raise ModelError(where + sizes)
     if config is not None and config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
         raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")
     return saes

@@ -135,21 +135,28 @@ def smooth_runs(r: Tensor, run: Tensor, sigma: float) -> Tensor:
     return gaussian_smooth(spread, sigma)[places]
 
 
-def combine_layers(resonances: Sequence[Tensor]) -> Tensor:
-    """One resonance from several layers: each standardised over the tokens, then their mean; a single one as it is.
+def standardise_turns(scores: Tensor, inside: Tensor) -> Tensor:
+    """Zero mean and unit standard deviation (of the population) over the turns inside; 0 outside and where all agree.
 
-    Standardised to zero mean and unit standard deviation (of the population); zeros where all values are equal.
+    Args:
+        scores: [n, Q]. inside: bool [n, Q] or [n, 1].
     """
+    inside = inside.expand_as(scores)
+    known = torch.where(inside, scores, 0.0)
+    count = inside.sum(0).clamp(min=1)
+    centred = torch.where(inside, known - known.sum(0) / count, 0.0)
+    deviation = (centred.square().sum(0) / count).sqrt()
+    # equal values leave a rounding residue instead of zero
+    level = deviation <= 1e-6 * known.abs().amax(0)
+    return torch.where(level, 0.0, centred / torch.where(level, 1.0, deviation))
+
+
+def combine_layers(resonances: Sequence[Tensor]) -> Tensor:
+    """One resonance [T] of several layers: each standardised over the tokens, then the mean; a single one as it is."""
     if len(resonances) == 1 or not len(resonances[0]):
         return resonances[0]
-    standardised = []
-    for r in resonances:
-        centred = r - r.mean()
-        deviation = centred.square().mean().sqrt()
-        # equal values leave a rounding residue instead of zero
-        level = deviation <= 1e-6 * r.abs().max()
-        standardised.append(torch.where(level, torch.zeros_like(r), centred / deviation))
-    return torch.stack(standardised).mean(0)
+    layers = torch.stack(list(resonances), 1)
+    return standardise_turns(layers, torch.ones_like(layers, dtype=torch.bool)).mean(1)
 
 
 def turn_salience(

@@ -1,4 +1,4 @@
-"""Chat models: what all of them share, those behind an OpenAI-compatible server, and the chat models of a run."""
+"""Chat models: behind an OpenAI-compatible server, in this process, or of a dry run; and the chat models of a run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
+from remind.core.files import sha256_json, write_text
+from remind.core.progress import warn
+from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.ledger import Ledger
-from remind.llm.request import ChatModel, Reply, ReplyFailure, Request, Stage
-from remind.llm.structured import NotValid, read_value
+from remind.llm.ledger import Ledger, table
+from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, folded
+from remind.llm.structured import NotValid, placeholder, read_value
+from remind.text.thoughts import without_thoughts
 
-#: Called with the place of each request and its reply, as it comes.
-Put = Callable[[int, Reply], None]
+if TYPE_CHECKING:
+    from remind.models.generate import Generation
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -33,13 +40,27 @@ _ALIKE = 5
 #: OPENAI_CUSTOM_HEADERS) and describes the machine; by the last of these it knows how to give the response out.
 _HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "x-stainless-raw-response"}
 #: How servers say that prompt and answer do not fit the model: vLLM, SGLang, llama.cpp, TGI, OpenAI, Gemini, Claude.
-_TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size)|max_model_len|(prompt|input) is too long|too many input tokens"
-    r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <=",
-    re.IGNORECASE,
+_TOO_LONG = (
+    r"(?i)context[ _-]?(length|window|size)|max_model_len|(prompt|input) is too long|too many input tokens"
+    r"|maximum (number of|allowed) (input |prompt )?tokens|inputs.{0,20}tokens.{0,40}must be <="
 )
-#: How they say that they cannot hold a model to a schema.
-_NO_SCHEMA = re.compile(r"response_?\s?format|json_?\s?schema|structured|grammar|guided", re.IGNORECASE)
+#: How they say what they do not take: schemas, a system's turn, the older name of the limit (see `OpenAIChat._fitted`).
+_REFUSED = {
+    "schema": r"(?i)response_?\s?format|json_?\s?schema|structured|grammar|guided",
+    "system": r"(?i)system.{0,20}(role|messag|prompt)|role.{0,40}system|roles must alternate|only user and assistant",
+    "max_tokens": r"(?i)use\W+max_completion_tokens",
+}
+#: Why a reply ended, as servers put it: it was cut off, withheld, or broken off.
+_CUT = r"length|max_tokens|context"
+_WITHHELD = r"filter|safety|sensitive|recitation|refus|prohibit|block"
+_BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
+#: Characters per token in a dry run; English prose has about that many.
+CHARACTERS = 4
+#: What a free-text reply reads like in a dry run.
+DRY = "(dry run: nothing was asked)"
+#: More characters a token than in prose of any script, and fewer tokens than any model's context: a server that counts
+#: so few of a prompt has cut it.
+_CUT_BY, _LEAST_CONTEXT = 7, 1000
 
 
 class CachedChat(ABC):
@@ -68,26 +89,34 @@ class CachedChat(ABC):
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Have the reply to each request, and `put` it, from one thread at a time."""
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Put | None = None) -> list[Reply]:
         """A reply for each request, in order; errors as in `ChatModel`, and DataError for the cache.
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
         """
-        own = {name: getattr(self.endpoint, name) for name in ("max_tokens", "temperature")}
-        asked = [replace(one, **{name: value for name, value in own.items() if value is not None}) for one in requests]
+        place = self.endpoint
+        asked = []
+        for one in requests:
+            room = (place.max_tokens or one.max_tokens) + place.thought_tokens
+            warmth = one.temperature if place.temperature is None else place.temperature
+            asked.append(replace(one, max_tokens=room, temperature=warmth))
         replies: dict[int, Reply] = {}
 
-        def put(place: int, reply: Reply) -> None:
-            read = replace(_read(asked[place], reply), key=self.key_of(asked[place]))
-            self.ledger.add(asked[place], read, self.endpoint)
-            replies[place] = replace(read, calls=0, seconds=0.0) if read.cached else read
+        def put(n: int, reply: Reply) -> None:
+            schema = asked[n].schema
+            reply = replace(reply, key=self.key_of(asked[n]))
+            if schema is not None and reply.failure is None:
+                try:
+                    reply = replace(reply, value=read_value(reply.text, schema, reply.finished))
+                except NotValid as error:
+                    reply = replace(reply, failure="invalid", message=str(error))
+            replies[n] = reply
+            self.ledger.add(asked[n], reply, place)
             if on_reply is not None:
-                on_reply(place, replies[place])
+                on_reply(n, reply)
 
         self.ask(asked, put)
-        return [replies[place] for place in range(len(asked))]
+        return [replies[n] for n in range(len(asked))]
 
     def key_of(self, request: Request) -> str:
         """Cache key: a hash of endpoint, model, messages and everything that shapes the reply; no key of a user in it.
@@ -99,25 +128,21 @@ class CachedChat(ABC):
             parts += ["body", self.body(request)]
         else:
             parts += [[[message.role, message.text] for message in request.messages], request.max_tokens]
-            parts += [float(request.temperature), request.schema]
-            parts += [self.endpoint.structured and request.schema is not None, self.endpoint.extra_body]
+            parts += [float(request.temperature), request.schema, request.schema is not None, self.endpoint.extra_body]
         # escaped: a lone surrogate in a dialogue has no bytes of its own
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def body(self, request: Request) -> dict[str, Any]:
         """The JSON that a server is sent."""
         endpoint = self.endpoint
-        if request.body is not None:
-            body = {**request.body, "model": endpoint.model, "temperature": request.temperature}
-            if endpoint.max_tokens is not None:
-                body |= {"max_tokens": endpoint.max_tokens, "max_completion_tokens": None}
-        else:
-            body = {"model": endpoint.model, "messages": request.chat}
-            body |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-            if endpoint.structured and request.schema is not None:
-                schema = {"name": request.stage, "schema": dict(request.schema), "strict": True}
-                body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return {name: value for name, value in {**body, **endpoint.extra_body}.items() if value is not None}
+        body = dict(request.body or {"messages": request.chat, "max_tokens": request.max_tokens})
+        if request.body is not None and (endpoint.max_tokens or endpoint.thought_tokens):
+            body |= {"max_tokens": request.max_tokens, "max_completion_tokens": None}
+        if request.schema is not None:
+            schema = {"name": request.stage, "schema": dict(request.schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body |= {"model": endpoint.model, "temperature": request.temperature, **endpoint.extra_body}
+        return {name: value for name, value in body.items() if value is not None}
 
     def recorded(self, request: Request) -> Reply | None:
         """The reply that the cache holds, with what it cost then."""
@@ -128,16 +153,6 @@ class CachedChat(ABC):
         if self.cache is not None and reply.failure is None and (reply.finished or self.endpoint.local):
             self.cache.put(self.key_of(request), reply, self.endpoint.title, request.stage)
         return reply
-
-
-def _read(request: Request, reply: Reply) -> Reply:
-    """The reply with its JSON value, or as a failed one where there is none of the request's schema."""
-    if request.schema is None or reply.failure is not None:
-        return reply
-    try:
-        return replace(reply, value=read_value(reply.text, request.schema, reply.finished))
-    except NotValid as error:
-        return replace(reply, failure="invalid", message=str(error))
 
 
 class OpenAIChat(CachedChat):
@@ -155,18 +170,16 @@ class OpenAIChat(CachedChat):
 
         self._key = _key(endpoint)
         self._pool = ThreadPoolExecutor(endpoint.concurrency, "chat")
-        self._schemas = True  # until the server refuses one
-        # what the first requests failed by; None once one was answered
+        #: What the first requests failed by; None once one was answered.
         self._failures: list[str] | None = []
-        hooks: dict[str, Any] = {"request": [self._sending], "response": [self._received]}
+        #: Of `_REFUSED`, what the server has been found not to take.
+        self._refused: set[str] = set()
+        self._cut = count()
+        hooks: Any = {"request": [self._sending], "response": [self._received]}
         # redirects: the prompt would go to a host that nobody named
         http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
-        own: dict[str, Any] = {
-            "base_url": endpoint.base_url,
-            "max_retries": endpoint.retries,
-            "timeout": endpoint.timeout,
-        }
-        self._client = openai.OpenAI(api_key=self._key, http_client=http, **own)
+        limits: Any = {"max_retries": endpoint.retries, "timeout": endpoint.timeout}
+        self._client = openai.OpenAI(api_key=self._key, base_url=endpoint.base_url, http_client=http, **limits)
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Ask for all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
@@ -184,7 +197,19 @@ class OpenAIChat(CachedChat):
         if recorded := self.recorded(request):
             return recorded
         with nullcontext() if self.cache is None else self.cache.claim(self.key_of(request)):
-            return self.recorded(request) or self.record(request, self._send(request))
+            return self.recorded(request) or self._checked(request, self._send(request))
+
+    def _checked(self, request: Request, reply: Reply) -> Reply:
+        """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
+        said = (message.get("content") for message in self.body(request)["messages"])
+        text = "".join(one for one in said if isinstance(one, str))
+        if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
+            return self.record(request, reply)
+        if next(self._cut) == 0:
+            what = f"{reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters"
+            remedy = "raise its context (Ollama: num_ctx); replies to cut prompts are not cached"
+            warn(f"{self.endpoint.title} cuts prompts without a word: it has read {what}; {remedy}")
+        return reply
 
     def _note(self, reply: Reply) -> None:
         """Raise ModelError where the first requests all fail alike: thousands of others would, too."""
@@ -194,41 +219,52 @@ class OpenAIChat(CachedChat):
             self._failures.append(reply.message)
             alike = {re.sub(r"\S*\d\S*", "", message) for message in self._failures}
             if len(self._failures) >= _ALIKE and len(alike) == 1:
-                raise ModelError(
-                    f"the first {_ALIKE} requests to {self.endpoint.title} all failed alike: {reply.message}"
-                )
+                why = reply.message + ("" if "/v" in self.endpoint.base_url else "; most servers are at base_url/v1")
+                raise ModelError(f"the first {_ALIKE} requests to {self.endpoint.title} all failed alike: {why}")
 
     def _send(self, request: Request) -> Reply:
         """The server's reply, or what the last of as many tries as the endpoint allows has said."""
         import openai
 
-        body, whole, started = self.body(request), request.body is not None, time.monotonic()
-        if not self._schemas and not whole:
-            body.pop("response_format", None)
+        body, whole, started = self._fitted(self.body(request)), request.body is not None, time.monotonic()
         create = self._client.chat.completions.with_streaming_response.create
         try:
             with create(model=self.endpoint.model, messages=body["messages"], extra_body=body) as response:
                 data, reply = response.http_response.extensions["read"]
                 if whole and reply.failure is None:
+                    # who asks for a whole reply reads it by rules of its own
+                    if (said := without_thoughts(reply.text)) != reply.text:
+                        data["choices"][0]["message"]["content"] = said
                     reply = replace(reply, text=json.dumps(data))
+                elif reply.failure is None and not reply.text:
+                    reply = _failed("refused", "the model calls a tool, and it was given none")
         except openai.APIStatusError as error:
             reply = failure_of(error.status_code, error.body)
-            refused = reply.failure == "refused" and not whole and "response_format" in body
-            if refused and _NO_SCHEMA.search(reply.message):
-                self._schemas = False
-                return self._send(request)
+            # llama.cpp says with 500 that a chat template takes no system's turn
+            if reply.failure != "too_long":
+                self._refused |= {name for name, words in _REFUSED.items() if re.search(words, reply.message)}
+                if self._fitted(self.body(request)) != body:
+                    return self._send(request)
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             if self._failures is not None and "Connect" in type(cause).__name__:
-                place = self.endpoint.base_url
-                raise ModelError(f"{place}: connection failed: {cause}; is the server running?") from None
+                why = f"connection failed: {cause}; is the server running?"
+                raise ModelError(f"{self.endpoint.base_url}: {why}") from None
             reply = _failed("server", f"no usable reply: {cause or type(cause).__name__}")
-        except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
-            reply = _failed("refused", f"the request cannot be sent: {error}")
         text, message = reply.text, reply.message
         if len(self._key) > 6:  # no word, such as the "none" of servers without keys; a server may say it back
             text, message = text.replace(self._key, "[key]"), message.replace(self._key, "[key]")
         return replace(reply, text=text, message=message[:300], calls=1, seconds=time.monotonic() - started)
+
+    def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body without what the server does not take, in the form that it takes instead."""
+        if "schema" in self._refused:
+            body.pop("response_format", None)
+        if "system" in self._refused:
+            body["messages"] = folded(body["messages"])
+        if "max_tokens" in self._refused and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return body
 
     def _sending(self, request: Any) -> None:
         """Before each try: send no header but those that a server needs."""
@@ -242,16 +278,21 @@ class OpenAIChat(CachedChat):
         the client repeats."""
         if response.status_code != 200:
             return
-        content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
+        # of the HTTP package that this version of the client is on
         broken = import_module(type(response).__module__.partition(".")[0]).ReadError
+        content, deadline = bytearray(), time.monotonic() + self.endpoint.timeout
         for piece in response.iter_bytes():
             content += piece
             # the client's own limit is on each read
             if time.monotonic() > deadline:
                 raise broken(f"nothing whole within {self.endpoint.timeout:g} s", request=response.request)
+        data: Any = None
         try:
-            data = json.loads(content)
-            reply = _reply(data)
+            if content.lstrip().startswith(b"<"):
+                reply = _failed("refused", "a web page came in place of a reply")
+            else:
+                data = json.loads(content)
+                reply = _reply(data)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise broken("it is not a chat completion", request=response.request) from None
         if reply.failure == "server":
@@ -260,42 +301,47 @@ class OpenAIChat(CachedChat):
 
 
 def failure_of(status: int, body: Any) -> Reply:
-    """What an HTTP status and its body mean for a request; "server" alone may pass."""
+    """What an HTTP status (0: there is none) and its body mean for a request; "server" alone may pass."""
     # redirects are not followed, and where one leads to is no part of the message: it may hold a query
     if 300 <= status < 400:
         return _failed("refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url")
     # servers quote the key, masked, when they refuse it
     if status == 401:
         return _failed("refused", "HTTP 401: the server refuses the key")
-    message = f"HTTP {status}: {_said(body)}".removesuffix(": ")
+    message = f"HTTP {status}: {_said(body)}".removesuffix(": ") if status else _said(body)
     # some servers answer a prompt that does not fit with 500
-    if status == 413 or (status in (400, 422, 500) and _TOO_LONG.search(str(body))):
+    if status == 413 or (status in (0, 400, 422, 500) and re.search(_TOO_LONG, str(body))):
         return _failed("too_long", message)
     return _failed("server" if status in (408, 409, 429) or status >= 500 else "refused", message)
 
 
 def _reply(data: Any) -> Reply:
     """The reply in a chat completion. Raises where it is none."""
-    choice = data["choices"][0] if data.get("choices") else data
-    if error := choice.get("error"):
-        code = str(error.get("code")) if isinstance(error, Mapping) else ""
-        return failure_of(int(code), error) if code.isdigit() else _failed("refused", _said(error))
-    said, reason = choice["message"], str(choice.get("finish_reason")).lower()
+    choices = data.get("choices")
+    error = choices[0].get("error") if choices else data
+    if error:
+        code = re.search(r"'(?:code|status)': '?(\d{3})\b", str(error))
+        if not _said(error):
+            raise LookupError("neither a choice nor a reason")
+        return failure_of(int(code[1]) if code else 0, error)
+    said, reason = choices[0]["message"], str(choices[0].get("finish_reason")).lower()
     text = said.get("content") or ""
     if isinstance(text, list):
         text = "".join(part.get("text") or "" for part in text)
-    if said.get("refusal") or reason == "content_filter":
-        return _failed("refused", f"the model refuses: {said.get('refusal') or 'finish_reason content_filter'}")
-    if reason == "error":
-        return _failed("server", "the server ended the reply with an error (finish_reason error)")
+    if said.get("refusal") or re.search(_WITHHELD, reason):
+        return _failed("refused", f"the model refuses: {said.get('refusal') or f'finish_reason {reason}'}")
+    if re.search(_BROKEN, reason):
+        return _failed("server", f"the server broke the reply off (finish_reason {reason})")
     counts = data.get("usage") or {}
     prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
     if not (isinstance(prompt, int) and isinstance(completion, int)):
         prompt = completion = 0
-    finished = reason not in ("length", "max_tokens")
-    if not text.strip() and not said.get("tool_calls"):
-        why = f"the reply is empty (finish_reason {reason})"
-        return _failed("server" if finished else "invalid", why, prompt, completion)
+    finished = not re.search(_CUT, reason)
+    if not without_thoughts(text).strip() and not said.get("tool_calls"):
+        thought = text.strip() or said.get("reasoning_content") or said.get("reasoning")
+        why = f"the reply {'is a thought alone' if thought else 'is empty'} (finish_reason {reason})"
+        hint = "; give it thought_tokens" if thought and not finished else ""
+        return _failed("server" if finished else "invalid", why + hint, prompt, completion)
     return Reply(text, None, prompt, completion, finished)
 
 
@@ -306,7 +352,8 @@ def _failed(failure: ReplyFailure, message: str, prompt: int = 0, completion: in
 def _said(error: Any) -> str:
     """The message of an error, in any of the shapes that servers use."""
     while isinstance(error, Mapping):
-        error = error.get("message") or error.get("detail") or error.get("error") or ""
+        given = (error.get(name) for name in ("message", "detail", "error", "msg"))
+        error = next((one for one in given if one and one is not True), "")
     return "" if "<html" in str(error).lower() else str(error)
 
 
@@ -317,9 +364,139 @@ def _key(endpoint: EndpointConfig) -> str:
     key = os.environ.get(endpoint.key_env or "", "").strip()
     if not key:
         raise ModelError(f"no key for {endpoint.base_url}: set the environment variable {endpoint.key_env}")
-    if not key.isascii() or not key.isprintable() or json.dumps(key) != f'"{key}"':
+    if not re.fullmatch(r"[ !#-\[\]-~]+", key):
         raise ModelError(f"the key in {endpoint.key_env} holds a character no key has; is it cut or quoted wrongly?")
     return key
+
+
+class LocalChat(CachedChat):
+    """A `ChatModel` on a backbone of its own; greedy, in batches of similar length.
+
+    Replies of one user message are those of `remind.models.generate.generate` on its text. Other roles are written
+    into that message, since not every chat template has them.
+
+    Args:
+        endpoint: model, device and dtype; `concurrency` is the number of prompts per forward.
+
+    Raises:
+        ModelError: the model cannot be loaded or does not generate.
+    """
+
+    def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
+        super().__init__(endpoint, cache, ledger)
+        from remind.models.backbone import load_backbone, model_folder
+        from remind.models.generate import check_generates
+
+        self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
+        check_generates(self.backbone)
+        tokenizer, given = self.backbone.tokenizer, endpoint.extra_body.get("chat_template_kwargs", {})
+        if tokenizer.chat_template:
+            # what is set in front of a template stands for all that is rendered with it
+            values = "".join(f"{{% set {name} = {value!r} %}}" for name, value in given.items())
+            tokenizer.chat_template = values + tokenizer.chat_template
+        folder = model_folder(self.backbone.name)
+        files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
+        about = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        self.weights = sha256_json([about, str(self.backbone.dtype), version("transformers")])[:16]
+
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
+        """Generate what is not recorded.
+
+        A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
+        uninterrupted one. Each reply is committed to the cache as its batch ends.
+
+        Raises:
+            ModelError: a request with a temperature or with tools.
+        """
+        from remind.models.generate import generate
+
+        if any(request.temperature or request.body for request in asked):
+            raise ModelError("a local model answers greedily and takes no tools; name a chat server")
+        for room in sorted({request.max_tokens for request in asked}):
+            places = [place for place, request in enumerate(asked) if request.max_tokens == room]
+            held = [self.recorded(asked[place]) for place in places]
+            for place, reply in zip(places, held, strict=True):
+                if reply is not None:
+                    put(place, reply)
+            started = time.monotonic()
+
+            def on_output(n: int, output: Generation, places: Sequence[int] = places) -> None:
+                nonlocal started
+                # a model that could not be run is as good as a server that gives no reply
+                failure: Any = "server" if output.failure == "error" else output.failure
+                counts, took = (output.prompt_tokens, output.new_tokens), time.monotonic() - started
+                reply = Reply(output.text, None, *counts, output.finished, took, 1, False, "", failure, output.message)
+                put(places[n], self.record(asked[places[n]], reply))
+                started = time.monotonic()
+
+            prompts = [as_prompt(asked[place].messages) for place in places]
+            done = [reply is not None for reply in held]
+            generate(self.backbone, prompts, room, self.endpoint.concurrency, done, on_output)
+
+
+def as_prompt(messages: Sequence[Message]) -> str:
+    """A chat as the text of one user message: instructions first; earlier turns of the chat under their roles."""
+    heads = {"user": "Request:\n", "assistant": "Your reply:\n"}
+    if [message.role for message in messages if message.role != "system"] == ["user"]:
+        heads = {}
+    ordered = sorted(messages, key=lambda message: message.role != "system")
+    return "\n\n".join(heads.get(message.role, "") + message.text for message in ordered)
+
+
+@dataclass
+class DryRun:
+    """A run that asks nothing.
+
+    Args:
+        path: JSONL, a line for each request that would be sent.
+        ledger: gets every stand-in reply at its highest cost: it is taken to fill the room it has.
+    """
+
+    path: Path
+    ledger: Ledger
+
+    def report(self) -> str:
+        """The ledger as text: calls, and at most how many tokens and USD they cost."""
+        end = f"tokens counted as characters / {CHARACTERS}, replies at their longest; nothing was asked"
+        return f"{table(self.ledger.summary(), dry=True)}\n{end}; prompts: {self.path}"
+
+
+class DryChat(CachedChat):
+    """A `ChatModel` that asks nothing: it writes down what would be asked, and what that would cost.
+
+    Replies the cache holds are given out, so that what comes after them is estimated truly. All others are stand-ins:
+    a fixed line, or the smallest value of the schema's shape.
+    """
+
+    def __init__(self, endpoint: EndpointConfig, run: DryRun, cache: ReplyCache | None = None) -> None:
+        super().__init__(endpoint, cache, run.ledger)
+        self.path = run.path
+        self._held: dict[str, Reply] = {}
+
+    def ask(self, asked: Sequence[Request], put: Put) -> None:
+        """Put what the cache or this dry run holds, else a stand-in, which is written down."""
+        for place, request in enumerate(asked):
+            key = self.key_of(request)
+            if reply := self._held.get(key) or self.recorded(request):
+                put(place, replace(reply, cached=True))
+            else:
+                self._held[key] = self._noted(request)
+                put(place, self._held[key])
+
+    def _noted(self, request: Request) -> Reply:
+        body, schema, room = self.body(request), request.schema, request.max_tokens
+        tokens = len(json.dumps([body["messages"], body.get("tools")])) // CHARACTERS
+        text = DRY if schema is None else json.dumps(placeholder(schema))
+        if request.body is not None:
+            message = {"role": "assistant", "content": "{}" if body.get("response_format") else DRY}
+            text = json.dumps(completion(self.endpoint.model, message, "stop", tokens, room))
+        about = {name: getattr(request, name) for name in ("stage", "sample", "prompt_id", "system", "dialogue")}
+        cost = {"prompt_tokens": tokens, "cost_usd_at_most": self.endpoint.cost(tokens, room)}
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(
+                json.dumps({**about, "endpoint": self.endpoint.title, **body, **cost}, ensure_ascii=False) + "\n"
+            )
+        return Reply(text, None, tokens, room, calls=1)
 
 
 class Chats:
@@ -330,11 +507,12 @@ class Chats:
         dry: the dry run, if this is one.
     """
 
-    def __init__(self, cfg: LLMConfig, ledger: Ledger | None = None) -> None:
-        from remind.llm.dry import DryRun
-
-        self.cfg, self.ledger = cfg, ledger or Ledger()
-        self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run, self.ledger)
+    def __init__(self, cfg: LLMConfig) -> None:
+        self.cfg, self.ledger = cfg, Ledger()
+        self.dry: DryRun | None = None
+        if cfg.dry_run is not None:
+            self.dry = DryRun(Path(cfg.dry_run).expanduser(), self.ledger)
+            write_text(self.dry.path, "")
         self._open: dict[str, ChatModel] = {}
 
     def stage(self, stage: Stage) -> ChatModel | None:
@@ -348,18 +526,12 @@ class Chats:
         endpoint = self.cfg.endpoint(stage)
         if endpoint is None:
             return None
-        if model := self._open.get(repr(endpoint)):
-            return model
+        if opened := self._open.get(repr(endpoint)):
+            return opened
         cache = None if self.cfg.cache is None else ReplyCache(self.cfg.cache)
         if self.dry is not None:
-            from remind.llm.dry import DryChat
-
-            model = DryChat(endpoint, self.dry, cache)
-        elif endpoint.local:
-            from remind.llm.local import LocalChat
-
-            model = LocalChat(endpoint, cache, self.ledger)
+            model: ChatModel = DryChat(endpoint, self.dry, cache)
         else:
-            model = OpenAIChat(endpoint, cache, self.ledger)
+            model = (LocalChat if endpoint.local else OpenAIChat)(endpoint, cache, self.ledger)
         self._open[repr(endpoint)] = model
         return model

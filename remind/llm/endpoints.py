@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import HttpUrl
-
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.llm.request import Stage
-from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
+from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -40,17 +39,18 @@ class EndpointConfig:
     """Concurrent requests; for a local model: prompts per forward pass."""
     max_tokens: PositiveInt | None = None
     """Maximum length of a reply in tokens; None: as the request asks."""
+    thought_tokens: NonNegativeInt = 0
+    """Tokens for what the model thinks before it replies, on top of the length of each reply."""
     temperature: NonNegativeFloat | None = None
     """Temperature; None: as the request asks, mostly 0."""
     price_prompt: NonNegativeFloat = 0.0
     """USD per million prompt tokens."""
     price_completion: NonNegativeFloat = 0.0
     """USD per million completion tokens."""
-    structured: bool = True
-    """Send the JSON schema of a request as response_format; a server that refuses it gets none from then on."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. No
-    place for keys: configurations are printed and saved."""
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. Of
+    them a local model takes chat_template_kwargs, e.g. {enable_thinking: false}. No place for keys: configurations are
+    printed and saved."""
     device: str = "cpu"
     """Where a local model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"
@@ -61,8 +61,10 @@ class EndpointConfig:
         check_ranges(self, ConfigError)
         if self.key_env is not None and not self.key_env.isidentifier():
             raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
-        if not self.local:
-            _check_url(self.base_url)
+        # keys hide in addresses, and addresses are printed
+        if not self.local and not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./~%-]*)?", self.base_url, re.IGNORECASE):
+            what = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1, without user, password, query and fragment"
+            raise ConfigError(f"base_url must be {what}: keys come from the environment")
         if not self.model:
             raise ConfigError("no model is named; set the endpoint's model")
 
@@ -79,7 +81,7 @@ class EndpointConfig:
     @property
     def identity(self) -> str:
         """`title`, and a hash of the settings that shape replies where any is not the usual one."""
-        settings = [self.max_tokens, self.temperature, self.structured, self.extra_body]
+        settings = [self.max_tokens, self.temperature, True, self.extra_body, *filter(None, [self.thought_tokens])]
         return self.title if settings == [None, None, True, {}] else f"{self.title} {sha256_json(settings)[:8]}"
 
     @property
@@ -131,14 +133,3 @@ class LLMConfig:
         """The endpoint for a stage; None: the offline stand-in."""
         own: EndpointConfig | None = getattr(self, stage, self.memory)
         return own or self.default
-
-
-def _check_url(url: str) -> None:
-    """Keys hide in addresses, and addresses are printed: refuse those that could hold one."""
-    try:
-        parts = HttpUrl(url if "://" in url else "")
-    except ValueError:
-        what = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither"
-        raise ConfigError(f"base_url must be {what} (and not shown: it may hold a key)") from None
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")

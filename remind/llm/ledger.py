@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
@@ -46,39 +47,20 @@ class Ledger:
 
         Returns:
             For each group in order its fields, counts of requests, sums of tokens and USD, of which `now` was paid by
-            this process, and seconds of answered requests, of cached ones as first paid. `unknown_usage` is the number
-            of replies whose tokens the server did not count; they are in no sum. What several groups ask for is in
-            each of them.
+            this process, and percentiles of the seconds of answered requests, of cached ones as first paid.
+            `unknown_usage` is the number of replies whose tokens the server did not count; they are in no sum. What
+            several groups ask for is in each of them.
         """
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {} if names else {(): []}
         for row in list(self._rows):
             places.setdefault(tuple(row[name] for name in names), []).append(row)
-        return [{**dict(zip(names, place, strict=True)), **self.sums(own)} for place, own in sorted(places.items())]
-
-    @staticmethod
-    def sums(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Counts and sums of rows."""
-        answered = {row["key"]: row for row in rows if row["key"] is not None}.values()
-        spent = [*answered, *(row for row in rows if row["key"] is None)]
-        now = [row for row in rows if not row["cached"]]
-        seconds = sorted(row["seconds"] for row in answered)
-        return {
-            "requests": len(rows),
-            "cached": sum(row["cached"] for row in rows),
-            "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
-            **{name: sum(row[name] for row in spent) for name in SUMS},
-            "now": {name: sum(row[name] for row in now) for name in SUMS},
-            "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
-            "seconds_in_all": sum(seconds),
-        }
+        return [{**dict(zip(names, place, strict=True)), **_sums(own)} for place, own in sorted(places.items())]
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then."""
-        rows = []
-        # row by row: other threads may count meanwhile
-        with suppress(IndexError):
-            while True:
-                rows.append(self._rows.pop(0))
+        rows = self._rows[:]
+        # other threads may count meanwhile
+        del self._rows[: len(rows)]
         return rows
 
     def merge(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -101,6 +83,21 @@ def table(summary: Mapping[str, Any], dry: bool = False) -> str:
     return "\n".join(lines)
 
 
-def percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """The smallest value that at least `percent` % of the ordered values do not exceed (nearest rank)."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None
+def _sums(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    answered = {row["key"]: row for row in rows if row["key"] is not None}.values()
+    spent = [*answered, *(row for row in rows if row["key"] is None)]
+    now = [row for row in rows if not row["cached"]]
+    seconds = [row["seconds"] for row in answered]
+    return {
+        "requests": len(rows),
+        "cached": sum(row["cached"] for row in rows),
+        "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
+        **{name: sum(row[name] for row in spent) for name in SUMS},
+        "now": {name: sum(row[name] for row in now) for name in SUMS},
+        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
+    }
+
+
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    """The smallest value that at least `percent` % of the values do not exceed (nearest rank); None: of no values."""
+    return float(np.percentile(values, percent, method="inverted_cdf")) if values else None

@@ -20,6 +20,10 @@ Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
+#: A JSON schema; None: the reply is free text.
+Schema = Mapping[str, Any] | None
+#: Texts of others by name.
+Texts = Mapping[str, str] | None
 #: A character that JSON spells in two halves, however often its backslash is escaped, or one half of it.
 _HALVES = re.compile(r"(\\+ud[89ab][0-9a-f]{2}\\+ud[c-f][0-9a-f]{2})|\\+ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 
@@ -55,7 +59,7 @@ class Request:
     prompt_id: str = ""
     max_tokens: int = 512
     temperature: float = 0.0
-    schema: Mapping[str, Any] | None = None
+    schema: Schema = None
     body: Mapping[str, Any] | None = None
     system: str = ""
     dialogue: str = ""
@@ -63,7 +67,9 @@ class Request:
     @property
     def chat(self) -> list[dict[str, str]]:
         """The messages as servers take them."""
-        return [{"role": message.role, "content": message.text} for message in self.messages]
+        # a lone surrogate in a dialogue cannot be sent
+        texts = (message.text.encode("utf-8", "replace").decode() for message in self.messages)
+        return [{"role": message.role, "content": text} for message, text in zip(self.messages, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ class Reply:
         value: the parsed JSON where a schema was given and met.
         prompt_tokens, completion_tokens: as the server counts them; 0 and 0 where it does not.
         finished: whether the model ended by itself.
-        seconds: from the first try to the end, waiting for a free place not counted.
-        calls: 1; 0 where the reply was cached.
+        seconds: from the first try to the end, waiting for a free place not counted; of a cached reply, as then.
+        calls: 1 where it was asked for at all, however often it was tried.
         cached: whether it was paid for before.
         key: of the request in the cache of replies.
         failure, message: why there is no usable reply, in a word and in a line without keys.
@@ -95,7 +101,8 @@ class Reply:
     message: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", whole_characters(self.text))
+        for name in ("text", "message"):
+            object.__setattr__(self, name, whole_characters(getattr(self, name)))
 
 
 def whole_characters(text: str) -> str:
@@ -103,15 +110,20 @@ def whole_characters(text: str) -> str:
     return _HALVES.sub(lambda match: match[1] or "?", text.encode("utf-8", "replace").decode())
 
 
+def folded(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages of a request without a system's turn: what it says stands before what the user says first."""
+    front = "\n\n".join(one["content"] for one in chat if one["role"] == "system")
+    rest = [one for one in chat if one["role"] != "system"]
+    if not front:
+        return rest
+    first = rest.pop(0) if rest and rest[0]["role"] == "user" else {"role": "user", "content": ""}
+    said = first["content"]
+    content = f"{front}\n\n{said}".rstrip() if isinstance(said, str) else [{"type": "text", "text": front}, *said]
+    return [{**first, "content": content}, *rest]
+
+
 def from_template(
-    stage: Stage,
-    template: str,
-    sample: str,
-    schema: Mapping[str, Any] | None,
-    max_tokens: int,
-    data: Mapping[str, str] | None = None,
-    /,
-    **values: Any,
+    stage: Stage, template: str, sample: str, schema: Schema, max_tokens: int, data: Texts = None, /, **values: Any
 ) -> Request:
     """The request that a filled template makes: its system block, then its user block.
 
@@ -126,6 +138,10 @@ def from_template(
     return Request(messages, stage, sample, prompts.prompt_id(template), max_tokens, schema=schema)
 
 
+#: Called with the place of each request and its reply, as it comes.
+Put = Callable[[int, Reply], None]
+
+
 class ChatModel(Protocol):
     """A model that chats: behind a server, on this machine, or made up in a test."""
 
@@ -134,9 +150,7 @@ class ChatModel(Protocol):
         """Identifies endpoint and model, without any key."""
         ...
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Put | None = None) -> list[Reply]:
         """A reply for each request, in order; failures are replies, nothing is raised for a single request.
 
         Args:

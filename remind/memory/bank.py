@@ -1,6 +1,6 @@
 """A bank: one SQLite file, in which a session is one transaction; the ranking of its memories; what its system asks.
 
-Repeated ingesting, transactions, budgets, feedback, forgetting and lost requests are the same for all systems and
+Repeated ingesting, transactions, budgets, feedback and lost requests are the same for all systems and
 implemented here. Nothing is pickled.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.processes import locked
 from remind.data.dialogue import Image, Session, Turn
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
-from remind.memory.base import QUESTION_STAGES, Draft, Memory, Query, Receipt, Retrieval, Services, System
+from remind.llm.request import ChatModel, Reply, Request, Stage, from_template
+from remind.memory.base import QUESTION_STAGES, Draft, Memory, Query, Retrieval, Services, System
 from remind.models.encoder import SentenceEncoder
 from remind.perception.perceive import BM25, standardise
 from remind.states.pyramid import turn_text
@@ -38,7 +38,7 @@ Method = Literal["dense", "bm25", "hybrid"]
 _MISSES = 64
 #: Requests of a bank before its share of lost ones can end a dialogue that is being taken in.
 _EARLY_CHECK = 100
-_APPLICATION, _FORMAT = 0x524D4D42, 3
+_FORMAT = 3
 _TABLES = """
 CREATE TABLE about (value TEXT NOT NULL);
 CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, time TEXT, degraded TEXT NOT NULL);
@@ -56,8 +56,7 @@ CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE learned (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
 """
-#: What a bank is rebuilt of and holds then; what was learned stays.
-_CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal")
+_CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal", "learned")
 _log = logging.getLogger(__name__)
 
 
@@ -103,27 +102,16 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self._path, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise DataError(f"cannot be used as a memory bank: {error}", folder) from None
-        try:
             self._prepare(json.loads(json.dumps({"format": _FORMAT, **identity})))
-        except BaseException as error:
-            self._db.close()
-            if isinstance(error, sqlite3.Error):
-                raise DataError(f"cannot be used as a memory bank: {error}", self._path) from None
-            raise
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"cannot be used as a memory bank: {error}; choose another folder", self._path) from None
         self._changed()
 
     def _prepare(self, identity: Mapping[str, Any]) -> None:
-        new = not self._one("SELECT count(*) FROM sqlite_master")
-        if not new and self._one("PRAGMA application_id") != _APPLICATION:
-            raise DataError("is not a memory bank; choose another folder", self._path)
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
             raise DataError(f"is damaged ({damage}); delete the bank's folder to rebuild it", self._path)
-        # what is forgotten is overwritten
-        self._db.execute("PRAGMA secure_delete = ON")
-        if new:
-            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION}; COMMIT;")
+        if not self._one("SELECT count(*) FROM sqlite_master"):
+            self._db.executescript(f"BEGIN; {_TABLES} COMMIT;")
         if not (held := self.rows("SELECT value FROM about")):
             self._insert("about", json.dumps(identity))
             return
@@ -163,7 +151,7 @@ class Store:
             raise
 
     def clear(self) -> None:
-        """Remove everything but what was learned."""
+        """Remove everything."""
         for table in (*_CONTENT, "sqlite_sequence"):
             self._db.execute(f"DELETE FROM {table}")
         self._changed()
@@ -176,7 +164,7 @@ class Store:
             self._insert("turns", None, turn.id, number, turn.speaker, turn.text, turn.time, images)
 
     def degrade(self, session_id: str, reasons: Sequence[str]) -> None:
-        """Note why a stand-in had a part in a session; no reasons: none had."""
+        """Note what was lost of a session, a line each."""
         self._db.execute("UPDATE sessions SET degraded = ? WHERE id = ?", (json.dumps(reasons), session_id))
 
     def add(self, draft: Draft, tokens: int, vectors: Tensor | None = None, number: int | None = None) -> int:
@@ -210,15 +198,6 @@ class Store:
             self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
         self._changed()
 
-    def rewrite(self, number: int, draft: Draft, tokens: int, vectors: Tensor | None = None) -> None:
-        """Give a memory other content under its number. Without vectors it is found by the keys it has.
-
-        Raises:
-            DataError: as `add`.
-        """
-        self.remove(number, keys=vectors is not None)
-        self.add(draft, tokens, vectors, number)
-
     def log(self, entry: Any) -> None:
         """Append a JSON value to the journal."""
         self._insert("journal", None, json.dumps(entry))
@@ -234,24 +213,21 @@ class Store:
         return next((value for (value,) in self.rows("SELECT value FROM learned WHERE name = ?", name)), None)
 
     def sessions(self) -> list[Session]:
-        """Every session as it was ingested, less what was forgotten."""
+        """Every session as it was ingested."""
         names = self.rows("SELECT id FROM sessions ORDER BY number")
         return [session for (name,) in names if (session := self.session(name)) is not None]
 
     def session(self, session_id: str) -> Session | None:
-        """A session as it was ingested, less what was forgotten; None: it is not stored."""
+        """A session as it was ingested; None: it is not stored."""
         for number, when in self.rows("SELECT number, time FROM sessions WHERE id = ?", session_id):
             query = "SELECT id, speaker, text, time, images FROM turns WHERE session = ? ORDER BY number"
             return Session(session_id, when, tuple(_turn(row) for row in self.rows(query, number)))
         return None
 
     def degraded(self) -> dict[str, list[str]]:
-        """Sessions that a stand-in had a part in, with the reasons."""
+        """Sessions of which something was lost, with what it was."""
         rows = self.rows("SELECT id, degraded FROM sessions WHERE degraded != '[]' ORDER BY number")
         return {name: json.loads(reasons) for name, reasons in rows}
-
-    def holds_turn(self, turn_id: str) -> bool:
-        return bool(self.rows("SELECT 1 FROM turns WHERE id = ?", turn_id))
 
     def last_time(self) -> str | None:
         """Time of the last session with an ISO time."""
@@ -381,9 +357,6 @@ class Bank(ABC):
         DataError, ConfigError: as `System.open`.
     """
 
-    #: Whether feedback changes anything.
-    learns = False
-
     def __init_subclass__(cls, of: type[System] | None = None) -> None:
         """Make this class that of the banks of a system."""
         if of is not None:
@@ -394,7 +367,7 @@ class Bank(ABC):
         self.encoder = services.encoder
         #: Requests made to take sessions in, since the bank was opened or made anew.
         self.asked = 0
-        #: Why a fallback was used for the session or query at hand, one line each.
+        #: What was lost for the session or query at hand, one line each.
         self.lost: list[str] = []
         with ExitStack() as held:
             lock = self.folder.with_name(f".{self.folder.name}.lock")
@@ -402,28 +375,27 @@ class Bank(ABC):
             identity = {"dialogue": dialogue_id, "system": system.about(), "encoder": self.encoder.name}
             self.store = Store(self.folder, identity, self.encoder)
             held.callback(self.store.close)
-            self.prepare(held)
             self._held = held.pop_all()
 
-    def ingest(self, session: Session) -> Receipt:
-        """Store a session, completely or not at all.
+    def ingest(self, session: Session) -> None:
+        """Store a session, completely or not at all. One that is already stored is not ingested again.
 
-        Sessions must be given in the order of time. A session that is already stored is not ingested again.
+        Args:
+            session: the one after the last in the dialogue, whatever its time says.
 
         Raises:
-            DataError: a session of no turns, a turn without text or picture, an id of another session or turn, the same
-                id with other content, or a time before the last session's.
+            DataError: a session of no turns, an id of another turn, or the same id with other content.
             ModelError: as `finish`, where many requests were made.
         """
         if (held := self.store.session(session.id)) is not None:
             if held != session:
                 raise DataError("the bank holds a session of this id with other content", self.folder, session.id)
-            return Receipt(True, tuple(self.store.degraded().get(session.id, ())))
-        self._check(session)
+            return
+        if not session.turns:
+            raise DataError("the session has no turns", self.folder, session.id)
         with self.store.transaction():
             self._store(session)
         self._check_lost(done=False)
-        return Receipt(degraded=tuple(self.lost))
 
     def finish(self) -> None:
         """Compute what depends on the whole dialogue. Call it after the last session, and again after more.
@@ -445,15 +417,11 @@ class Bank(ABC):
             budget: maximum number of tokens in all. A memory that does not fit is skipped, and lower ones may follow.
 
         Raises:
-            ConfigError: k or budget below 1, or neither given; a query without text.
+            ConfigError: k or budget below 1, or neither given.
         """
-        if k is None and budget is None:
-            raise ConfigError("k, budget or both must be given")
-        for name, value in (("k", k), ("budget", budget)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-        if not query.text.strip():
-            raise ConfigError(f"the query {shown(query.id)} has no text")
+        given = [value for value in (k, budget) if value is not None]
+        if not given or min(given) < 1:
+            raise ConfigError(f"k, budget or both must be given, and at least 1, not {k} and {budget}")
         trace, chosen, self.lost = dict[str, Any](), list[Memory](), []
         spent = misses = 0
         for item in self.rank(query, k, trace):
@@ -468,38 +436,29 @@ class Bank(ABC):
         return Retrieval(query, tuple(chosen), {**trace, "failed": self.lost} if self.lost else trace)
 
     def feedback(self, retrieval: Retrieval, cited: Collection[int]) -> None:
-        """Report which memories of a retrieval an answer cited, by their positions from 0.
-
-        Raises:
-            DataError: a place that the retrieval does not have.
-        """
-        if wrong := [place for place in cited if not 0 <= place < len(retrieval.memories)]:
-            message = f"cited memory {wrong[0]} of {len(retrieval.memories)} retrieved"
-            raise DataError(message, self.folder, retrieval.query.id)
-        self.learn(retrieval, frozenset(cited))
-
-    def forget(self, turn_ids: Iterable[str]) -> int:
-        """Change memories, vectors and journal to what they would be without these turns. Returns how many of the turns
-        were stored. Call `finish` again afterwards."""
-        gone = {turn for turn in turn_ids if self.store.holds_turn(turn)}
-        if gone:
-            self.rebuild(gone)
-        return len(gone)
+        """Report which memories of a retrieval an answer cited, by their positions from 0. By default nothing is
+        learned from it."""
+        return
 
     def repair(self) -> bool:
-        """Rebuild the bank if a fallback was used; earlier replies come from the run's cache.
+        """Make the bank anew if something was lost; earlier replies come from the run's cache.
 
         Returns:
             Whether there was anything to do.
         """
-        if needed := bool(self.store.degraded()):
-            self.rebuild()
-        return needed
+        if not self.store.degraded():
+            return False
+        sessions, self.asked = self.store.sessions(), 0
+        with self.store.transaction():
+            self.store.clear()
+            for session in sessions:
+                self._store(session)
+        return True
 
     def report(self) -> dict[str, Any]:
-        """Counts of sessions, turns, memories and lost requests, bytes; why some had a fallback, by session."""
+        """Counts of sessions, turns, memories and lost requests, bytes; what was lost, by session."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-        counts = {name: self.store.count(name) for name in _CONTENT if name != "sources"}
+        counts = {name: self.store.count(name) for name in _CONTENT if name not in ("sources", "learned")}
         degraded = self.store.degraded()
         lost = sum(map(len, degraded.values())) if self.asked else 0
         return {**counts, "bytes": size, "degraded": degraded, "asked": self.asked, "lost": lost}
@@ -518,7 +477,7 @@ class Bank(ABC):
 
     @abstractmethod
     def remember(self, session: Session) -> None:
-        """Store memories of the session in `store`, and in `lost` why a fallback was used; runs inside the session's
+        """Store memories of the session in `store`, and in `lost` what was lost; runs inside the session's
         transaction."""
 
     @abstractmethod
@@ -531,17 +490,14 @@ class Bank(ABC):
             trace: for explanations, as JSON.
         """
 
-    def prepare(self, held: ExitStack) -> None:
-        """What is done when the bank is opened; `held` is closed with it. By default nothing."""
-        return
-
     def complete(self) -> None:
         """What `finish` computes; by default nothing."""
         return
 
-    def learn(self, retrieval: Retrieval, cited: frozenset[int]) -> None:
-        """Learn from feedback; by default does nothing."""
-        return
+    @property
+    def learns(self) -> bool:
+        """Whether `feedback` changes anything."""
+        return False
 
     # what systems use
 
@@ -581,8 +537,12 @@ class Bank(ABC):
         source = self.services.chat
         return None if source is None else source(self.system.name, self.dialogue_id, stage)
 
-    def send(self, *requests: Request) -> list[Reply]:
-        """Replies of the model that the run names for the requests' stage.
+    def send(self, *requests: Request, salvaged: bool = False) -> list[Reply]:
+        """Replies of the model that the run names for the requests' stage. One that did not come or cannot be read gets
+        a line in `lost`.
+
+        Args:
+            salvaged: replies in another form than asked for are of use, too.
 
         Raises:
             ConfigError: it names none.
@@ -592,7 +552,10 @@ class Bank(ABC):
             raise ConfigError(f"{self.system.name} needs a chat model ({stage}); name one: --llm.default.base_url URL")
         if stage not in QUESTION_STAGES:
             self.asked += len(requests)
-        return model.complete(requests)
+        replies = model.complete(requests)
+        failed = [one for one in replies if one.failure not in ((None, "invalid") if salvaged else (None,))]
+        self.lost += (f"{stage}: {one.failure}: {one.message}" for one in failed)
+        return replies
 
     def ask(
         self,
@@ -603,15 +566,8 @@ class Bank(ABC):
         schema: Mapping[str, Any] | None = None,
         **values: Any,
     ) -> Reply:
-        """Send a filled template (`filled`). A reply that did not come or cannot be read gets a line in `lost`.
-
-        Raises:
-            ConfigError: no model is named for the stage.
-        """
-        (reply,) = self.send(filled(self.dialogue_id, stage, template, data, room, schema, **values))
-        if reply.failure is not None:
-            self.lost.append(failed(template, reply))
-        return reply
+        """The reply to a filled template (`from_template`); errors as `send`."""
+        return self.send(from_template(stage, template, self.dialogue_id, schema, room, data, **values))[0]
 
     # inside
 
@@ -626,67 +582,11 @@ class Bank(ABC):
         if done:
             _log.warning("%s; the last: %s", told, lost[-1])
 
-    def _check(self, session: Session) -> None:
-        if not session.turns:
-            raise DataError("the session has no turns", self.folder, session.id)
-        seen: set[str] = set()
-        for turn in session.turns:
-            if not turn.text.strip() and not turn.images:
-                raise DataError("the turn has neither text nor picture", self.folder, turn.id)
-            if turn.id in seen or self.store.holds_turn(turn.id):
-                raise DataError("another turn has this id", self.folder, turn.id)
-            seen.add(turn.id)
-        last, now = self.store.last_time(), session.time or ""
-        dated = now[:4].isdigit() and now[4:5] == "-"  # such times sort as text
-        # as far as both are known: a day is not before an hour of it
-        if last and dated and now[: len(last)] < last[: len(now)]:
-            raise DataError(f"its time {now} is before the last session's, {last}", self.folder, session.id)
-
     def _store(self, session: Session) -> None:
         self.lost = []
         self.store.add_session(session)
         self.remember(session)
         self.store.degrade(session.id, self.lost)
-
-    def rebuild(self, without: Collection[str] = ()) -> None:
-        """Make the bank anew of the stored sessions, less these turns, in one transaction."""
-        sessions, self.asked = self.store.sessions(), 0
-        with self.store.transaction():
-            self.store.clear()
-            for session in sessions:
-                left = tuple(turn for turn in session.turns if turn.id not in without)
-                if left:
-                    self._store(replace(session, turns=left))
-
-
-def filled(
-    dialogue: str,
-    stage: Stage,
-    template: str,
-    data: Mapping[str, str],
-    room: int,
-    schema: Mapping[str, Any] | None = None,
-    **values: Any,
-) -> Request:
-    """The request of a template with the blocks system and user.
-
-    Args:
-        dialogue: id of the dialogue that its costs are added to.
-        stage: what for.
-        template: its name.
-        data: what others wrote, by the name it has in the template; fenced there, "" where there is none.
-        room: tokens of the reply.
-        schema: of the reply, where it is to be JSON.
-        values: the template's other values; none of them what others wrote.
-    """
-    code = code_for(data.values())
-    shown = {name: fenced(name, text, code) if text else "" for name, text in data.items()}
-    return from_template(stage, template, dialogue, schema, room, code=code, **shown, **values)
-
-
-def failed(what: str, reply: Reply) -> str:
-    """A line on a reply that did not come or cannot be read."""
-    return f"{what}: {reply.failure}: {reply.message}"
 
 
 def mapping(reply: Reply) -> Mapping[str, Any]:

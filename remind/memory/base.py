@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXT: Mapping[str, Any] = {"type": "string"}
 TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 #: Stages of chat models that belong to a question; the others belong to ingest.
-QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
+QUESTION_STAGES = ("strategy", "time_range", "read", "profile", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +121,6 @@ class Retrieval:
     memories: tuple[Memory, ...]
     trace: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def tokens(self) -> int:
-        """Of all texts together."""
-        return sum(memory.tokens for memory in self.memories)
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The result of ingesting a session.
-
-    Attributes:
-        known: whether the bank already had it; then nothing was done.
-        degraded: reasons why a fallback was used, one line each; see `Bank.repair`.
-    """
-
-    known: bool = False
-    degraded: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class Services:
@@ -147,13 +129,13 @@ class Services:
     Attributes:
         encoder: turns texts into vectors and counts tokens.
         chat: the chat model for (system, dialogue, stage); None for stages without an endpoint.
-        url: of the loopback endpoint for (system, dialogue, stage), for packages with a client of their own.
+        client: for (system, dialogue, stage) what a package's client of OpenAI's protocol takes for its HTTP client.
         max_failed: share of a bank's requests that may be lost before the dialogue is given up.
     """
 
     encoder: SentenceEncoder
     chat: Callable[[str, str, Stage], ChatModel | None] | None = None
-    url: Callable[[str, str, Stage], str] | None = None
+    client: Callable[[str, str, Stage], Any] | None = None
     max_failed: float = 0.1
 
 

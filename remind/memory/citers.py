@@ -41,19 +41,8 @@ def cited(citer: CiterName, question: Question, memories: Sequence[Memory]) -> f
         has = [not gold.isdisjoint(memory.sources or ()) for memory in memories]
     if citer == "noisy":
         seed = int(sha256_json([question.id, [memory.id for memory in memories]])[:16], 16)
-        has = noisy(np.array(has, bool), np.random.default_rng(seed)).tolist()
+        has = (np.random.default_rng(seed).random(len(has)) < np.where(has, USEFUL, USELESS)).tolist()
     return frozenset(place for place, one in enumerate(has) if one)
-
-
-def noisy(
-    useful: np.ndarray, draws: np.random.Generator, recalls: tuple[float, float] = (USEFUL, USELESS)
-) -> np.ndarray:
-    """Which memories a citer that errs would cite, bool [n], given which are useful, bool [n].
-
-    Args:
-        recalls: probabilities that it cites a useful memory, and another one.
-    """
-    return draws.random(len(useful)) < np.where(useful, *recalls)
 
 
 def tell(citer: CiterName, bank: Bank, question: Question, k: int) -> None:

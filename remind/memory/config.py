@@ -37,10 +37,9 @@ class RunMemoryConfig:
     """Tokens of memories that a reader gets instead of answer_k memories, so that all contexts have the same length."""
     full_tokens: PositiveInt = 16_000
     """Length of full_context in tokens; the newest turns are kept."""
-    reader: Literal["direct", "con", "con_separate", "cite", "respond", "x0"] = "direct"
-    """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), with citations,
-    as a reply to the person, in sentences, or by the prompt of a factual state without a strategy (x0), for models that
-    were trained on states."""
+    reader: Literal["direct", "con", "cite", "respond", "x0"] = "direct"
+    """How answers are asked for: directly, after notes (Chain-of-Note), with citations, as a reply to the person, in
+    sentences, or by the prompt of a factual state without a strategy (x0), for models that were trained on states."""
     citer: Literal["none", "reader", "oracle", "noisy", "lexical"] = "reader"
     """Source of the citations that learning systems get after each question. none; reader: the reader's own citations
     (with reader cite); oracle, noisy: gold evidence, exact or with errors, which every report states; lexical: shared
@@ -67,10 +66,6 @@ class RunMemoryConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if not self.systems:
-            raise ConfigError("systems is empty")
-        if twice := sorted({name for name in self.systems if self.systems.count(name) > 1}):
-            raise ConfigError(f"systems lists {twice[0]} twice")
         if reserved := sorted({*self.systems} & {*CONTROLS}):
             raise ConfigError(f"{reserved[0]} is always included; leave it out")
         if unused := sorted({*self.options} - {*self.systems}):
@@ -97,6 +92,3 @@ class ScoreMemoryConfig:
     """Resamples of dialogues for the intervals."""
     seed: Seed = 0
     """Of the resamples."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)

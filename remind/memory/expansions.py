@@ -1,26 +1,24 @@
-"""What keys are expanded by: facts, keyphrases and summaries, from an LLM, from LoCoMo's files, or from the words.
+"""What keys are expanded by: facts, from an LLM or from LoCoMo's files; and key sentences.
 
 Each source takes stretches of a session, which are single turns or all that count of it, and gives some texts for each.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
-from remind.data.readers.builder import Place, records
-from remind.data.readers.locomo import EvidenceIndex, sessions
-from remind.llm.request import MemoryStage, Request
+from remind.data.readers.annotations import Annotations, read_annotations
+from remind.llm.request import from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, filled, mapping
-from remind.memory.base import TEXTS, System, texts, words
+from remind.memory.bank import mapping
+from remind.memory.base import TEXTS, System, texts
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 
@@ -28,58 +26,27 @@ if TYPE_CHECKING:
     from remind.memory.bank import Bank
 from remind.memory.base import Services
 
-Kind = Literal["userfact", "keyphrase", "summ"]
 Stretch = tuple[Turn, ...]
 
-STAGES: Mapping[Kind, MemoryStage] = {"userfact": "facts", "keyphrase": "keyphrases", "summ": "summaries"}
-#: Room for a reply in tokens (LongMemEval, Appendix D; its 100 for keyphrases hold no JSON).
-ROOM: Mapping[Kind, int] = {"userfact": 2000, "keyphrase": 300, "summ": 500}
-#: Keyphrases of a stretch, and words of a summary, at most.
-MOST, WORDS = 10, 120
-
-_ABOUT = re.compile(r"session_(\d+)_(?:observation|summary)", re.ASCII)
-
-
-def extractive(session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-    """Key sentences, those with words that are rare in the session."""
-    weights = rarity([stems(turn_text(turn)) for turn in session.turns])
-    said = [sentences(stretch) for stretch in stretches]
-    return [key_sentences(one, [telling(part.text, weights) for part in one]).splitlines() for one in said]
+#: Room for a reply in tokens (LongMemEval, Appendix D).
+ROOM = 2000
 
 
 def gist(session: Session, turns: Stretch) -> str:
-    """Key sentences of turns of one speaker, who is named once, on one line."""
+    """Key sentences of turns of one speaker, those with words that are rare in the session; the speaker is named once,
+    and all on one line."""
+    weights, parts = rarity([stems(turn_text(turn)) for turn in session.turns]), sentences(turns)
     name = f"{one_line(turns[0].speaker)}: "
-    (lines,) = extractive(session, [turns])
+    lines = key_sentences(parts, [telling(part.text, weights) for part in parts]).splitlines()
     said = " ".join(line.removeprefix(name) for line in lines) or one_line(turn_text(turns[0])).removeprefix(name)
     return name + said
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """What LoCoMo's file holds of one dialogue, written by an LLM.
-
-    Attributes:
-        facts: by session, each with the ids of the turns it is from.
-        summaries: by session.
-        turns: ids by session.
-    """
-
-    facts: dict[str, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
-    summaries: dict[str, str] = field(default_factory=dict)
-    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def replay(self, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-        """The facts that are from a turn of the stretch, or the session's summary.
-
-        Nothing is told of turns that the session lacks: neither facts that are from such a turn too, nor the summary.
-        """
-        there = {turn.id for turn in session.turns}
-        if kind == "summ":
-            known = set(self.turns.get(session.id, ())) == there
-            return [_sentences(self.summaries.get(session.id, "")) if known else [] for _ in stretches]
-        facts = [(text, ids) for text, ids in self.facts.get(session.id, ()) if there.issuperset(ids)]
-        return [[text for text, ids in facts if not {t.id for t in one}.isdisjoint(ids)] for one in stretches]
+def replay(held: Annotations, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """LoCoMo's facts that are from a turn of the stretch, and from none that the session lacks."""
+    there = {turn.id for turn in session.turns}
+    facts = [(text, ids) for text, ids in held.get(session.id, ()) if there.issuperset(ids)]
+    return [[text for text, ids in facts if not {t.id for t in one}.isdisjoint(ids)] for one in stretches]
 
 
 @dataclass(frozen=True)
@@ -114,66 +81,9 @@ class Replaying(System):
         return super().open(folder, dialogue_id, services)
 
 
-def read_annotations(path: str | Path) -> dict[str, Annotations]:
-    """The `observation` and `session_summary` fields of LoCoMo's file by dialogue.
-
-    Raises:
-        DataError: a file that cannot be read, or a field that is not as in LoCoMo.
-    """
-    held: dict[str, Annotations] = {}
-    for place, value in records(path):
-        sample = place.mapping(value, "a sample")
-        sample_id = place.name(sample.get("sample_id"), "sample_id")
-        here = Place(place.path).at(sample_id)
-        one = held[sample_id] = Annotations()
-        for session_id, _, turns in sessions(here, here.mapping(sample.get("conversation"), "conversation")):
-            one.turns[session_id] = tuple(turn_id for _, turn_id, _ in turns)
-        index = EvidenceIndex([name for names in one.turns.values() for name in names])
-        for session_id, text in _by_session(here, sample, "session_summary"):
-            one.summaries[session_id] = here.text(text, "session_summary")
-        for session_id, speakers in _by_session(here, sample, "observation"):
-            for rows in here.mapping(speakers, "observation").values():
-                one.facts.setdefault(session_id, []).extend(
-                    _fact(here, index, row) for row in here.sequence(rows, "observation")
-                )
-    return held
-
-
-def request(kind: Kind, dialogue_id: str, stretch: Stretch) -> Request:
-    """What is asked of an LLM for one stretch (Appendix D, in our own words)."""
-    stage, limits = STAGES[kind], {"keyphrase": {"most": MOST}, "summ": {"words": WORDS}}.get(kind, {})
-    schema = None if kind == "summ" else object_schema(**{stage: TEXTS})
-    data = {"messages": "\n".join(map(turn_text, stretch))}
-    return filled(dialogue_id, stage, f"memory_{stage}", data, ROOM[kind], schema, **limits)
-
-
-def asked(bank: Bank, kind: Kind, session: Session, stretches: Sequence[Stretch]) -> list[list[str]]:
-    """The texts that an LLM writes; where it does not, key sentences, and told."""
-    replies = bank.send(*(request(kind, bank.dialogue_id, stretch) for stretch in stretches))
-    found = []
-    for stretch, reply in zip(stretches, replies, strict=True):
-        if reply.failure is not None:
-            bank.lost.append(f"{failed(STAGES[kind], reply)} ({stretch[0].id})")
-            found += extractive(session, [stretch])
-        elif kind == "summ":
-            found.append(_sentences(words(reply)))
-        else:
-            found.append(texts(mapping(reply).get(STAGES[kind])))
-    return found
-
-
-def _sentences(text: str) -> list[str]:
-    return [sentence.text for sentence in sentences([Turn("", "", text)])]
-
-
-def _by_session(place: Place, sample: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Session ids and values of a field whose keys are such as `session_3_summary`."""
-    entries = place.mapping(sample.get(name, {}), name)
-    return [(f"S{int(match[1])}", value) for key, value in entries.items() if (match := _ABOUT.fullmatch(key))]
-
-
-def _fact(place: Place, index: EvidenceIndex, row: Any) -> tuple[str, tuple[str, ...]]:
-    parts = place.sequence(row, "a fact")
-    if len(parts) != 2:
-        raise place.error(f"a fact should be its text and its turns, not {len(parts)} values")
-    return place.text(parts[0], "a fact"), index.resolve(place, parts[1]).turn_ids
+def asked(bank: Bank, stretches: Sequence[Stretch]) -> list[list[str]]:
+    """The facts that an LLM writes (Appendix D, in our own words)."""
+    schema = object_schema(facts=TEXTS)
+    told = [{"messages": "\n".join(map(turn_text, stretch))} for stretch in stretches]
+    asks = [from_template("facts", "memory_facts", bank.dialogue_id, schema, ROOM, data) for data in told]
+    return [texts(mapping(reply).get("facts")) for reply in bank.send(*asks)]

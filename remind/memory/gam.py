@@ -25,8 +25,6 @@ PLAN_SCHEMA = object_schema(
 INTEGRATE_SCHEMA = object_schema(content=TEXT, sources=_NUMBERS)
 CHECK_SCHEMA = object_schema(enough={"type": "boolean"})
 ASK_SCHEMA = object_schema(new_requests=TEXTS)
-#: Characters of a page that stand in for an abstract that did not come.
-_STAND_IN = 200
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class GAMBank(Bank, of=GAMSystem):
         page = "\n".join([*lines, *map(turn_text, session.turns)])
         data = {"abstracts": self._abstracts(), "page": page}
         reply = self.ask("summaries", "gam_page", data, self.system.abstract_room)
-        abstract = one_line(words(reply) if reply.failure is None else "") or one_line(page[:_STAND_IN])
+        abstract = one_line(words(reply) if reply.failure is None else "") or one_line(page[:200])
         sources, key = tuple(turn.id for turn in session.turns), f"{abstract}\n{page}"
         self.put(Draft("page", sources, page, (key,), session.time, abstract))
 

@@ -9,15 +9,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
-
 from remind.core import optional
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
-from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
+from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt
 
 #: A bank holds one dialogue, and in it the package one namespace.
 _SPACE = ("memories",)
@@ -35,16 +31,6 @@ class LangMemSystem(PackageSystem):
 
     not_as_published = ()
     name: str = "langmem"
-    query_limit: PositiveInt = 5
-    """Memories that the manager is shown with a batch, those nearest to its last turn; the package has 5. With 8 and
-    more it looks up the last two turns besides, with 12 and more the last four."""
-    deletes: bool = True
-    """Whether the manager may delete memories."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.query_limit < 4:
-            raise ConfigError(f"query_limit must be at least 4, not {self.query_limit}: else nothing is looked up")
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where a package is missing."""
@@ -61,13 +47,8 @@ class LangMemBank(PackageBank, of=LangMemSystem):
     # which langmem calls models by
     logger = "trustcall"
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        #: Vectors by what the package had encoded.
-        self._encoded: dict[str, list[float]] = {}
-
     def load(self) -> Any:
-        package, url = _package(), self.url()
+        package = _package()
         index = {"dims": self.encoder.dimension, "embed": self._embed}
         store = import_module("langgraph.store.memory").InMemoryStore(index=index)
         for number in self.store.numbers():
@@ -75,16 +56,15 @@ class LangMemBank(PackageBank, of=LangMemSystem):
         chat = import_module("langchain_openai").ChatOpenAI(
             model=MODEL,
             api_key=NO_KEY,
-            base_url=url,
+            base_url=URL,
             max_retries=0,
             temperature=0,
-            http_client=self.direct(),
+            http_client=self.client(),
             # one that the environment names is refused beside a client
             openai_proxy="",
             use_responses_api=False,
         )
-        limits = {"enable_deletes": self.system.deletes, "query_limit": self.system.query_limit}
-        return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, **limits)
+        return package.create_memory_store_manager(chat, namespace=_SPACE, store=store, enable_deletes=True)
 
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         messages, when = import_module("langchain_core.messages"), turns[0].time or session.time
@@ -110,25 +90,22 @@ class LangMemBank(PackageBank, of=LangMemSystem):
                 self.store.remove(number)
             elif value != self.store.note(number):
                 sources = (*(self.store.memory(number).sources or ()), *turns)
-                self.store.rewrite(number, *self._drawn(value, sources, when))
+                self.put(_draft(value, sources, when), number)
         # the package gives them at random
         for key, value in sorted(held.items(), key=lambda item: _indexed(item[1])):
-            number = self.store.add(*self._drawn(value, turns, when))
+            number = self.put(_draft(value, turns, when))
             theirs.delete(_SPACE, key)
             theirs.put(_SPACE, str(number), value)
 
-    def _drawn(self, value: dict[str, Any], sources: Sequence[str], when: str | None) -> tuple[Draft, int, Tensor]:
-        """A memory, its tokens and its vector."""
-        content, key = value["content"], _indexed(value)
-        text = str(content.get("content", "") if isinstance(content, dict) else content)
-        draft = Draft("memory", tuple(sources), text, (key,), when, value)
-        return draft, self.encoder.count_tokens(text), self.encoder.encode_apart([key])
-
     def _embed(self, texts: Sequence[str]) -> list[list[float]]:
-        for text in texts:
-            if text not in self._encoded:
-                self._encoded[text] = self.encoder.encode_apart([text])[0].tolist()
-        return [self._encoded[text] for text in texts]
+        return [self.encoder.encode_apart([text])[0].tolist() for text in texts]
+
+
+def _draft(value: dict[str, Any], sources: Sequence[str], when: str | None) -> Draft:
+    """A memory as it is stored here."""
+    content = value["content"]
+    text = str(content.get("content", "") if isinstance(content, dict) else content)
+    return Draft("memory", tuple(sources), text, (_indexed(value),), when, value)
 
 
 def _indexed(value: dict[str, Any]) -> str:

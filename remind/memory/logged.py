@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from remind.core.files import sha256_json
-from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, System
-from remind.memory.expansions import gist
 from remind.memory.operations import Entry, Operation, State, fold, made
-from remind.memory.proposals import LONGEST, undated
+from remind.memory.proposals import Occasion, Role, propose, undated
 from remind.states.pyramid import one_line
 from remind.text.days import day_of
-from remind.text.words import fillers, sentences, stems
-
-#: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.
-Policy = Literal["llm", "extractive"]
-#: `Operation.by` of the rules.
-RULES = {"model": "extractive", "prompt": "", "key": ""}
-_DEGRADED = {
-    "llm": "the prompts are in our own words, and the policy is the endpoint's model as it is",
-    "extractive": "entries are taken from the dialogue's words by rules, not written by a trained policy",
-}
 
 
 @dataclass(frozen=True)
 class PolicySystem(System):
-    """Base of systems whose memories a policy writes.
+    """Base of systems whose memories a policy writes, the endpoint of memory."""
 
-    Attributes:
-        policy: who proposes operations. llm: the endpoint of memory, and where there is none or it fails the rules,
-            which marks the session. extractive: the rules, which keep what each turn tells.
-    """
-
-    roles: ClassVar[tuple[str, ...]]
-    policy: Policy = "llm"
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        return self.roles if self.policy == "llm" else ()
-
-    @property
-    def not_as_published(self) -> tuple[str, ...]:
-        return (_DEGRADED[self.policy],)
+    not_as_published = ("the prompts are in our own words, and the policy is the endpoint's model as it is",)
 
 
 class LoggedBank(Bank):
@@ -95,40 +69,36 @@ class LoggedBank(Bank):
                 best[number] = max(cosine, best.get(number, cosine))
         return sorted(best, key=lambda number: (-best[number], number))[:count]
 
-    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
-        """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
-        if (model := self.chat(requests[0].stage)) is None:
-            return None
+    def replies(self, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]]:
+        """Replies, each with its `Operation.by`."""
+        replies, model = self.send(*requests, salvaged=True), self.chat(requests[0].stage)
         keys = [sha256_json([one.chat, one.schema])[:16] for one in requests]
-        made_by = [
-            {"model": model.name, "prompt": one.prompt_id, "key": key} for one, key in zip(requests, keys, strict=True)
+        return [
+            (reply, {"model": model.name if model else "", "prompt": one.prompt_id, "key": key})
+            for reply, one, key in zip(replies, requests, keys, strict=True)
         ]
-        return list(zip(self.send(*requests), made_by, strict=True))
 
-    def by_rule(self, session: Session, turn: Turn, store: str, place: int) -> Operation:
-        """The entry that the rules make of a turn: its day and its key sentences."""
-        day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
-        text = (f"{day}: {text}" if day else text)[:LONGEST]
-        head = (place, self.dialogue_id, session.id, store, "ADD", f"m{place}", (), text)
-        return Operation(*head, time=dated(turn.time or session.time), sources=(turn.id,), by=RULES)
+    def proposed(
+        self, role: Role, reply: Reply, occasion: Occasion, entries: Sequence[Entry], first: int
+    ) -> list[Operation]:
+        """The operations of a reply, as `propose`; one in the wrong form that nothing comes of is lost."""
+        if reply.failure not in (None, "invalid"):
+            return []
+        made = propose(role, reply.text, occasion, entries, first)
+        if reply.failure is not None and all(one.status == "rejected" for one in made):
+            self.lost.append(f"memory: {reply.failure}: {reply.message} ({role})")
+        return made
 
-    def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
+    def commit(self, operations: Sequence[Operation]) -> None:
         """Append operations to the log, and do to the memories what they say.
 
         Args:
             operations: which refer to entries from before all of them.
-            vectors: of texts that are encoded already, without their times [d].
         """
         applied = [one for one in operations if one.status == "applied"]
         # what they refer to, before the first of them removes it
         before = {name: self.entries([int(name[1:])])[0] for one in applied for name in one.refs}
         new = {one.seq: made(one, [before[name] for name in one.refs]) for one in applied}
-        texts = [entry.text for entry in new.values() if entry is not None]
-        keys = [undated(entry.text) for entry in new.values() if entry is not None and entry.store != "core"]
-        held = {**(vectors or {})}
-        rest = [key for key in dict.fromkeys(keys) if key not in held]
-        held |= dict(zip(rest, self.encoder.encode_apart(rest), strict=True)) if rest else {}
-        tokens = dict(zip(texts, self.encoder.count_many(texts), strict=True)) if texts else {}
         for one in operations:
             self.store.log(one.value())
             entry = new.get(one.seq)
@@ -138,14 +108,10 @@ class LoggedBank(Bank):
             if entry is None:
                 continue
             note = {"session": self.store.count("sessions"), "coarse": entry.coarse}
-            if entry.store == "core":
-                # it is shown with every question: were all that went into it its sources, it would be evidence of all
-                draft, rows = Draft("core", None, entry.text, (), entry.time, note), None
-            else:
-                key = undated(entry.text)
-                keys_of = (None if key == entry.text else key,)
-                draft, rows = Draft(entry.store, entry.sources, entry.text, keys_of, note=note), held[key][None]
-            self.store.add(draft, tokens[entry.text], rows, one.seq)
+            # it is shown with every question: were all that went into it its sources, it would be evidence of all
+            block, keys = Draft("core", None, entry.text, (), entry.time, note), (undated(entry.text),)
+            other = Draft(entry.store, entry.sources, entry.text, keys, note=note)
+            self.put(block if entry.store == "core" else other, one.seq)
 
 
 def numbered(texts: Iterable[str]) -> str:
@@ -156,9 +122,3 @@ def numbered(texts: Iterable[str]) -> str:
 def dated(time: str | None) -> str | None:
     """A time as operations take it; None where it is unknown or in words that name no day."""
     return time if day_of(time) else None
-
-
-def salient(turn: Turn) -> bool:
-    """Whether a turn tells something: a picture, or a sentence of two content words that is no question."""
-    stated = " ".join(one.text for one in sentences([turn]) if not one.text.endswith("?"))
-    return bool(turn.images) or len({*stems(stated, fillers())}) > 1

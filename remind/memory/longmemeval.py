@@ -12,15 +12,15 @@ from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
 from remind.memory.base import TEXT, Draft, Query
-from remind.memory.expansions import STAGES, Kind, Replaying, Stretch, asked, extractive
+from remind.memory.expansions import Replaying, Stretch, asked, replay
 from remind.memory.plain import cut
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
 #: What is made to expand keys, and of what: of a whole session, or of every turn.
-Expansion = Literal["none", "session-summ", "session-keyphrase", "session-userfact", "turn-keyphrase", "turn-userfact"]
+Expansion = Literal["none", "session-userfact", "turn-userfact"]
 #: separate: expansions are keys beside the words. merge: they stand before the words in one key. replace: they stand in
-#: the words' place. With `split-` every fact, phrase or sentence makes a key of its own, else all of them together.
+#: the words' place. With `split-` every fact makes a key of its own, else all of them together.
 Join = Literal["separate", "merge", "replace", "split-separate", "split-merge", "split-replace"]
 #: By how many days an event may lie outside a range, which is itself often a guess.
 TOLERANCE = 2
@@ -30,10 +30,6 @@ EVENTS = object_schema(
     events={"type": "array", "items": object_schema(message={"type": "integer"}, date=TEXT, event=TEXT)}
 )
 RANGE = object_schema(start=TEXT, end=TEXT)
-_NOT_AS_PUBLISHED = {
-    "extractive": "facts, keyphrases and summaries are taken from the dialogue's words and not written by an LLM",
-    "replay": "facts and summaries are those shipped with LoCoMo",
-}
 
 
 @dataclass(frozen=True)
@@ -44,52 +40,44 @@ class LongMemEvalSystem(Replaying):
 
     Attributes:
         name: as the user calls it.
-        value: what a memory is. fact, summary: what `expansion` names, which is then no key beside the words.
+        value: what a memory is. fact: what `expansion` names, which is then no key beside the words.
         expansion: what the keys of turns, rounds and sessions are expanded by.
         join: how words and expansions make keys.
         keys: whether each turn of a value has a key, or all of its words together (the paper's sessions).
         method: how keys are ranked.
-        source: where expansions come from. llm: the endpoint of their stage, and where there is none or it fails key
-            sentences, which marks the session. replay: `annotations`. extractive: key sentences.
+        source: where expansions come from. llm: the endpoint of their stage. replay: `annotations`.
         annotations: LoCoMo's file, for replay.
         time: whether memories outside the time that a question names move behind the others. rules: events and ranges
-            from expressions such as "in May" or "last week". llm: from the endpoint, else by rules.
+            from expressions such as "in May" or "last week". llm: from the endpoint.
 
     Raises:
         ConfigError: options that do not fit together.
     """
 
+    rules = "LongMemEval, Appendix D"
     name: str = "lme"
-    value: Literal["turn", "round", "session", "fact", "summary"] = "round"
+    value: Literal["turn", "round", "session", "fact"] = "round"
     expansion: Expansion = "turn-userfact"
     join: Join = "merge"
     keys: Literal["turns", "whole"] = "turns"
     method: Method = "dense"
-    source: Literal["llm", "replay", "extractive"] = "llm"
+    source: Literal["llm", "replay"] = "llm"
     time: Literal["none", "rules", "llm"] = "llm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = {"fact": "userfact", "summary": "summ"}.get(self.value, "")
-        if not self.expansion.endswith(kind):
-            raise ConfigError(f"value {self.value} needs an expansion by {kind}, not {self.expansion}")
-        if self.source == "replay" and self.expansion.endswith("keyphrase"):
-            raise ConfigError("LoCoMo's file has facts and summaries alone, no keyphrases")
-
-    @property
-    def kind(self) -> Kind | None:
-        """What expansions are."""
-        return next((kind for kind in STAGES if self.expansion.endswith(kind)), None)
+        if self.value == "fact" and self.expansion == "none":
+            raise ConfigError("value fact needs an expansion")
 
     @property
     def templates(self) -> tuple[str, ...]:
-        stages = [STAGES[self.kind]] if self.kind and self.source == "llm" else []
-        names = [*stages, *(("events", "time_range") if self.time == "llm" else ())]
-        return tuple(f"memory_{name}" for name in names)
+        facts = ("memory_facts",) if self.expansion != "none" and self.source == "llm" else ()
+        return (*facts, *(("memory_events", "memory_time_range") if self.time == "llm" else ()))
 
     @property
     def not_as_published(self) -> tuple[str, ...]:
-        expanded = [_NOT_AS_PUBLISHED[self.source]] if self.kind and self.source in _NOT_AS_PUBLISHED else []
+        replayed = self.expansion != "none" and self.source == "replay"
+        expanded = ["facts are those shipped with LoCoMo"] if replayed else []
         return (*expanded, *(["events and time ranges are found by rules"] if self.time == "rules" else []))
 
 
@@ -103,8 +91,8 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         users = tuple(turn for turn in session.turns if not talk or turn.speaker.casefold() == "user")
         found = self._expansions(session, users)
         days = self._days(session)
-        if system.value == "fact" or system.value == "summary":
-            drafts = _written(system.value, found)
+        if system.value == "fact":
+            drafts = _facts(found)
         else:
             names = {turn.id for turn in users}
             own = {turn.id: texts for stretch, texts in found.items() for turn in stretch}
@@ -131,29 +119,36 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
 
     def _expansions(self, session: Session, users: Stretch) -> dict[Stretch, list[str]]:
         """What is extracted from each stretch: a turn, or all of the session that counts."""
-        system, kind = self.system, self.system.kind
-        if kind is None:
+        system = self.system
+        if system.expansion == "none":
             return {}
         stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
-            found = system.replayed[self.dialogue_id].replay(kind, session, stretches)
-        elif system.source == "llm" and self.chat(STAGES[kind]) is not None:
-            found = asked(self, kind, session, stretches)
+            found = replay(system.replayed[self.dialogue_id], session, stretches)
         else:
-            found = extractive(session, stretches)
-            if system.source == "llm":
-                self.lost.append(f"no endpoint for {STAGES[kind]}: key sentences stand for them")
+            found = asked(self, stretches)
         return dict(zip(stretches, found, strict=True))
 
     def _days(self, session: Session) -> dict[str, list[Span]]:
         """The days that each turn tells of, by its id."""
         if self.system.time == "none":
             return {}
-        if self.system.time == "llm" and self.chat("events") is not None:
-            return ask_events(self, session)
+        days = told_days(session, named=self.system.time == "rules")
         if self.system.time == "llm":
-            self.lost.append("no endpoint for events: they are found by rules")
-        return told_days(session)
+            self._ask_events(session, days)
+        return days
+
+    def _ask_events(self, session: Session, days: dict[str, list[Span]]) -> None:
+        """Add the days that turns name, by an LLM."""
+        said = day_of(session.time)
+        data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+        reply = self.ask("events", "memory_events", data, ROOM, EVENTS, day=_written_day(said, session.time))
+        names = list(days)
+        for event in mapping(reply).get("events", ()):
+            number, named = event["message"], list(spans(event["date"], None))
+            # an event of no message may be told of in any
+            for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
+                days[name] += named
 
     def _value(self, part: Stretch, users: Set[str], own: Mapping[str, list[str]]) -> tuple[Draft, str]:
         """A stretch of the session as a memory, and its text, given ids of the user's turns and texts by turn."""
@@ -172,10 +167,19 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         if self.system.time == "none":
             return None
         asked_on, last = day_of(query.time), day_of(self.store.last_time())
-        bank = self if self.system.time == "llm" and self.chat("time_range") is not None else None
-        span, by = ask_range(bank, query.text, asked_on, asked_on or last)
-        trace["range"] = {"by": by, "days": None if span is None else [day.isoformat() for day in span]}
+        if self.system.time == "rules":
+            span = time_range(query.text, asked_on, asked_on or last)
+        else:
+            span = self._ask_range(query.text, asked_on, asked_on or last)
+        trace["range"] = None if span is None else [day.isoformat() for day in span]
         return span
+
+    def _ask_range(self, question: str, asked: date | None, latest: date | None) -> Span | None:
+        """`time_range` by an LLM."""
+        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
+        told = mapping(self.ask("time_range", "memory_time_range", data, ROOM, RANGE))
+        found = [span for name in ("start", "end") for span in spans(told.get(name, ""), None)]
+        return checked(Span(found[0].start, found[1].end), asked) if len(found) == 2 else None
 
 
 def join_keys(words: str, expansions: Sequence[str], join: Join) -> list[str]:
@@ -188,59 +192,23 @@ def join_keys(words: str, expansions: Sequence[str], join: Join) -> list[str]:
     return [f"{part} {words}" for part in parts] if join.endswith("merge") else parts
 
 
-def _written(value: str, own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, str]]:
-    """Facts or summaries as memories, and their texts; a fact of several turns is one memory."""
+def _facts(own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, str]]:
+    """Facts as memories, and their texts; one of several turns is one memory."""
     sources: dict[str, dict[str, None]] = {}
     for stretch, texts in own.items():
-        for text in [" ".join(texts)] if value == "summary" and texts else texts:
+        for text in texts:
             sources.setdefault(text, {}).update(dict.fromkeys(turn.id for turn in stretch))
-    return [(Draft(value, tuple(ids), text=text), text) for text, ids in sources.items()]
+    return [(Draft("fact", tuple(ids), text=text), text) for text, ids in sources.items()]
 
 
-def told_days(session: Session) -> dict[str, list[Span]]:
-    """For each turn's id the day it was said on and the days it names, by rules."""
+def told_days(session: Session, named: bool = True) -> dict[str, list[Span]]:
+    """For each turn's id the day it was said on and, by rules, the days it names."""
     found = {}
     for turn in session.turns:
         said = day_of(turn.time) or day_of(session.time)
         own = [] if said is None else [one_day(said)]
-        found[turn.id] = [*own, *spans(turn.text, said)]
+        found[turn.id] = [*own, *(spans(turn.text, said) if named else ())]
     return found
-
-
-def ask_events(bank: Bank, session: Session) -> dict[str, list[Span]]:
-    """As `told_days`, the days named from an LLM; where there is no usable reply, by rules, and told."""
-    said = day_of(session.time)
-    data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
-    written = _written_day(said, session.time)
-    reply = bank.ask("events", "memory_events", data, ROOM, EVENTS, day=written)
-    if reply.failure is not None:
-        bank.lost[-1] += f" ({session.id}: they are found by rules)"
-        return told_days(session)
-    names = [turn.id for turn in session.turns]
-    found = {turn.id: [one_day(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
-    for event in mapping(reply)["events"]:
-        number, days = event["message"], list(spans(event["date"], None))
-        # an event of no message may be told of in any
-        for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
-            found[name] += days
-    return found
-
-
-def ask_range(
-    bank: Bank | None, question: str, asked: date | None, latest: date | None
-) -> tuple[Span | None, Literal["llm", "rules"]]:
-    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was."""
-    if bank is not None:
-        data = {"question": f"Asked on: {_written_day(asked or latest, None)}\n{one_line(question)}"}
-        reply = bank.ask("time_range", "memory_time_range", data, ROOM, RANGE)
-        if reply.failure is None:
-            told = [mapping(reply)[name] for name in ("start", "end")]
-            found = [span for text in told for span in spans(text, None)]
-            if len(found) == 2:
-                return checked(Span(found[0].start, found[1].end), asked), "llm"
-            if "N/A" in told:
-                return None, "llm"
-    return time_range(question, asked, latest), "rules"
 
 
 def _written_day(day: date | None, words: str | None) -> str:

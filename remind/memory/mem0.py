@@ -1,29 +1,22 @@
 """Mem0 as published (Chhikara et al., 2025, Section 2.1): facts are extracted from each batch of turns; a second call
 compares them with similar memories and decides: ADD, UPDATE, DELETE or NONE.
 
-The steps are those of mem0ai 1.0.11, which `tests/memory/test_mem0_official.py` runs beside these. Later versions of
-the package only add. Where memories have equal texts, its order among them is not ours.
+The steps are those of mem0ai 1.0.11, which `tests/memory/test_mem0_official.py` runs beside these with its prompts.
+Later versions of the package only add. Where memories have equal texts, its order among them is not ours.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
-import re
-import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Message, Reply, Request
+from remind.llm.request import Reply
 from remind.llm.structured import object_schema
-from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.bank import Bank, mapping
 from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
@@ -36,7 +29,6 @@ _ENTRY: Mapping[str, Any] = {
         "id": {"anyOf": [TEXT, {"type": "integer"}]},
         "text": TEXT,
         "event": {"type": "string", "enum": ["ADD", "UPDATE", "DELETE", "NONE"]},
-        "old_memory": TEXT,
     },
     "required": ["id", "event"],
 }
@@ -44,7 +36,6 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "extract": object_schema(facts=TEXTS),
     "update": object_schema(memory={"type": "array", "items": _ENTRY}),
 }
-_TODAY = re.compile(r"^- Today's date is .*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -64,15 +55,6 @@ class Mem0System(System):
     """Turns that are extracted from together; the authors' evaluation on LoCoMo has 2."""
     similar: PositiveInt = 5
     """Memories that are looked up for a fact before it is decided on; the package has 5, the paper 10."""
-    prompts: Literal["own", "official"] = "own"
-    """official: those of the installed package mem0ai 1.x."""
-
-    def about(self) -> dict[str, Any]:
-        """As `System.about`. Raises ConfigError where `prompts: official` finds no mem0ai 1.x."""
-        if self.prompts == "own":
-            return super().about()
-        _official()
-        return {**super().about(), "prompt_hashes": {}, "package": f"mem0ai {importlib.metadata.version('mem0ai')}"}
 
 
 class Mem0Bank(Bank, of=Mem0System):
@@ -83,9 +65,7 @@ class Mem0Bank(Bank, of=Mem0System):
             turns = session.turns[start : start + self.system.batch]
             # a batch that a speaker has no line in holds no facts on that speaker
             for speaker in dict.fromkeys(turn.speaker for turn in turns):
-                reply = self._take_in(turns, speaker, turns[0].time or session.time)
-                if reply.failure is not None:
-                    self.lost.append(failed("mem0", reply))
+                self._take_in(turns, speaker, turns[0].time or session.time)
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[Memory]:
         for number, score in self.store.rank(query.text, "dense"):
@@ -94,14 +74,13 @@ class Mem0Bank(Bank, of=Mem0System):
             text = f"{self.store.note(number)}: {memory.text}"
             yield replace(memory, text=text, tokens=self.encoder.count_tokens(text))
 
-    def _take_in(self, turns: Sequence[Turn], speaker: str, when: str | None) -> Reply:
-        """One batch, for the memories on one speaker. Returns the last reply; where it failed, the batch is lost."""
-        reply = self._extract(turns, speaker, when or "")
-        facts = list(filter(None, mapping(reply).get("facts", ())))
+    def _take_in(self, turns: Sequence[Turn], speaker: str, when: str | None) -> None:
+        """One batch, for the memories on one speaker; lost where a reply is."""
+        facts = list(filter(None, mapping(self.extract(turns, speaker, when or "")).get("facts", ())))
         if not facts:
-            return reply
+            return
         entries = list(dict.fromkeys(number for fact in facts for number in self._similar(fact, speaker)))
-        reply = self._decide([self.store.memory(number).text for number in entries], facts)
+        reply = self.decide([self.store.memory(number).text for number in entries], facts)
         known = {str(place): number for place, number in enumerate(entries)}
         sources, done = tuple(turn.id for turn in turns), []
         for operation in mapping(reply).get("memory", ()):
@@ -120,47 +99,23 @@ class Mem0Bank(Bank, of=Mem0System):
                 event = ""
             done.append([event, number, text])
         self.store.log({"turns": sources, "speaker": speaker, "facts": facts, "operations": done})
-        return reply
 
     def _similar(self, fact: str, speaker: str) -> Iterator[int]:
         """The nearest memories on the speaker."""
         ranked = self.store.nearest(self.encoder.encode_apart([fact])[0])
         return islice((number for number, _ in ranked if self.store.note(number) == speaker), self.system.similar)
 
-    def _extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:
-        said = list(map(turn_text, turns))
-        if self.system.prompts == "own":
-            return self._ask("extract", {"person": speaker, "date": day, "conversation": "\n".join(said)})
-        roles = ("user" if turn.speaker == speaker else "assistant" for turn in turns)
-        lines = "".join(f"{role}: {text}\n" for role, text in zip(roles, said, strict=True))
-        # a time in the file's own words is taken whole, an ISO time up to its day
-        today = f"- Today's date is {day[:10] if day[:4].isdigit() else day}.\n" if day else ""
-        system = _TODAY.sub(lambda _: today, _official()["USER_MEMORY_EXTRACTION_PROMPT"])
-        return self._send("extract", Message("system", system), Message("user", f"Input:\n{lines}"))
+    def extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:
+        """The facts that a batch tells on a speaker."""
+        data = {"person": speaker, "date": day, "conversation": "\n".join(map(turn_text, turns))}
+        return self.ask("extract", "mem0_extract", data, ROOM, SCHEMAS["extract"])
 
-    def _decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:
-        listed = [{"id": str(place), "text": text} for place, text in enumerate(entries)]
-        if self.system.prompts == "own":
-            return self._ask("update", {"entries": _json_lines(listed), "facts": _json_lines(facts)})
-        return self._send("update", Message("user", _official()["get_update_memory_messages"](listed, facts)))
-
-    def _ask(self, stage: Literal["extract", "update"], data: Mapping[str, str]) -> Reply:
-        return self.send(filled(self.dialogue_id, stage, f"mem0_{stage}", data, ROOM, SCHEMAS[stage]))[0]
-
-    def _send(self, stage: Literal["extract", "update"], *messages: Message) -> Reply:
-        request = Request(messages, stage, self.dialogue_id, f"mem0ai-{stage}", ROOM, schema=SCHEMAS[stage])
-        return self.send(request)[0]
+    def decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:
+        """What becomes of the memories that are like the facts, and of the facts."""
+        listed = _json_lines({"id": str(place), "text": text} for place, text in enumerate(entries))
+        data = {"entries": listed, "facts": _json_lines(facts)}
+        return self.ask("update", "mem0_update", data, ROOM, SCHEMAS["update"])
 
 
 def _json_lines(items: Iterable[Any]) -> str:
     return "\n".join(json.dumps(item, ensure_ascii=False) for item in items)
-
-
-@cache
-def _official() -> dict[str, Any]:
-    """What the package's module of prompts defines; the package itself sets up files and telemetry when imported."""
-    spec = importlib.util.find_spec("mem0")
-    version = importlib.metadata.version("mem0ai") if spec else "installed"
-    if spec is None or spec.origin is None or not version.startswith("1."):
-        raise ConfigError(f"official prompts of mem0 are those of mem0ai 1.x, not {version}; use own ones")
-    return runpy.run_path(str(Path(spec.origin).parent / "configs" / "prompts.py"))

@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module, metadata
 from itertools import takewhile
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,8 +24,7 @@ from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Draft, Query
-from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
-from remind.models.encoder import SentenceEncoder
+from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
 from remind.states.pyramid import turn_text
 from sae.ranges import Share
 
@@ -60,13 +60,13 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
     logger = "mem0"
 
     def load(self) -> Any:
-        package, qdrant, url = _package(), import_module("qdrant_client"), self.url()
+        package, qdrant, http = _package(), import_module("qdrant_client"), self.client()
         client, given = qdrant.QdrantClient(":memory:"), {"api_key": NO_KEY, "model": MODEL}
         parts = {
             "vector_store": ("qdrant", {"client": client, "embedding_model_dims": self.encoder.dimension}),
             # the provider openai would send everything to OpenRouter where the environment has a key for it
-            "llm": ("vllm", {"vllm_base_url": url, **given}),
-            "embedder": ("openai", {"openai_base_url": url, **given}),
+            "llm": ("vllm", {"vllm_base_url": URL, **given}),
+            "embedder": ("openai", {"openai_base_url": URL, **given}),
         }
         config: dict[str, Any] = {name: {"provider": kind, "config": own} for name, (kind, own) in parts.items()}
         with warnings.catch_warnings():
@@ -74,8 +74,11 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
             warnings.simplefilter("ignore")
             memory = package.Memory.from_config({**config, "history_db_path": ":memory:"})
         # retries are made behind the meter
-        memory.llm.client = memory.llm.client.with_options(max_retries=0, http_client=self.direct())
-        memory.embedding_model = _Embedder(self.encoder)
+        memory.llm.client = memory.llm.client.with_options(max_retries=0, http_client=http)
+        # a text is encoded on one line
+        memory.embedding_model = SimpleNamespace(
+            embed=lambda text, _=None: self._embed([text])[0], embed_batch=lambda texts, _=None: self._embed(texts)
+        )
         # fastembed, where it is installed, would download its model
         memory.vector_store._bm25_encoder = False
         scope = import_module("mem0.memory.main")._build_session_scope({"user_id": _USER})
@@ -96,14 +99,14 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         for payload in [package.vector_store.get(vector_id=event["id"]).payload for event in events]:
             text = payload["data"]
             note = {name: value for name, value in payload.items() if name not in _ELSEWHERE}
-            vectors = self.encoder.encode_apart([_on_one_line(text)])
-            self.store.add(
-                Draft("fact", tuple(payload["turns"]), text, note=note), self.encoder.count_tokens(text), vectors
-            )
+            self.put(Draft("fact", tuple(payload["turns"]), text, (_on_one_line(text),), note=note))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         found = self.store.rank(_on_one_line(query.text.strip()), "dense")
         return takewhile(lambda one: one[1] >= self.system.threshold, found)
+
+    def _embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return self.encoder.encode_apart(list(map(_on_one_line, texts))).tolist()  # type: ignore[no-any-return]
 
     def _message(self, turn: Turn) -> dict[str, str]:
         return {"role": "user" if self.is_user(turn) else "assistant", "content": turn_text(turn)}
@@ -112,21 +115,6 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         """What the package stores with a memory, as far as it reads it."""
         memory = self.store.memory(number)
         return {**self.store.note(number), "data": memory.text, "turns": list(memory.sources or ()), "user_id": _USER}
-
-
-class _Embedder:
-    """The run's encoder in place of the package's: a text is encoded on one line."""
-
-    def __init__(self, encoder: SentenceEncoder) -> None:
-        self._encoder = encoder
-
-    def embed(self, text: str, _: object = None) -> list[float]:
-        (vector,) = self.embed_batch([text])
-        return vector
-
-    def embed_batch(self, texts: Sequence[str], _: object = None) -> list[list[float]]:
-        vectors: list[list[float]] = self._encoder.encode_apart(list(map(_on_one_line, texts))).tolist()
-        return vectors
 
 
 def _on_one_line(text: str) -> str:

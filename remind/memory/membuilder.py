@@ -4,24 +4,20 @@ kept by four roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.llm.request import Request
-from remind.memory.bank import failed, filled
+from remind.llm.request import Request, from_template
 from remind.memory.base import Memory, Query, words
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
+from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Entry, Operation
-from remind.memory.proposals import Occasion, Role, propose, schema
+from remind.memory.proposals import Occasion, Role, schema
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
 ROLES: tuple[Role, ...] = ("core", "episodic", "semantic", "procedural")
-#: A reply, the entries that its references count, and `Operation.by`.
-Replied = tuple[str, list[Entry], Mapping[str, str]]
 #: Tokens of a reply, and how often the policy compresses the block before it is cut.
 ROOM, TRIES = 6000, 2
 
@@ -34,7 +30,8 @@ class MemBuilderSystem(PolicySystem):
     last version alone is shown, before all entries.
     """
 
-    roles = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
+    templates = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
+    rules = "the paper, Appendix C"
     name: str = "membuilder"
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""
@@ -42,11 +39,6 @@ class MemBuilderSystem(PolicySystem):
     """Characters of the core block from which it is compressed."""
     compressed_characters: PositiveInt = 3000
     """Characters that a compressed block stays below; after two tries without success it is cut at a line."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compressed_characters > self.block_characters:
-            raise ConfigError("compressed_characters must be at most block_characters")
 
 
 def request(
@@ -69,7 +61,7 @@ def request(
         own["used"] = 100 * len(data["block"]) // block_characters
     else:
         data["entries"] = numbered(one.text for one in entries)
-    return filled(dialogue, "memory", f"membuilder_{role}", data, ROOM, schema(role), **own)
+    return from_template("memory", f"membuilder_{role}", dialogue, schema(role), ROOM, data, **own)
 
 
 class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
@@ -78,21 +70,18 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
 
     system: MemBuilderSystem
     keeps_versions = True
-    #: What the model replied after the last session, by role; a role is left out where it did not reply.
-    told: Mapping[Role, Replied] = {}
 
     def remember(self, session: Session) -> None:
         turns = tuple(turn.id for turn in session.turns)
-        occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns, RULES)
-        self.told = self._ask(session) if self.system.policy == "llm" else {}
-        first, operations = self.first(), list[Operation]()
-        for role in ROLES:
-            if role in self.told:
-                text, entries, by = self.told[role]
-                operations += propose(role, text, replace(occasion, by=by), entries, first + len(operations))
-            elif role == "episodic":
-                for turn in filter(salient, session.turns):
-                    operations.append(self.by_rule(session, turn, role, first + len(operations)))
+        occasion = Occasion(self.dialogue_id, session.id, dated(session.time), turns)
+        near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
+        entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
+        entries["core"] = self._block()
+        limit, operations = self.system.block_characters, list[Operation]()
+        requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
+        for role, (reply, by) in zip(ROLES, self.replies(requests), strict=True):
+            place = self.first() + len(operations)
+            operations += self.proposed(role, reply, replace(occasion, by=by), entries[role], place)
         self.commit(operations)
         self._compress(replace(occasion, turns=()))
 
@@ -105,24 +94,6 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
     def _block(self) -> list[Entry]:
         return self.entries(self.store.numbers("core"))
 
-    def _ask(self, session: Session) -> dict[Role, Replied]:
-        """By role what the model says."""
-        near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-        entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
-        entries["core"] = self._block()
-        limit = self.system.block_characters
-        requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
-        if (answered := self.replies(requests)) is None:
-            self.lost.append("memory: no endpoint is named")
-            return {}
-        found = dict[Role, Replied]()
-        for role, (reply, by) in zip(ROLES, answered, strict=True):
-            if reply.failure in (None, "invalid"):
-                found[role] = (reply.text, entries[role], by)
-            else:
-                self.lost.append(f"{failed('memory', reply)} ({role})")
-        return found
-
     def _compress(self, occasion: Occasion) -> None:
         """Shorten a block that is too long (Appendix C.2)."""
         failures = len(self.lost)
@@ -131,14 +102,12 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
             block = next(iter(self._block()), None)
             if block is None or len(block.text) <= (limit if attempt else most):
                 break
-            text, by = _newest(block.text, limit), RULES
-            if self.system.policy == "llm" and attempt < TRIES and len(self.lost) == failures:
+            text, by = _newest(block.text, limit), dict[str, str]()
+            if attempt < TRIES and len(self.lost) == failures:
                 data = {"block": block.text}
-                ask = filled(self.dialogue_id, "compress", "membuilder_compress", data, ROOM, limit=limit)
-                for reply, name in self.replies([ask]) or ():
-                    if reply.failure is not None:
-                        self.lost.append(failed("compress", reply))
-                    elif shorter := words(reply):
+                ask = from_template("compress", "membuilder_compress", self.dialogue_id, None, ROOM, data, limit=limit)
+                for reply, name in self.replies([ask]):
+                    if shorter := words(reply):
                         text, by = shorter, name
             place = (self.first(), occasion.dialogue, occasion.session, "core", "REWRITE", f"m{self.first()}")
             self.commit([Operation(*place, (block.id,), text, occasion.time, by=by)])

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
-from remind.llm.request import Reply, Stage, code_for, fenced
+from remind.llm.request import Reply, Stage, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory.bank import Bank, Method, failed, filled
+from remind.memory.bank import Bank, Method
 from remind.memory.base import TEXT, Draft, Memory, Query, System, words
 from remind.memory.readers import Reading, tokens
 from remind.states.pyramid import one_line, turn_text
@@ -106,7 +106,6 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
             data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
-            self.lost += filter(None, [talk.problem])
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
             self.put_turns(turns)
 
@@ -114,7 +113,6 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         if self.store.count():
             talk = self._ask(query)
             trace |= {"used": talk.used, "answer": talk.text}
-            self.lost += filter(None, [talk.problem])
             yield from self._shown(talk)
 
     def answer(self, query: Query) -> Reading:
@@ -131,6 +129,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         talk = self._talk("read", "memgpt_answer", data, steps=self.system.steps - 1, abstention=abstention)
         if talk.problem is None and not talk.text:
             talk.problem = f"read: no answer in {len(talk.replies)} calls"
+            self.lost.append(talk.problem)
         return talk
 
     def _shown(self, talk: _Talk) -> Iterator[tuple[int, float]]:
@@ -151,7 +150,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             turns: the batch that is read; none while a question is answered, when nothing can be changed and the last
                 call allows no tool.
         """
-        request = filled(self.dialogue_id, stage, template, data, self.system.room, **values)
+        request = from_template(stage, template, self.dialogue_id, None, self.system.room, data, **values)
         messages: list[dict[str, Any]] = [*request.chat]
         tools = [
             {"type": "function", "function": {"name": name, "description": told, "parameters": arguments}}
@@ -165,7 +164,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             (reply,) = self.send(replace(request, messages=(), body=body))
             talk.replies.append(reply)
             if reply.failure is not None:
-                talk.problem = failed(stage, reply)
+                talk.problem = self.lost[-1]
                 break
             try:
                 message = json.loads(reply.text)["choices"][0]["message"]
@@ -173,6 +172,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
                 functions = [(call["function"]["name"], str(call["function"]["arguments"])) for call in calls]
             except (LookupError, TypeError):
                 talk.problem = f"{stage}: the reply is no message as the protocol has it"
+                self.lost.append(talk.problem)
                 break
             if not calls:
                 talk.text = words(Reply(said or ""))

@@ -153,8 +153,8 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
 
     def _file(self, state: _State, page: int, summary: str, keywords: list[str], today: date | None) -> int:
         """Put a page into the segment whose topic is most like its own, or into a new one. Returns the segment."""
-        vectors = self.encoder.encode_apart([summary])
-        best = _best(self._scores(state.segments, vectors[0], keywords), 1)
+        (vector,) = self.encoder.encode_apart([summary])
+        best = _best(self._scores(state.segments, vector, keywords), 1)
         day = None if today is None else today.isoformat()
         if best and best[0][1] >= self.system.similar:
             number = best[0][0]
@@ -165,7 +165,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
             self._drop(state, min(state.segments, key=lambda one: self._heat(self.store.note(one), today)))
         note = {"keywords": keywords, "pages": [page], "fresh": [page], "last": day}
         draft = Draft("segment", self.store.memory(page).sources, summary, (summary,), note=note)
-        number = self.store.add(draft, self.encoder.count_tokens(summary), vectors)
+        number = self.put(draft)
         state.segments.append(number)
         return number
 
@@ -205,7 +205,8 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         memory, note = self.store.memory(number), {**self.store.note(number), **note}
         sources = self._sources(note["pages"]) if "pages" in note else memory.sources
         draft = Draft(memory.kind, sources, text or memory.text, time=memory.time, note=note)
-        self.store.rewrite(number, draft, self.encoder.count_tokens(text or memory.text))
+        self.store.remove(number, keys=False)
+        self.store.add(draft, self.encoder.count_tokens(text or memory.text), number=number)
 
     def _sources(self, pages: Iterable[int]) -> tuple[str, ...]:
         return tuple(turn for page in pages for turn in self.store.memory(page).sources or ())

@@ -1,23 +1,23 @@
 """What memory systems ask of chat models: counted by system, dialogue and stage, answered once, paid for once.
 
-Our own systems are given a chat model (`Meter.chat`), foreign packages an address on this machine in place of OpenAI's
-(`Meter.url`). Both ways requests go to the same endpoints, through the same cache of replies.
+Our own systems are given a chat model (`Meter.chat`), foreign packages an HTTP client that answers in place of OpenAI's
+servers (`Meter.client`). Both ways requests go to the same endpoints, through the same cache of replies.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from remind.core import optional
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import write_text
+from remind.core.progress import ProgressBar
 from remind.llm import bodies
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
@@ -31,9 +31,7 @@ _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0
 
 
 class Meter:
-    """The chat models of a run, and what they are asked.
-
-    `with Meter(...) as meter:` ends what serves packages. Threads may share its models and addresses.
+    """The chat models of a run, and what they are asked. Threads may share its models and clients.
 
     Args:
         llm: endpoints by stage, and the cache of replies.
@@ -49,9 +47,8 @@ class Meter:
     def __init__(self, llm: LLMConfig, costs: str | Path | None = None) -> None:
         self.llm, self.ledger, self._chats = llm, Ledger(), Chats(llm)
         self._costs = None if costs is None else Path(costs)
-        #: Models, what they are asked for, and whether they run in this process, by the number in an address.
-        self._served: list[tuple[ChatModel, Stage, bool]] = []
-        self._server: Any = None
+        self._bar: ProgressBar | None = None
+        self._replies = 0
         if self._costs is not None and self._costs.is_file():
             try:
                 # the last line ends where a process was killed
@@ -61,14 +58,21 @@ class Meter:
             except ValueError as error:
                 raise DataError(f"is not a record of costs: {error}", self._costs) from None
 
-    def __enter__(self) -> Meter:
-        return self
+    @contextmanager
+    def bar(self, description: str, total: int) -> Iterator[ProgressBar]:
+        """A progress bar that also counts the replies of chat models, which come while no step ends."""
+        with ProgressBar(description, total) as self._bar:
+            self._replies = 0
+            try:
+                yield self._bar
+            finally:
+                self._bar = None
 
-    def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
-            self._thread.join()
-            self._server = None
+    def replied(self) -> None:
+        """Count a reply on the bar."""
+        self._replies += 1
+        if self._bar is not None:
+            self._bar.step(0, f"{self._replies} request{'s' * (self._replies > 1)}")
 
     def chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
         """The chat model of a stage, counted under system and dialogue; None: no endpoint is named for it.
@@ -80,28 +84,27 @@ class Meter:
         place = {"system": system, "dialogue": dialogue, "stage": stage}
         return None if model is None else _Counted(self, model, place)
 
-    def url(self, system: str, dialogue: str, stage: Stage) -> str:
-        """The address that a client of OpenAI's protocol takes as base_url. It serves chat/completions, whatever key
-        and model a client names.
+    def client(self, system: str, dialogue: str, stage: Stage) -> Any:
+        """What clients of OpenAI's protocol take as their HTTP client: it connects to nothing, and answers requests for
+        chat completions by the chat model of a stage, whatever address, key and model they name.
 
         Raises:
             ConfigError: no endpoint is named for the stage.
-            ModelError: starlette or uvicorn is missing; or as `Chats.stage`.
+            ModelError: as `Chats.stage`.
         """
         model, endpoint = self.chat(system, dialogue, stage), self.llm.endpoint(_asked(stage))
         if model is None or endpoint is None:
-            raise ConfigError(f"{system} needs a chat model ({stage}); no endpoint is named")
-        if self._server is None:
-            uvicorn = optional("uvicorn", system)
-            config = uvicorn.Config(self._app(), port=0, log_config=None, log_level="critical", lifespan="off")
-            listening = config.bind_socket()
-            # clients may come before it is ready
-            listening.listen()
-            self._port, self._server = listening.getsockname()[1], uvicorn.Server(config)
-            self._thread = threading.Thread(target=self._server.run, args=([listening],), name="meter", daemon=True)
-            self._thread.start()
-        self._served.append((model, stage, endpoint.local))
-        return f"http://127.0.0.1:{self._port}/{len(self._served) - 1}/v1"
+            raise ConfigError(f"{system} needs a chat model ({stage}); name one: --llm.default.base_url URL")
+        import openai
+
+        # the library that this version of openai sends by
+        http = import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+
+        def answered(request: Any) -> Any:
+            status, said = _answer(model, stage, endpoint.local, json.loads(request.content))
+            return http.Response(status, headers={"content-type": "application/json"}, content=said.encode())
+
+        return openai.DefaultHttpxClient(transport=http.MockTransport(answered), trust_env=False)
 
     def table(self) -> str:
         """What was asked and what it cost as lines of text, one per stage."""
@@ -115,23 +118,6 @@ class Meter:
         if self._costs is not None and rows:
             with self._costs.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def _app(self) -> Any:
-        applications, concurrency, responses, routing = (
-            import_module(f"starlette.{name}") for name in ("applications", "concurrency", "responses", "routing")
-        )
-
-        async def chat(received: Any) -> Any:
-            # a page in a browser can reach this port, but neither by this name nor with this type
-            heads = [received.headers.get(name) for name in ("host", "content-type")]
-            if heads != [f"127.0.0.1:{self._port}", "application/json"]:
-                return responses.Response(status_code=403)
-            model, stage, local = self._served[received.path_params["place"]]
-            status, said = await concurrency.run_in_threadpool(_answer, model, stage, local, await received.json())
-            return responses.Response(said, status, media_type="application/json")
-
-        place = "/{place:int}/v1/chat/completions"
-        return applications.Starlette(routes=[routing.Route(place, chat, methods=["POST"])])
 
 
 def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]) -> tuple[int, str]:
@@ -165,7 +151,7 @@ def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]
 
 def _asked(stage: Stage) -> Stage:
     """A stage that has an endpoint of its own: reading is done by that of answers."""
-    return "answer" if stage in ("read", "note") else stage
+    return "answer" if stage == "read" else stage
 
 
 class _Counted(ChatModel):
@@ -183,7 +169,13 @@ class _Counted(ChatModel):
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
     ) -> list[Reply]:
         """As `ChatModel`; what stage a request names is of no matter."""
+
+        def replied(place: int, reply: Reply) -> None:
+            self._meter.replied()
+            if on_reply is not None:
+                on_reply(place, reply)
+
         try:
-            return self._model.complete([replace(one, **self._place) for one in requests], on_reply)
+            return self._model.complete([replace(one, **self._place) for one in requests], replied)
         finally:
             self._meter.count()

@@ -12,17 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["applied", "rejected"]
-_BANK = ("ADD", "UPDATE", "DELETE", "NOOP")
-#: What can be done to each store: MemBuilder's four (Eq. 1-4), then SaliMory's three (Section 3.1).
-ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "core": ("APPEND", "REPLACE", "REWRITE"),
-    "episodic": ("ADD", "UPDATE", "MERGE"),
-    "semantic": ("ADD", "UPDATE", "SKIP"),
-    "procedural": ("ADD", "UPDATE"),
-    "fact": _BANK,
-    "preference": _BANK,
-    "working": _BANK,
-}
 #: Actions that change nothing.
 NOTHING = ("SKIP", "NOOP")
 
@@ -34,7 +23,8 @@ class Operation:
     Attributes:
         seq: place in the log, from 1.
         dialogue, session: where it was made.
-        store, op: as in `ACTIONS`; "" where a rejected one names none.
+        store, op: MemBuilder's (Eq. 1-4) or SaliMory's (Section 3.1), as in `proposals.FIELDS`; "" where a rejected one
+            names none.
         entry: id of the entry that it makes; "" where it makes none.
         refs: ids of the entries that it supersedes or deletes; of core the block before.
         text: of the entry; of APPEND and REPLACE the new part; the reason of SKIP; what a rejected one proposed.

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
-from remind.llm.asking import TEMPLATES
-from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.request import Stage
-from remind.memory.bank import Bank, Store
+from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
-from remind.perception.perceive import DialogueIndex, by_falling, content_key, relevance, told, turn_scores
+from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
+from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
 from remind.states.pyramid import AttentionalState, turn_text
 
 if TYPE_CHECKING:
@@ -109,10 +106,13 @@ class GroundedSystem(RemindSystem):
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where the folder holds no SAEs."""
-        from sae.topk import file_hashes
+        from sae import SAEError
+        from sae.published import file_hashes
 
-        if not (hashes := file_hashes(Path(self.sae))):
-            raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
+        try:
+            hashes = file_hashes(self.sae)
+        except SAEError as error:
+            raise ModelError(str(error)) from None
         elsewhere = ("codes_folder", "cached_dialogues", "image_root")
         grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}
         return {**super().about(), "sae": None, "device": None, "grounding": grounding, "saes": hashes}
@@ -139,12 +139,9 @@ class RemindBank(Bank, of=RemindSystem):
         self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
 
     def complete(self) -> None:
-        """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""
-        if not self.store.count():
-            return
-        index = self._index()
-        if "cues" in self.system.stages and self.settings.kind == "gold":
-            index.cues(None)
+        """Index the dialogue; cues that depend on the question's kind follow later."""
+        if self.store.count() and "cues" in self.system.stages and self.settings.kind == "gold":
+            self._index().cues(None)
         if isinstance(self.llm, ChatLLM):
             self.llm.check(self.services.max_failed)
 
@@ -179,36 +176,18 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[Store, int, Dialogue, Perception] | None = None
+    _built: tuple[int, Dialogue, Perception] | None = None
 
     def _perception(self) -> tuple[Dialogue, Perception]:
-        """The dialogue as it is stored now, and what indexes it. An index of what the bank held before is removed."""
-        if self._built is None or self._built[:2] != (self.store, self.store.version):
-            dialogue = self._dialogue()
-            key = content_key(dialogue, self.encoder.name, self.settings.segment, self.llm.name)[:16]
-            root = self.folder / "index"
-            for folder in root.glob("*"):
-                if folder.name != key:
-                    shutil.rmtree(folder)
-            perception = Perception(self.settings, self.encoder, self.llm, root / key)
-            self._built = (self.store, self.store.version, dialogue, perception)
-        return self._built[2:]
+        """The dialogue as it is stored now, and what indexes it."""
+        if self._built is None or self._built[0] != self.store.version:
+            dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
+            self._built = (self.store.version, dialogue, Perception(self.settings, self.encoder, self.llm))
+        return self._built[1:]
 
     def _index(self) -> DialogueIndex:
         dialogue, perception = self._perception()
         return perception.index(dialogue)
-
-    def _dialogue(self) -> Dialogue:
-        """Images are counted anew: sessions may come from the middle of a dialogue, and turns may be forgotten."""
-        sessions, shown = [], 0
-        for session in self.store.sessions():
-            turns = []
-            for turn in session.turns:
-                images = tuple(replace(image, index=shown + n) for n, image in enumerate(turn.images))
-                turns.append(replace(turn, images=images))
-                shown += len(images)
-            sessions.append(replace(session, turns=tuple(turns)))
-        return Dialogue(self.dialogue_id, tuple(sessions))
 
 
 class GroundedBank(RemindBank, of=GroundedSystem):

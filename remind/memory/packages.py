@@ -23,8 +23,8 @@ from remind.memory.base import System
 from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt
 
-#: What packages are told for a key and a model: the meter reads neither.
-NO_KEY = MODEL = "none"
+#: What packages are told for an address, a key and a model: the meter reads none of them.
+URL, NO_KEY, MODEL = "http://meter/v1", "none", "none"
 #: Characters of a line on what was lost: some packages put a whole reply into an error.
 _LONGEST = 400
 
@@ -80,22 +80,22 @@ class PackageBank(Bank):
         """Whether the speaker of the dialogue's first turn said it, whom packages take for their user."""
         return turn.speaker == self.store.sessions()[0].turns[0].speaker
 
-    def url(self) -> str:
-        """The run's endpoint for a client of the package's own. Raises ConfigError where the run names none."""
-        if self.services.url is None:
-            raise ConfigError(f"{self.system.name} needs a chat model; name one: --llm.default.base_url URL")
-        return self.services.url(self.system.name, self.dialogue_id, "extract")
+    def client(self) -> Any:
+        """The run's endpoint as a package's HTTP client; it notes errors, which some packages pass over.
 
-    def direct(self) -> Any:
-        """An HTTP client that asks no proxy of the environment for an address on this machine, and takes note of what
-        is answered with an error, which some packages pass over."""
-        import openai
+        Raises:
+            ConfigError: the run names none.
+        """
+        if self.services.client is None:
+            raise ConfigError(f"{self.system.name} needs a chat model; name one: --llm.default.base_url URL")
+        client = self.services.client(self.system.name, self.dialogue_id, "extract")
 
         def note(response: Any) -> None:
             if response.status_code >= 400:
                 self._lost.lines.append(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
 
-        return openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [note]})
+        client.event_hooks = {"response": [note]}
+        return client
 
 
 class _Lost(logging.Handler):

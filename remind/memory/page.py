@@ -11,7 +11,7 @@ from markupsafe import Markup
 from remind.core.files import write_text
 from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import BUCKETS, LABELS
-from remind.memory.systems import COLUMNS, SYSTEMS
+from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from sae import pages
 
 #: Questions that are shown.
@@ -61,11 +61,7 @@ def _section(
         "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
         "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
         "columns": COLUMNS,
-        "paper": [
-            (name, SYSTEMS[name].row, SYSTEMS[name].paper.values())
-            for name in systems
-            if name in SYSTEMS and SYSTEMS[name].row is not None
-        ],
+        "paper": [(name, row, TABLE_1[row]) for name in systems if (row := ROWS.get(name)) is not None],
         "questions": _side_by_side(units, answered),
     }
 

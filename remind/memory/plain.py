@@ -20,13 +20,12 @@ class PlainSystem(System):
 
     Attributes:
         unit: what a memory is. A round is what is said until the opener of the session speaks again.
-        method: how memories are ranked; "recent": the newest first, which is full context cut at a budget; "none": no
-            memory is ever returned. Only dense and hybrid encode anything.
+        method: how memories are ranked. Only dense and hybrid encode anything.
         keys: what a memory is found by: each of its turns, or all of its words together.
     """
 
     unit: Unit = "turn"
-    method: Method | Literal["recent", "none"] = "dense"
+    method: Method = "dense"
     keys: Literal["turns", "whole"] = "turns"
 
 
@@ -39,19 +38,12 @@ class PlainBank(Bank, of=PlainSystem):
             lines = [turn_text(turn) for turn in part]
             # a single key is the memory's own text
             keys = (None,) if system.keys == "whole" or len(lines) == 1 else tuple(lines)
-            if system.method in ("recent", "none"):
-                keys = ()
             drafts.append(Draft(system.unit, tuple(turn.id for turn in part), keys=keys))
             texts.append("\n".join(lines))
         self.put_all(drafts, texts, encoded=system.method in ("dense", "hybrid"))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        method = self.system.method
-        if method == "none":
-            return ()
-        if method == "recent":
-            return ((number, float(number)) for number in reversed(self.store.numbers()))
-        return self.store.rank(query.text, method)
+        return self.store.rank(query.text, self.system.method)
 
 
 def cut(session: Session, unit: Unit) -> Iterator[tuple[Turn, ...]]:

@@ -1,7 +1,7 @@
 """What a policy replies, as operations: each is applied, or rejected with its reason (MemBuilder, Appendix C.3).
 
-The same rules hold for replies in training and in use. A reply is one JSON object and nothing else: a fence around it,
-or a key given twice, is an error of the policy.
+The same rules hold for replies in training and in use. What models do to forms is undone (`remind.llm.structured`);
+what a reply says has to fit what its role was shown.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
 from typing import Any, Literal
 
 from remind.core.errors import shown as quoted
-from remind.core.files import unique_keys
 from remind.llm.request import whole_characters
-from remind.llm.structured import object_schema
+from remind.llm.structured import NotValid, fitted, object_schema, read_value
 from remind.memory.operations import NOTHING, Entry, Operation, occurrences
 from remind.states.pyramid import one_line
-from remind.text.thoughts import without_thoughts
 
 Role = Literal["core", "episodic", "semantic", "procedural", "booster"]
 #: The fields of each role's operations.
@@ -51,7 +48,8 @@ _KINDS: Mapping[str, Any] = {
     "store": {"enum": [*BANKS]},
     "sources": _NUMBERS,
 }
-#: As they are read: an entry may be named by its id or its text, too. Texts of these fields may be empty.
+_OPS = object_schema(ops={"type": "array"})
+#: As they are read: an entry may be named by its id, too. Texts of these fields may be empty.
 _ENTRY: Mapping[str, Any] = {"type": ["integer", "string"]}
 _READ: Mapping[str, Any] = {
     **_KINDS,
@@ -63,10 +61,6 @@ _READ: Mapping[str, Any] = {
 _TIME = r"\d{4}(?:-\d\d(?:-\d\d(?: \d\d:\d\d)?)?)?"
 _DATED = re.compile(rf"({_TIME})(?: to ({_TIME}))?: (?=\S)", re.ASCII)
 _FORMATS = {4: "%Y", 7: "%Y-%m", 10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M"}
-
-
-class Rejected(ValueError):
-    """A proposal of no use; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +91,12 @@ def schema(role: Role) -> dict[str, Any]:
     return object_schema(ops={"type": "array", "maxItems": MOST[role], "items": {"anyOf": shapes}})
 
 
-@cache
-def _shape(role: Role, op: str) -> Any:
-    """Checks an operation of a reply: nobody need tell sources, and the booster, who is shown one turn, cannot."""
-    import jsonschema
-
+def _shape(role: Role, op: str) -> dict[str, Any]:
+    """Of an operation as it is read: nobody need tell sources, and the booster, who is shown one turn, cannot."""
     text = {"type": "string", "maxLength": LONGEST, "pattern": r"\S"}
-    names = FIELDS[role][op]
-    kinds = {name: _READ.get(op if name == "content" else name, text) for name in names}
-    kinds |= {} if role == "booster" else {"sources": _KINDS["sources"]}
-    rest = {"required": list(names), "additionalProperties": op == "NOOP"}
-    return jsonschema.Draft202012Validator({"type": "object", "properties": kinds, **rest})
+    kinds = {name: _READ.get(op if name == "content" else name, text) for name in FIELDS[role][op]}
+    told = {} if role == "booster" else {"sources": _NUMBERS}
+    return {**object_schema(**kinds, **told), "required": list(kinds), "additionalProperties": True}
 
 
 def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry], first: int) -> list[Operation]:
@@ -125,46 +114,26 @@ def propose(role: Role, reply: str, occasion: Occasion, entries: Sequence[Entry]
     """
     place = (first, occasion.dialogue, occasion.session, "" if role == "booster" else role, "", "", (), "")
     bare = Operation(*place, occasion.time, occasion.turns, len(occasion.turns) > 1, occasion.by)
-    reply = whole_characters(reply)
+    reply, proposals = whole_characters(reply), []
     try:
-        proposals = _read(reply)
-        if role == "core" and len(proposals) != 1:
-            raise Rejected(f"core takes one operation, not {len(proposals)}")
-        if len(proposals) > MOST[role] and role != "booster":
-            raise Rejected(f"{len(proposals)} operations; {MOST[role]} are the most")
-    except Rejected as error:
+        proposals = read_value(reply, _OPS)["ops"]
+        if role == "core" and not proposals:
+            raise NotValid("core takes one operation, not 0")
+    except NotValid as error:
         return [replace(bare, text=reply[:_KEPT], status="rejected", why=str(error))]
     operations = []
     for number, one in enumerate(proposals[: MOST["episodic"]]):
         here = replace(bare, seq=first + number)
         try:
             if number >= MOST[role]:
-                raise Rejected(f"more than {MOST[role]} operations")
+                raise NotValid(f"more than {MOST[role]} operations")
             operations.append(_checked(role, one, here, occasion, entries))
-        except Rejected as error:
+        except NotValid as error:
             given = one if isinstance(one, dict) else {}
             op, store = (str(given.get(name, "")) for name in ("op", "store"))
             here = replace(here, op=op if op in FIELDS[role] else "", store=store if store in BANKS else here.store)
-            text = one if isinstance(one, str) else json.dumps(one)
-            operations.append(replace(here, text=text[:_KEPT], status="rejected", why=str(error)))
+            operations.append(replace(here, text=json.dumps(one)[:_KEPT], status="rejected", why=str(error)))
     return operations
-
-
-def _read(reply: str) -> list[Any]:
-    text = without_thoughts(reply).strip()
-    if text.startswith("```"):
-        raise Rejected("fenced: the reply must be JSON alone")
-    try:
-        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise Rejected(f"not JSON: {one_line(str(error))}") from None
-    if not isinstance(value, dict) or value.keys() != {"ops"} or not isinstance(value["ops"], list):
-        raise Rejected('the reply must be {"ops": [...]} and nothing else')
-    return value["ops"]
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
 
 
 def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries: Sequence[Entry]) -> Operation:
@@ -172,31 +141,34 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
     import jsonschema
 
     if not isinstance(one, dict):
-        raise Rejected("an operation must be an object")
+        raise NotValid("an operation must be an object")
     # null stands for a field that is left out
-    given = {name: value for name, value in one.items() if value is not None}
-    op = given.pop("op", None)
+    one = {name: value for name, value in one.items() if value is not None}
+    op = fitted(one, object_schema(op={"enum": list(FIELDS[role])})).get("op")
     if not isinstance(op, str) or op not in FIELDS[role]:
-        raise Rejected(f"{role} has no operation {quoted(op)}")
-    if (problem := jsonschema.exceptions.best_match(_shape(role, op).iter_errors(given))) is not None:
-        raise Rejected(one_line(f"{op}: {problem.json_path.lstrip('$.')} {problem.message[:_KEPT]}"))
+        raise NotValid(f"{role} has no operation {quoted(op)}")
+    shape = _shape(role, op)
+    given = fitted(one, shape)
+    errors = jsonschema.Draft202012Validator(shape).iter_errors(given)
+    if (problem := jsonschema.exceptions.best_match(errors)) is not None:
+        raise NotValid(one_line(f"{op}: {problem.json_path.lstrip('$.')} {problem.message[:_KEPT]}"))
     made = replace(bare, op=op, store=given.get("store", bare.store) if op != "NOOP" else "", entry=f"m{bare.seq}")
     if told := given.get("sources"):
         if outside := [number for number in told if not 1 <= number <= len(occasion.turns)]:
-            raise Rejected(f"no turn {quoted(outside[0])}; the session has {len(occasion.turns)}")
+            raise NotValid(f"no turn {quoted(outside[0])}; the session has {len(occasion.turns)}")
         made = replace(made, sources=tuple(occasion.turns[number - 1] for number in sorted(set(told))), coarse=False)
     if role == "core":
         text, old = str(given.get("content", given.get("new_text"))).strip(), given.get("old_text", "").strip()
         block = entries[0].text if entries else ""
         if op == "REPLACE" and (count := occurrences(block, old)) != 1:
-            raise Rejected(f"old_text is in the block {count} times, not once")
+            raise NotValid(f"old_text is in the block {count} times, not once")
         if op == "APPEND" and not text:
             return replace(made, entry="")
         return replace(made, text=text, old=old, refs=tuple(entry.id for entry in entries))
     names = given.get("olds", [given[name] for name in ("old", "target") if name in given])
     refs = [_entry(name, entries, made) for name in names]
     if len(set(refs)) < len(refs):
-        raise Rejected(f"{op} names an entry twice")
+        raise NotValid(f"{op} names an entry twice")
     text = one_line(next((given[name] for name in ("memory", "new_memory", "text", "reason") if name in given), ""))
     when = _time(text, occasion.time) if role == "episodic" else made.time
     entry = "" if op in (*NOTHING, "DELETE") else made.entry
@@ -204,19 +176,19 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
 
 
 def _entry(value: int | str, entries: Sequence[Entry], made: Operation) -> str:
-    """Id of the entry that a proposal names: by number, by id, or by the text that one of them alone has."""
+    """Id of the entry that a proposal names, by number or by id."""
     if value == made.entry:
-        raise Rejected(f"{value} would refer to itself")
+        raise NotValid(f"{value} would refer to itself")
     if isinstance(value, int) or re.fullmatch(r"[0-9]{1,8}", value):
         if not 1 <= int(value) <= len(entries):
-            raise Rejected(f"no entry {quoted(int(value))}; {len(entries)} are shown")
+            raise NotValid(f"no entry {quoted(int(value))}; {len(entries)} are shown")
         found = [entries[int(value) - 1]]
     else:
-        found = [one for one in entries if one.id == value] or [one for one in entries if one.text == one_line(value)]
-    if len(found) != 1:
-        raise Rejected(f"{quoted(value)} is {'no entry' if not found else f'the text of {len(found)} entries'}")
+        found = [one for one in entries if one.id == value]
+    if not found:
+        raise NotValid(f"{quoted(value)} is no entry")
     if found[0].store != made.store:
-        raise Rejected(f"entry {found[0].id} is of {found[0].store}, not of {made.store}")
+        raise NotValid(f"entry {found[0].id} is of {found[0].store}, not of {made.store}")
     return found[0].id
 
 
@@ -231,11 +203,11 @@ def _time(text: str, session: str | None) -> str | None:
     match = _DATED.match(text)
     if match is None:
         if session is not None:
-            raise Rejected("an event must begin with its time, YYYY[-MM[-DD[ HH:MM]]], a colon and a space")
+            raise NotValid("an event must begin with its time, YYYY[-MM[-DD[ HH:MM]]], a colon and a space")
         return None
     for time in filter(None, match.groups()):
         try:
             datetime.strptime(time, _FORMATS[len(time)])
         except ValueError:
-            raise Rejected(f"there is no time {time}") from None
+            raise NotValid(f"there is no time {time}") from None
     return match[1].replace(" ", "T")

@@ -17,9 +17,8 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.errors import ConfigError, RemindError
 from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
-from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
@@ -30,10 +29,10 @@ from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Retrieval, Services, System
 from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import RunMemoryConfig
-from remind.memory.learning import Course, learning
+from remind.memory.learning import keep, learning
 from remind.memory.meter import Meter
 from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
-from remind.memory.rmm import RmmSystem
+from remind.memory.reranker import NAME
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
@@ -77,7 +76,7 @@ class Memories:
     Args:
         cfg: systems and settings; the input is not read here.
         out: folder that what they remember and find is kept in.
-        held: closes the meter.
+        held: holds the folder.
         reads: whether the reader answers; otherwise contexts are for the model of an evaluation.
         own: systems that stand in `cfg.systems` and not in `SYSTEMS`.
 
@@ -99,18 +98,16 @@ class Memories:
         own: Mapping[str, System] | None = None,
     ) -> None:
         self.cfg, self.out = cfg, out
-        self.systems = dict(own or {})
-        self.systems |= {
-            name: make_system(name, _options(cfg, name)) for name in cfg.systems if name not in self.systems
-        }
+        given = own or {}
+        self.systems = {name: given.get(name) or make_system(name, self._options(name)) for name in cfg.systems}
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
         self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self.meter = held.enter_context(Meter(cfg.llm, out / "costs.jsonl"))
+        self.meter = Meter(cfg.llm, out / "costs.jsonl")
         self.writing = cfg.llm.endpoint("extract")
-        url = None if self.writing is None else self.meter.url
-        self.services = Services(self.encoder, self.meter.chat, url, cfg.max_failed)
+        client = None if self.writing is None else self.meter.client
+        self.services = Services(self.encoder, self.meter.chat, client, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
         _, answers = (self.meter.chat("", "", stage) is not None for stage in _STAGES)
@@ -120,11 +117,6 @@ class Memories:
         cites = cfg.reader == "cite" and self.reads
         # nothing can be learned from stand-ins
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not cites) else cfg.citer
-        self.courses = {
-            name: Course(system, out / "learned" / name, self.encoder.dimension)
-            for name, system in self.systems.items()
-            if self.citer != "none" and isinstance(system, RmmSystem) and system.scope == "shared"
-        }
         self.about = {name: chosen.about() for name, chosen in self.systems.items()}
         self.datasets: dict[str, str] = {}
         self.units: list[str] = []
@@ -134,13 +126,16 @@ class Memories:
         """By name; the controls first."""
         return {name: SystemContexts(name, self) for name in (*controls, *self.systems)}
 
+    def _options(self, name: str) -> dict[str, Any]:
+        """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
+        cfg = self.cfg
+        found = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
+        replayed = {"annotations": next(found, None)} if name in SYSTEMS and SYSTEMS[name].replays else {}
+        return {**replayed, **cfg.options.get(name, {})}
+
     def costs(self) -> list[dict[str, Any]]:
         """What was asked and what it cost, by system, dialogue and stage."""
         return self.meter.ledger.groups("system", "dialogue", "stage")
-
-    def told(self) -> Iterator[str]:
-        """Notes and costs, for a person."""
-        yield from (*self.notes, *([self.meter.table()] if self.costs() else []))
 
     def _who(self) -> Iterator[str]:
         """Who answers and who assesses, with the hashes of the prompts, a line each."""
@@ -167,25 +162,34 @@ class SystemContexts:
 
     def __init__(self, name: str, memories: Memories) -> None:
         self.name, self._run, self.system = name, memories, memories.systems.get(name)
+        #: Folder of the weights that the next dialogue begins with.
+        self._weights: str | None = getattr(self.system, "weights", None)
 
     def contexts(self, questions: Sequence[Question], dialogue: Dialogue) -> list[Context]:
         """A context for each question, from the unit of this dialogue, which is made where it is not there."""
         run = self._run
         dataset = run.datasets.get(dialogue.id, "")
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
-        course = run.courses.get(self.name)
-        begins = getattr(self.system, "weights", None) if course is None else sha256_file(course.now)
+        begins = self._weights and sha256_file(Path(self._weights) / NAME)
         settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
         models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
         made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads, begins]
         key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions))])
         path = f"units/{self.name}/{key[:24]}.json"
         if (unit := _made(run.out / path, key)) is None:
-            about = {"dataset": dataset, "system": self.name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
+            about = {
+                "dataset": dataset,
+                "system": self.name,
+                "dialogue": dialogue.id,
+                "bank": dialogue.id.removesuffix("_abs"),
+            }
             unit = {"key": key, **about, "k": run.cfg.k, "notes": run.notes, **self._ask(dialogue, questions, key)}
             write_json(run.out / path, unit)
-        if course is not None:
-            course.advance(key)
+        learned = run.out / "learned" / self.name
+        if (after := learned / key[:24] / NAME).is_file() and unit["failed"] is None:
+            # the last ones, for runs to come
+            keep(after.read_bytes(), learned)
+            self._weights = str(after.parent)
         run.units.append(path)
         if unit["failed"] is not None:
             message = f"{unit['failed']['stage']}: {unit['failed']['message']}"
@@ -194,7 +198,8 @@ class SystemContexts:
 
     def _ask(self, dialogue: Dialogue, questions: Sequence[Question], key: str) -> dict[str, Any]:
         """What is found for each question and read from it."""
-        run, cfg, system, name = self._run, self._run.cfg, self.system, _bank_name(dialogue)
+        # LongMemEval's ids end so where the dialogue holds no answer
+        run, cfg, system, name = self._run, self._run.cfg, self.system, dialogue.id.removesuffix("_abs")
         stage, report, rows = "ingest", dict[str, Any](), list[dict[str, Any]]()
         shown, readings = list[Sequence[Memory]](), list[Reading]()
         limits = {"k": None if cfg.budget_tokens else cfg.answer_k, "budget": cfg.budget_tokens}
@@ -214,9 +219,10 @@ class SystemContexts:
                     seconds = self._ingest(bank, dialogue)
                     report = {**bank.report(), "ingest_seconds": seconds}
                     if run.citer != "none":
-                        bank = held.enter_context(learning(bank, run.out, run.courses.get(self.name), key))
-                    chat = bank.chat
+                        after = run.out / "learned" / self.name / key[:24]
+                        bank = held.enter_context(learning(bank, run.out, self._weights, after))
                 answers = getattr(bank, "answer", None) if run.reads else None
+                bar = held.enter_context(run.meter.bar(f"{self.name} {dialogue.id}: questions", len(questions)))
                 for question in questions:
                     stage, query = "retrieve", Query.of(question)
                     retrieve = bank.retrieve if bank is not None else shows(question)
@@ -227,9 +233,10 @@ class SystemContexts:
                         tell(run.citer, bank, question, cfg.answer_k)
                         if run.citer == "reader" and bank.learns:
                             stage = "answer"
-                            readings.append(run.reader.read(query, found.memories, chat))
+                            readings += run.reader.read_all([(query, found.memories)], chat)
                             if (cited := readings[-1].cited) is not None:
                                 bank.feedback(found, cited)
+                    bar.step()
                 stage, queries = "answer", list(map(Query.of, questions))
                 if answers is not None:
                     readings = list(map(answers, queries))
@@ -247,12 +254,12 @@ class SystemContexts:
     def _ingest(self, bank: Bank, dialogue: Dialogue) -> float:
         """Give the bank what it does not hold yet; the seconds that all of it took, kept in a file beside the bank."""
         run, beside = self._run, bank.folder.with_name(f"{bank.folder.name}.seconds.json")
-        if run.writing is not None:
-            bank.repair()
         seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
         told = [session for session in dialogue.sessions if session.turns]
         steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
-        with ProgressBar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
+        with run.meter.bar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
+            if run.writing is not None:
+                bank.repair()
             for name, step in [*steps, ("", bank.finish)]:
                 # vectors from the cache count as if they were computed now
                 start = time.perf_counter() + run.encoder.saved
@@ -270,13 +277,13 @@ class SystemContexts:
         start = time.perf_counter()
         top = retrieve(query, k=max(cfg.k, default=1))
         milliseconds = 1e3 * (time.perf_counter() - start)
-        budgets = {str(budget): retrieve(query, budget=budget).memories for budget in cfg.budgets}
+        budgets = {str(budget): map(_record, retrieve(query, budget=budget).memories) for budget in cfg.budgets}
         return {
             "question": question.id,
             **{name: getattr(question, name) for name in ("text", "answers", "evidence")},
             "ms": milliseconds,
-            "top": [_record(memory) for memory in top.memories],
-            "budgets": {budget: [_record(memory) for memory in chosen] for budget, chosen in budgets.items()},
+            "top": list(map(_record, top.memories)),
+            "budgets": {budget: list(chosen) for budget, chosen in budgets.items()},
             "shown": [memory.text for memory in top.memories[: cfg.shown]],
             "trace": top.trace,
             "answer": None,
@@ -355,27 +362,12 @@ def _context(row: Mapping[str, Any]) -> Context:
 
 
 def _made(path: Path, key: str) -> dict[str, Any] | None:
-    """A unit that is there, whole; one with a failure is made again."""
-    try:
-        unit: dict[str, Any] = read_json(path)
-        failed = any(row["answer"] is not None and row["answer"]["failed"] for row in unit["rows"])
-        return unit if unit["key"] == key and unit["failed"] is None and not failed else None
-    except (DataError, KeyError, TypeError):
+    """A unit that is there; one with a failure is made again."""
+    if not path.is_file():
         return None
-
-
-def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
-    """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
-    options = dict(cfg.options.get(name, {}))
-    if name in SYSTEMS and SYSTEMS[name].replays:
-        files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
-        options.setdefault("annotations", next(files, None))
-    return options
-
-
-def _bank_name(dialogue: Dialogue) -> str:
-    """What a system knows a dialogue by: LongMemEval's ids end in `_abs` where the dialogue holds no answer."""
-    return dialogue.id.removesuffix("_abs")
+    unit: dict[str, Any] = read_json(path)
+    failed = unit["failed"] or any(row["answer"] is not None and row["answer"]["failed"] for row in unit["rows"])
+    return None if failed or unit["key"] != key else unit
 
 
 def _record(memory: Memory) -> list[Any]:

@@ -4,14 +4,13 @@ Tan et al. 2025, "In Prospect and Retrospect: Reflective Memory Management for L
 Section 6: adapted vectors (Eq. 1), Gumbel noise (Eq. 2), REINFORCE (Eq. 3). Where the paper is silent or not
 consistent, this is what we do:
 
-- The probability of a chosen set is not defined. `policy="pl"`: Plackett-Luce, the probability of drawing the chosen
-  memories in their order, which is what the best M of noisy scores are a draw from. `policy="paper"`: the product of
-  the softmax values of the noisy scores, the noise taken as a constant.
-- R is a scalar in Eq. 3 and one value per memory in Section 6.2. `credit` says which.
-- τ divides scores that carry their noise already, so that it changes no order; it acts in `policy="paper"` alone.
+- The probability of a chosen set is not defined. Here it is Plackett-Luce's, of drawing the chosen memories in their
+  order, which is what the best M of noisy scores are a draw from.
+- R is a scalar in Eq. 3 and one value per memory in Section 6.2. Here each draw is credited with its own memory's.
+- τ divides scores that carry their noise already, so that it changes no order; there is none.
 - The dot products of unit vectors hardly differ: among the nearest 20 turns the policy would be almost uniform. `scale`
   multiplies them.
-- b: a running mean of the rewards, or a number as in the paper (0.5).
+- b is a running mean of the rewards; the paper has 0.5.
 - Optimiser and start: plain SGD over the mean of a batch, and zeros, from where the ranking is exactly the retriever's.
 - A.1 calls the reranker an MLP; it is linear here, as in Eq. 1.
 - Whether users are answered from samples is not said. `explore` is the share of retrievals that are, and that are
@@ -28,10 +27,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import write_tensors
-from sae.ranges import FiniteFloat, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, check_ranges
+from remind.core.errors import ConfigError, DataError
+from sae.ranges import PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, check_ranges
 
 NAME = "reranker.safetensors"
 #: Learning rates that suit each kind of candidates; chosen on LoCoMo.
@@ -40,14 +40,8 @@ _RATES = {"dense": 1e-2, "hybrid": 3e-3, "bank": 1e-2}
 
 @dataclass(frozen=True)
 class RerankerConfig:
-    """How memories are reranked and what is learned from citations. Defaults are ours; `AS_PRINTED` are the paper's."""
+    """How memories are reranked and what is learned from citations."""
 
-    policy: Literal["pl", "paper"] = "pl"
-    """Probability of the chosen memories: Plackett-Luce of their order, or the product of softmax values of the noisy
-    scores with the noise as a constant, as Eq. 2 and 3 read."""
-    credit: Literal["item", "togo", "set"] = "item"
-    """Reward of each draw: that of its own memory (least variance, biased), the sum from it on (unbiased for the sum of
-    rewards), or the mean over all drawn."""
     candidates: Literal["dense", "hybrid", "bank"] = "dense"
     """Where the candidates come from. hybrid: they bring logits of their own, and what is learned is added to them.
     bank: every memory is one, whatever top_k says."""
@@ -57,10 +51,6 @@ class RerankerConfig:
     """M, memories that are shown."""
     scale: PositiveFloat = 20.0
     """Multiplies the dot products; for unit vectors."""
-    tau: PositiveFloat = 0.5
-    """Temperature of Eq. 2. Changes no order, and with policy pl nothing at all."""
-    baseline: Literal["ema"] | FiniteFloat = "ema"
-    """b of Eq. 3: a running mean of the rewards, or a number."""
     ema: ShareBelowOne = 0.95
     """Share of the old value in the running mean, per batch."""
     lr: PositiveFloat | None = None
@@ -74,29 +64,10 @@ class RerankerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if self.top_m > self.top_k:
-            raise ConfigError(f"RerankerConfig: top_m must be at most top_k, not {self.top_m} > {self.top_k}")
 
     @property
     def rate(self) -> float:
         return _RATES[self.candidates] if self.lr is None else self.lr
-
-
-#: Eq. 1-3 with the settings of A.1, read literally.
-AS_PRINTED = RerankerConfig(policy="paper", credit="item", scale=1.0, tau=0.5, baseline=0.5, lr=1e-3)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The memories of one retrieval.
-
-    Attributes:
-        order: positions of the chosen among the candidates, best first, int64 [M].
-        noise: g of Eq. 2 for every candidate, float64 [K]; None: no sample, and nothing to learn from.
-    """
-
-    order: np.ndarray
-    noise: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -105,12 +76,13 @@ class Episode:
 
     Attributes:
         query: [d]. memories: the candidates [K, d]. base: logits they came with [K]; None: the scaled dot products.
-        rewards: of every chosen memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
+        order: positions of the shown among the candidates, in the order they were drawn, int64 [M].
+        rewards: of every shown memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
     """
 
     query: np.ndarray
     memories: np.ndarray
-    choice: Choice
+    order: np.ndarray
     rewards: np.ndarray
     base: np.ndarray | None = None
 
@@ -148,24 +120,6 @@ class Reranker:
         learned = memories @ (back + (adapted if base is None else change))
         return self.config.scale * learned.astype(np.float64) + (0 if base is None else base)
 
-    def best(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None = None) -> Choice:
-        """The M best candidates without noise; ties: earlier first."""
-        return Choice(_top(self.scores(query, memories, base), self.config.top_m))
-
-    def sample(self, query: np.ndarray, memories: np.ndarray, name: str, base: np.ndarray | None = None) -> Choice:
-        """The M best candidates by s + Gumbel noise (Eq. 2), an ordered draw without replacement from the policy.
-
-        A pure function of weights, arguments and seed: the noise is drawn from the seed and `name` alone. All but the
-        share `explore` of names give `best`.
-
-        Args:
-            name: of the retrieval; the same one always gives the same noise.
-        """
-        noise = self.noise(name, len(memories))
-        if noise is None:
-            return self.best(query, memories, base)
-        return Choice(_top(self.scores(query, memories, base) + noise, self.config.top_m), noise)
-
     def noise(self, name: str, count: int) -> np.ndarray | None:
         """g of Eq. 2 for that many candidates, float64 [K]; None for the share of names that is not explored.
 
@@ -176,49 +130,38 @@ class Reranker:
         draws = np.random.default_rng(int.from_bytes(digest[:16], "little"))
         return draws.gumbel(size=count) if draws.random() < self.config.explore else None
 
-    def learn(self, episodes: Sequence[Episode]) -> bool:
-        """One step of Eq. 3 over a batch: the mean of η (R − b) ∇ log P. Choices without noise are left out.
-
-        Returns:
-            Whether there was anything to learn from.
+    def learn(self, episodes: Sequence[Episode]) -> None:
+        """One step of Eq. 3 over a batch: the mean of η (R − b) ∇ log P.
 
         Raises:
             ConfigError: a gradient that is not finite. Nothing has changed then.
         """
-        sampled = [episode for episode in episodes if episode.choice.noise is not None]
-        if not sampled:
-            return False
-        mean = float(np.mean([episode.rewards.mean() for episode in sampled]))
+        mean = float(np.mean([episode.rewards.mean() for episode in episodes]))
         known = mean if self.ema is None else self.ema
-        baseline = known if self.config.baseline == "ema" else self.config.baseline
-        self._ascend(sampled, [self.coefficients(episode, baseline) for episode in sampled], self.config.rate)
+        slopes = [self.coefficients(episode, known) for episode in episodes]
+        adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
+        if not all(np.isfinite(factor).all() for factor in factors):
+            raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
+        rate = self.w_q.dtype.type(self.config.rate)
+        self.w_q += (rate * adapted).T @ queries
+        self.w_m += (rate * probes).T @ values
         # after the step: a baseline that knows the rewards it is taken from biases the gradient, if only the first one
         self.ema = self.config.ema * known + (1 - self.config.ema) * mean
         self.step += 1
-        return True
 
     def coefficients(self, episode: Episode, baseline: float) -> np.ndarray:
-        """c = Σ_j w_j ∂ log P_j/∂s, float64 [K]: the derivative of Eq. 3 by the logits.
+        """c = Σ_j (R_j − b) ∂ log P_j/∂s, float64 [K]: the derivative of Eq. 3 by the logits.
 
-        P_j is the probability of the j-th draw. Plackett-Luce: softmax of s over the candidates not yet drawn.
-        As printed: softmax of (s + g)/τ over all of them. w_j is R_j − b (item), its sum from j on (togo), or the mean
-        reward less b (set).
+        P_j, the probability of the j-th draw, is the softmax of s over the candidates not yet drawn.
         """
-        order, noise = episode.choice.order, episode.choice.noise
-        scores = self.scores(episode.query, episode.memories, episode.base)
-        weights = episode.rewards - baseline
-        if self.config.credit == "togo":
-            weights = weights[::-1].cumsum()[::-1]
-        elif self.config.credit == "set":
-            weights = np.full(len(order), weights.mean())
-        printed = self.config.policy == "paper"
-        tau = self.config.tau if printed else 1.0
-        logits = np.tile((scores + noise) / tau if printed else scores, (len(order), 1))
-        for draw, position in enumerate(order[:-1] if not printed else ()):
+        order, weights = episode.order, episode.rewards - baseline
+        logits = np.tile(self.scores(episode.query, episode.memories, episode.base), (len(order), 1))
+        for draw, position in enumerate(order[:-1]):
             logits[draw + 1 :, position] = -np.inf
-        found = -weights @ softmax(logits)
+        chances = np.exp(logits - logits.max(-1, keepdims=True))
+        found = np.asarray(-weights @ (chances / chances.sum(-1, keepdims=True)))
         found[order] += weights
-        return found / tau
+        return found
 
     def gradient(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Factors (a, q, p, v), each [B, d], of the mean gradient: ∇W_q = aᵀq, ∇W_m = pᵀv.
@@ -233,61 +176,31 @@ class Reranker:
         probes = share * (queries + queries @ self.w_q.T)
         return share * (values + values @ self.w_m.T), queries, probes, values
 
-    def _ascend(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray], lr: float) -> None:
-        adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
-        if not all(np.isfinite(factor).all() for factor in factors):
-            raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
-        rate = self.w_q.dtype.type(lr)
-        self.w_q += (rate * adapted).T @ queries
-        self.w_m += (rate * probes).T @ values
-
-    def save(self, path: str | Path) -> None:
-        """Write weights and state as safetensors."""
-        import torch
-
+    def dump(self) -> bytes:
+        """Weights and state as safetensors."""
         state = {"config": asdict(self.config), "ema": self.ema, "step": self.step}
-        tensors = {"w_q": torch.from_numpy(self.w_q), "w_m": torch.from_numpy(self.w_m)}
-        write_tensors(path, tensors, {"reranker": json.dumps(state)})
+        return save({"w_q": self.w_q, "w_m": self.w_m}, {"reranker": json.dumps(state)})
 
     @classmethod
-    def load(cls, path: str | Path, config: RerankerConfig | None = None, dimension: int | None = None) -> Reranker:
-        """What `save` wrote.
+    def load(cls, data: bytes, config: RerankerConfig, dimension: int, path: Path) -> Reranker:
+        """What `dump` wrote, to go on with.
 
         Args:
-            config, dimension: what it goes on with; None: what it was written with.
+            path: named in errors.
 
         Raises:
             DataError: it cannot be read, or is for other candidates, another scale or dimension.
         """
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(path, framework="numpy") as file:
-                w_q, w_m = (file.get_tensor(name) for name in ("w_q", "w_m"))
-                state = json.loads((file.metadata() or {})["reranker"])
-            written = RerankerConfig(**state["config"])
-            found = cls(config or written, dimension or len(w_q), w_q.dtype.type)
-            found.w_q, found.w_m, found.ema, found.step = w_q, w_m, state["ema"], int(state["step"])
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RemindError) as error:
+            tensors, end = load(data), 8 + int.from_bytes(data[:8], "little")
+            state = json.loads(json.loads(data[8:end])["__metadata__"]["reranker"])
+            found = cls(config, dimension)
+            found.w_q, found.w_m, found.ema, found.step = tensors["w_q"], tensors["w_m"], state["ema"], state["step"]
+            have = (state["config"]["candidates"], state["config"]["scale"], len(found.w_q))
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"not a reranker that can be read: {error}", path) from None
-        have = (written.candidates, written.scale, len(w_q))
-        wanted = (found.config.candidates, found.config.scale, found.dimension)
-        if have != wanted or w_q.shape != w_m.shape:
+        wanted = (config.candidates, config.scale, dimension)
+        if have != wanted:
             words = "{} candidates, scale {:g} and dimension {}"
             raise DataError(f"the weights are for {words.format(*have)}, not for {words.format(*wanted)}", path)
         return found
-
-
-def rewards(order: np.ndarray, cited: set[int]) -> np.ndarray:
-    """+1 for every chosen memory whose place in the list (from 0) is cited, −1 for the others (Section 6.2); [M]."""
-    return np.array([1.0 if place in cited else -1.0 for place in range(len(order))])
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(weights / weights.sum(-1, keepdims=True))
-
-
-def _top(scores: np.ndarray, count: int) -> np.ndarray:
-    return np.argsort(-scores, kind="stable")[:count]

@@ -3,26 +3,21 @@ and a reranker that learns from what answers cite (Section 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import load, save
 
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import sha256_file, sha256_json
-from remind.core.processes import locked
+from remind.core.files import read_bytes, sha256_file, sha256_json
 from remind.data.dialogue import Session
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, Retrieval
 from remind.memory.expansions import Replaying
-from remind.memory.reranker import NAME, Choice, Episode, Reranker, RerankerConfig, rewards
-from remind.memory.topics import Merge, Topic, by_segment, decided, extracted, joined, replayed
+from remind.memory.reranker import NAME, Episode, Reranker, RerankerConfig
+from remind.memory.topics import Topic, by_segment, decided, extracted, joined, replayed
 from remind.perception.perceive import standardise
 from sae.ranges import PositiveInt, Share
 
@@ -43,12 +38,12 @@ class RmmSystem(Replaying):
     any is plain retrieval.
     """
 
+    rules = "the paper, Appendix D"
     name: str = "rmm"
     """As the user calls it."""
     source: Literal["llm", "replay", "extractive", "turns"] = "llm"
-    """Where summaries come from. llm: the endpoint of extract and update, and where there is none or it fails the
-    rules, which marks the session. replay: `annotations`. extractive: key sentences by topical segment. turns: no
-    summaries, single turns."""
+    """Where summaries come from. llm: the endpoint of extract and update. replay: `annotations`. extractive: key
+    sentences by topical segment. turns: no summaries, single turns."""
     update_k: PositiveInt = 5
     """Memories of the same speaker that a new topic is compared with; the paper names no number."""
     merge_at: Share = 0.85
@@ -59,28 +54,16 @@ class RmmSystem(Replaying):
     """Whether candidates are shown by z(learned score) + z(BM25) over the candidates. What is explored are samples of
     the learned part alone."""
     scope: Literal["dialogue", "shared", "frozen"] = "dialogue"
-    """Whose feedback the weights learn from: each dialogue's alone; that of all which are opened one after the other,
+    """Whose feedback the weights learn from: each dialogue's alone; that of the run's dialogues one after the other,
     whose order then matters; or nobody's."""
     weights: str | None = None
-    """Folder of a reranker. dialogue and frozen: what every bank begins with; None: zeros, which change no order.
-    shared: where the common weights are kept."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scope == "shared" and self.weights is None:
-            raise ConfigError("scope shared needs weights, a folder to keep the common weights in")
+    """Folder of a reranker that banks begin with; with scope shared the first of a run. None: zeros, which change no
+    order."""
 
     def about(self) -> dict[str, Any]:
-        options = super().about()
-        if self.scope == "shared":
-            # what was learned is no part of the settings
-            options["weights"] = None
-        elif self.weights is not None:
-            path = Path(self.weights) / NAME
-            if not path.is_file():
-                raise DataError("there is no reranker", path)
-            options["weights"] = sha256_file(path)
-        return options
+        # what a run has learned is no part of the settings
+        path = Path(self.weights) / NAME if self.weights and self.scope != "shared" else None
+        return {**super().about(), "weights": path and sha256_file(path)}
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -95,37 +78,27 @@ class RmmBank(Bank, of=RmmSystem):
     """A bank whose journal holds merges, feedback, and where weights were stored.
 
     After every full batch the weights are stored in the transaction of the feedback that filled it. Episodes of a batch
-    that is not full are made from the journal when it is. Forgetting and repairing keep the weights, as long as a turn
-    is left.
+    that is not full are made from the journal when it is. A bank that is made anew has learned nothing.
     """
 
     system: RmmSystem
 
-    def prepare(self, held: ExitStack) -> None:
-        self.learns = self.system.scope != "frozen"
-        if self.system.scope == "shared":
-            common = Path(str(self.system.weights))
-            common.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(common / ".lock", wait=False))
-            self._publish()
+    @property
+    def learns(self) -> bool:
+        return self.system.scope != "frozen"
 
     # prospective reflection
 
     def remember(self, session: Session) -> None:
-        if self.store.learned(NAME) is not None and not self.store.journal():
-            # the bank is made anew, of sessions alone
-            self._keep()
         if self.system.source == "turns":
             self.put_turns(session.turns)
             return
         if self.system.source == "replay":
             topics = replayed(self.system.replayed[self.dialogue_id], session)
-        elif self.system.source == "llm" and self.chat("extract") is not None:
+        elif self.system.source == "llm":
             topics = extracted(self, session)
         else:
             topics = by_segment(session, self.encoder)
-            if self.system.source == "llm":
-                self.lost.append("no endpoint for extract: key sentences stand for topics")
         for topic in topics:
             self._update(topic)
 
@@ -135,20 +108,20 @@ class RmmBank(Bank, of=RmmSystem):
         own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
         found = list(islice(own, self.system.update_k))
         old = [self._topic(number).summary for number, _ in found]
-        actions: list[Merge | None] = []
-        if found and self.system.source == "llm" and self.chat("update") is not None:
+        actions: list[tuple[int, str] | None] = []
+        if found and self.system.source == "llm":
             actions = decided(self, topic, old)
         if not actions:
             same = found and found[0][1] >= self.system.merge_at
-            actions = [Merge(0, joined(topic.summary, old[0])) if same else None]
+            actions = [(0, joined(topic.summary, old[0])) if same else None]
         for action in actions:
             if action is None:
                 self._write(topic)
                 continue
-            number = found[action.place][0]
+            number = found[action[0]][0]
             before = self._topic(number)
             self.store.log({"event": "merge", "memory": number, "before": asdict(before), "new": asdict(topic)})
-            self._write(Topic(action.text, topic.speaker, (*before.turns, *topic.turns)), number)
+            self._write(Topic(action[1], topic.speaker, (*before.turns, *topic.turns)), number)
 
     def _write(self, topic: Topic, number: int | None = None) -> None:
         """Store a topic, under a number that there is or a new one."""
@@ -176,7 +149,7 @@ class RmmBank(Bank, of=RmmSystem):
         told, reranker = self._told(), self.reranker
         name = sha256_json([query.id, query.text, told])[:16]
         scores = reranker.scores(self._vector(query.text), self.store.vectors(numbers).numpy(), base)
-        noise = reranker.noise(name, len(first)) if told and self.system.scope != "frozen" else None
+        noise = reranker.noise(name, len(first)) if told and self.learns else None
         if noise is not None:
             by = scores + noise
         elif self.system.lexical:
@@ -198,7 +171,7 @@ class RmmBank(Bank, of=RmmSystem):
         lowest = float(by[order[-1]])
         yield from ((number, min(lowest, score)) for number, score in found)
 
-    def learn(self, retrieval: Retrieval, cited: frozenset[int]) -> None:
+    def feedback(self, retrieval: Retrieval, cited: Collection[int]) -> None:
         """Log feedback, and learn from it together with what waits where that makes a batch."""
         if not self.learns:
             return
@@ -212,18 +185,13 @@ class RmmBank(Bank, of=RmmSystem):
         last = max((place for place, one in enumerate(journal) if one["event"] == "weights"), default=-1)
         waiting = [one for one in [*journal[last + 1 :], entry] if "order" in one]
         full = len(waiting) >= self.system.reranker.batch
-        try:
-            with self.store.transaction():
-                self.store.log(entry)
-                if full:
-                    self.reranker.learn([self._episode(one) for one in waiting])
-                    self._keep()
-        except BaseException:
-            # what was learned in memory is not what is stored
-            self.__dict__.pop("reranker", None)
-            raise
-        if full and self.system.scope == "shared":
-            self._publish()
+        with self.store.transaction():
+            self.store.log(entry)
+            if full:
+                reranker = self.reranker
+                reranker.learn([self._episode(one) for one in waiting])
+                self.store.learn(NAME, reranker.dump())
+                self.store.log({"event": "weights"})
 
     def _told(self) -> int:
         """Grows with every feedback; 0: there was none."""
@@ -232,42 +200,23 @@ class RmmBank(Bank, of=RmmSystem):
     def _episode(self, entry: Mapping[str, Any]) -> Episode:
         memories = self.store.vectors([int(name[1:]) for name in entry["candidates"]]).numpy()
         order = np.array(entry["order"], np.int64)
-        choice = Choice(order, self.reranker.noise(entry["name"], len(memories)))
-        given, base = rewards(order, set(entry["cited"])), np.array(entry["base"])
-        return Episode(self._vector(entry["text"]), memories, choice, given, base)
+        # Section 6.2
+        rewards = np.array([1.0 if place in entry["cited"] else -1.0 for place in range(len(order))])
+        return Episode(self._vector(entry["text"]), memories, order, rewards, np.array(entry["base"]))
 
     def _vector(self, text: str) -> np.ndarray:
         return self.encoder.encode([text])[0].numpy()
 
-    @cached_property
+    @property
     def reranker(self) -> Reranker:
-        """With the bank's own weights, or those it is given: at the start, and where others went on with the common
-        ones.
+        """With the bank's own weights, or those it begins with.
 
         Raises:
             DataError: weights that cannot be read, or do not go with the system's settings or the encoder.
         """
-        system, dimension, found = self.system, self.encoder.dimension, list[Reranker]()
-        if (stored := self.store.learned(NAME)) is not None:
-            held, own = load(stored), Reranker(system.reranker, dimension)
-            own.w_q, own.w_m, own.step = held["w_q"], held["w_m"], int(held["step"])
-            own.ema = None if np.isnan(held["ema"]) else float(held["ema"])
-            found.append(own)
-        path = None if system.weights is None else Path(system.weights) / NAME
-        if path is not None and path.is_file() and (not found or system.scope == "shared"):
-            found.append(Reranker.load(path, system.reranker, dimension))
-        return max(found, key=lambda one: one.step, default=Reranker(system.reranker, dimension))
-
-    def _keep(self) -> None:
-        """Store the weights in the transaction under way; before the first update there is nothing to store."""
-        if (one := self.reranker).step:
-            ema = np.array(np.nan if one.ema is None else one.ema)
-            held = {"w_q": one.w_q, "w_m": one.w_m, "ema": ema, "step": np.array(one.step)}
-            self.store.learn(NAME, save(held))
-            self.store.log({"event": "weights"})
-
-    def _publish(self) -> None:
-        """Bring the folder of the common weights up to date."""
-        path, own = Path(str(self.system.weights)) / NAME, self.reranker
-        if not path.is_file() or Reranker.load(path).step < own.step:
-            own.save(path)
+        system, data, path = self.system, self.store.learned(NAME), self.folder
+        if data is None and system.weights is not None:
+            path = Path(system.weights) / NAME
+            data = read_bytes(path)
+        made = (system.reranker, self.encoder.dimension)
+        return Reranker(*made) if data is None else Reranker.load(data, *made, path)

@@ -10,24 +10,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import input_hashes, read_json, sha256_json, write_json, write_rows
-from remind.data.dialogue import Corpus, Question, note_ids, spread
+from remind.core.files import input_hashes, read_json, sha256_json, write_json
+from remind.data.dialogue import Corpus, note_ids, spread
 from remind.data.readers import format_of, read, stream
-from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
+from remind.evaluation.answerers import answerer_of
 from remind.evaluation.conditions import Asked, Stream, asked_of
 from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
 from remind.evaluation.contexts import provider_name
-from remind.evaluation.predictions import MEMORY, PREDICTIONS, read_rows
+from remind.evaluation.predictions import MEMORY
 from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table
-from remind.llm.auxiliary import AuxiliaryLLM
 from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
 from remind.memory.page import section
 from remind.memory.provider import Memories
 from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
 from remind.memory.systems import SYSTEMS
-from remind.models.backbone import Backbone, backbone_of
+from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.dataset import States, question_splits
 
 
@@ -78,22 +77,12 @@ def evaluate(
     )
     if isinstance(corpus, str | Path):
         corpus = read(corpus, cfg.corpus_format)
-    answers = _answerer(answerer, processing_class, cfg)
+    answers = answerer_of(answerer, processing_class, cfg)
     if answers is not None:
         cfg.model = str(answers.about["name"])
     given = None if cfg.states else data
     report = _evaluate(cfg, own, judge=judge, answerer=answers, data=given, corpus=corpus)
     return Result(report, Path(cfg.out), held)
-
-
-def _answerer(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answerer | None:
-    """Who answers; None: the model that the configuration names."""
-    if given is None or isinstance(given, str | Path | Answerer):
-        return given if isinstance(given, Answerer) else None
-    if hasattr(given, "complete"):
-        return ChatAnswers(given, cfg.max_new_tokens)
-    backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
-    return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
 
 
 def _evaluate(cfg: EvaluateConfig, own: Mapping[str, Any], **given: Any) -> dict[str, Any]:
@@ -184,8 +173,7 @@ def _measure(cfg: RunMemoryConfig) -> None:
         )
         data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
         report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
-        _write_answers(out, [*CONTROLS, *cfg.systems])
-        for told in run.told():
+        for told in (*run.notes, *([run.meter.table()] if run.costs() else [])):
             print(told)
         listed = {
             "units": [f"{MEMORY}/{path}" for path in dict.fromkeys(run.units)],
@@ -194,8 +182,6 @@ def _measure(cfg: RunMemoryConfig) -> None:
         }
         about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
         write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"]["p13n"]})
-        for course in run.courses.values():
-            course.publish()
 
 
 def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:
@@ -207,30 +193,13 @@ def _tasks(cfg: RunMemoryConfig, datasets: dict[str, str]) -> Iterator[Asked]:
         for piece in stream(path, cfg.format):
             note_ids(piece, path, first)
             for dialogue, every in piece.by_dialogue():
-                questions = [question for question in every if _is_asked(question, cfg.split, splits)]
+                own = {one.id: one.split if splits is None else splits.get(one.id, "") for one in every}
+                if cfg.split is not None and None in own.values():
+                    raise ConfigError(
+                        f"split: a question of {dialogue.id!r} has none; set states to a folder that defines it"
+                    )
+                questions = [one for one in every if cfg.split in (None, own[one.id])]
                 if questions and count != cfg.dialogues:
                     count += 1
                     datasets[dialogue.id] = dataset
                     yield asked_of(dialogue, spread(questions, cfg.limit))
-
-
-def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
-    own = question.split if splits is None else splits.get(question.id, "")
-    if split is not None and own is None:
-        raise ConfigError(f"split: question {question.id!r} has none; set states to a folder that defines it")
-    return split in (None, own)
-
-
-def _write_answers(out: Path, names: Sequence[str]) -> None:
-    """Every system's answers as `answers/NAME.jsonl`: question_id and answer, the letters where there are options."""
-    for name in names:
-        lines = [
-            {
-                "question_id": row["question_id"],
-                "answer": row["answer"] if row["format"] == "direct" else ",".join(row["letters"]),
-            }
-            for _, row in read_rows(out / name / PREDICTIONS, "an output")
-            if row["failure"] is None
-        ]
-        if lines:
-            write_rows(out / "answers" / f"{name}.jsonl", lines)

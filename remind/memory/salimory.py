@@ -4,20 +4,19 @@ a utilizer, three roles of one policy.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import MemoryStage, Request
+from remind.llm.request import MemoryStage, Request, from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import failed, filled, mapping
+from remind.memory.bank import mapping
 from remind.memory.base import TEXT, Memory, Query
-from remind.memory.logged import RULES, LoggedBank, PolicySystem, dated, numbered, salient
+from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
 from remind.memory.operations import Operation
-from remind.memory.proposals import BANKS, Occasion, propose, schema
+from remind.memory.proposals import BANKS, Occasion, schema
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import day_of
 from sae.ranges import PositiveInt
@@ -30,22 +29,14 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "booster": schema("booster"),
     "utilizer": object_schema(profile=TEXT, used={"type": "array", "items": {"type": "integer"}}),
 }
-_TASTE = re.compile(
-    r"\b(?:loves?|likes?|enjoys?|prefers?|hates?|dislikes?|adores?|can['\u2019]t stand|favou?rites?|fan of|into)\b",
-    re.I,
-)
-_SOON = re.compile(
-    r"\b(?:today|tonight|tomorrow|this (?:week|weekend|morning|afternoon|evening)|next (?:week|weekend|\w+day)|"
-    r"right now|these days|at the moment)\b",
-    re.I,
-)
 
 
 @dataclass(frozen=True)
 class SaliMorySystem(PolicySystem):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
-    roles = ("salimory_filter", "salimory_booster", "salimory_utilizer")
+    templates = ("salimory_filter", "salimory_booster", "salimory_utilizer")
+    rules = "the paper, Section 3"
     name: str = "salimory"
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""
@@ -56,7 +47,7 @@ class SaliMorySystem(PolicySystem):
 
 
 class SaliMoryBank(LoggedBank, of=SaliMorySystem):
-    """With a model a question retrieves one memory, the profile that the utilizer writes for it."""
+    """A question retrieves one memory, the profile that the utilizer writes for it."""
 
     system: SaliMorySystem
     keeps_versions = False
@@ -65,9 +56,11 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     def remember(self, session: Session) -> None:
         self._retire(session)
-        for turn in self._filter(session):
-            occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), RULES)
-            self.commit(self._boost(occasion, session, turn))
+        # all turns are filtered at once
+        verdicts = self.send(*(request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns))
+        for turn, verdict in zip(session.turns, verdicts, strict=True):
+            if mapping(verdict).get("salient") is True:
+                self._boost(session, turn)
 
     def _retire(self, session: Session) -> None:
         """Delete what has left the window of working memory."""
@@ -80,39 +73,20 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
                 old = here - self.store.note(number)["session"] >= self.system.window_sessions
             gone += [f"m{number}"] if old else []
         first, place = self.first(), (self.dialogue_id, session.id, "working", "DELETE")
-        self.commit([Operation(first + count, *place, refs=(name,), by=RULES) for count, name in enumerate(gone)])
+        self.commit([Operation(first + count, *place, refs=(name,)) for count, name in enumerate(gone)])
 
     def _aged(self, memory: Memory, now: date) -> bool:
         """Whether it was said before the window that ends on a day; not where its day is unknown."""
         said = day_of(memory.time)
         return said is not None and now - said > timedelta(days=self.system.window_days)
 
-    def _filter(self, session: Session) -> list[Turn]:
-        """The turns that are worth remembering; a rule stands for verdicts that do not come."""
-        verdicts = dict[str, bool]()
-        if self.system.policy == "llm":
-            requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
-            if (answered := self.replies(requests)) is None:
-                self.lost.append("memory: no endpoint is named")
-            for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
-                if reply.failure is None:
-                    verdicts[turn.id] = mapping(reply)["salient"]
-                else:
-                    self.lost.append(f"{failed('memory', reply)} (filter, {turn.id})")
-        return [turn for turn in session.turns if verdicts.get(turn.id, salient(turn))]
-
-    def _boost(self, occasion: Occasion, session: Session, turn: Turn) -> list[Operation]:
-        """What the booster makes of a turn; where it does not reply, an entry by rule."""
-        first = self.first()
-        if self.system.policy == "llm" and self.chat("memory") is not None:
-            entries = self.entries(self._bank(turn_text(turn)))
-            data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
-            for reply, by in self.replies([request("booster", self.dialogue_id, data)]) or ():
-                if reply.failure in (None, "invalid"):
-                    return propose("booster", reply.text, replace(occasion, by=by), entries, first)
-                self.lost.append(f"{failed('memory', reply)} (booster, {turn.id})")
-        store = "preference" if _TASTE.search(turn.text) else "working" if _SOON.search(turn.text) else "fact"
-        return [self.by_rule(session, turn, store, first)]
+    def _boost(self, session: Session, turn: Turn) -> None:
+        """Do what the booster makes of a turn."""
+        entries = self.entries(self._bank(turn_text(turn)))
+        data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
+        ((reply, by),) = self.replies([request("booster", self.dialogue_id, data)])
+        occasion = Occasion(self.dialogue_id, session.id, dated(turn.time or session.time), (turn.id,), by)
+        self.commit(self.proposed("booster", reply, occasion, entries, self.first()))
 
     def _bank(self, text: str) -> list[int]:
         """Entries that a role is shown for a text, oldest first."""
@@ -123,33 +97,18 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
     # the online stage: the utilizer
 
-    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> list[Memory]:
         now = day_of(query.time)
         working = [self.store.memory(number) for number in self.store.numbers("working")]
         stale = {int(one.id[1:]) for one in working if now and self._aged(one, now)}
-        if self.system.policy == "llm" and self.chat("profile") is not None:
-            memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
-            if not memories:
-                return
-            profile = self._profile(query, memories, trace)
-            if not self.lost:
-                yield from profile
-                return
-        for number, score in self.store.rank(query.text, "dense"):
-            if number not in stale:
-                yield number, score
-
-    def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
-        """The profile for a question; none where it is empty or there was no reply."""
-        data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
-        (reply,) = self.send(request("utilizer", self.dialogue_id, data))
-        if reply.failure is not None:
-            self.lost.append(failed("profile", reply))
+        memories = [self.store.memory(number) for number in self._bank(query.text) if number not in stale]
+        if not memories:
             return []
-        value = mapping(reply)
-        used = [memories[n - 1] for n in sorted(set(value["used"])) if 1 <= n <= len(memories)]
+        data = {"entries": listed((one.kind, one.text) for one in memories), "question": query.asked}
+        value = mapping(self.send(request("utilizer", self.dialogue_id, data))[0])
+        used = [memories[n - 1] for n in sorted({*value.get("used", ())}) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
-        text, when = value["profile"].strip(), used[0].time if used else None
+        text, when = value.get("profile", "").strip(), used[0].time if used else None
         sources = (source for one in used for source in one.sources or ())
         return [self.written("profile", text, sources, when)] if text else []
 
@@ -157,7 +116,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:
     """What a role is asked; `data` by its name in the role's template."""
     stage: MemoryStage = "profile" if role == "utilizer" else "memory"
-    return filled(dialogue, stage, f"salimory_{role}", data, ROOM[role], SCHEMAS[role])
+    return from_template(stage, f"salimory_{role}", dialogue, SCHEMAS[role], ROOM[role], data)
 
 
 def listed(entries: Iterable[tuple[str, str]]) -> str:

@@ -49,11 +49,11 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
         DataError: as `read_units`.
     """
     folder = Path(cfg.runs)
-    units, spent = list(read_units(folder)), list(read_costs(folder))
-    answered: dict[str, Rows] = {}
-    personal: dict[str, Any] = {}
+    units, spent = list(read_units(folder)), list[Any]()
+    answered, personal = dict[str, Rows](), dict[str, Any]()
     for manifest, listed in _manifests(folder):
         personal |= listed["p13n"]
+        spent += listed["costs"]
         for name in {unit["system"] for unit in units}:
             answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
     scores = score_units(units, spent, cfg.resamples, cfg.seed) | {"p13n": personal}
@@ -124,7 +124,10 @@ def personalisation(
                 ids.append(row["question"])
         model = run.meter.chat(unit["system"], unit["bank"], "judge")
         assert model is not None
-        for used, said in zip(cases, assess(model, cases, ids), strict=True):
+        with run.meter.bar(f"{unit['system']} {unit['dialogue']}: personalisation", len(cases)) as bar:
+            assessed = assess(model, cases, ids)
+            bar.step(len(cases))
+        for used, said in zip(cases, assessed, strict=True):
             label = {"p13n": said.label, "bucket": said.bucket, "verdict": not used.wrong}
             labelled.setdefault(unit["system"], []).append((unit["dialogue"], label))
     return {name: tally(rows, seed=seed) for name, rows in labelled.items()}
@@ -165,12 +168,6 @@ def read_units(folder: Path) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{message}; score them separately", manifest.parent, what[2])
 
 
-def read_costs(folder: Path) -> Iterator[dict[str, Any]]:
-    """What chat models were asked in those runs and what it cost, by system, dialogue and stage."""
-    for _, listed in _manifests(folder):
-        yield from listed["costs"]
-
-
 def _manifests(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     paths = [folder / MANIFEST] if (folder / MANIFEST).is_file() else sorted(folder.glob(f"*/{MANIFEST}"))
     if not paths:
@@ -208,17 +205,15 @@ def _row(dataset: str, name: str, place: Place, found: Mapping[str, Found], draw
     known = {question: one for question, one in found.items() if one.recall is not None}
     recalls = [one.recall or 0.0 for one in known.values()]
     estimate = bootstrap(recalls, *draws, several([one.dialogue for one in known.values()]))
-    spread = {"recall": estimate["value"], "low": estimate["low"], "high": estimate["high"]} if estimate else {}
     return {
         "dataset": dataset,
         "system": name,
         "at": place[0],
         "value": place[1],
         "tokens": float(np.mean([one.tokens for one in found.values()])),
-        "recall": None,
-        "low": None,
-        "high": None,
-        **spread,
+        "recall": estimate and estimate["value"],
+        "low": estimate and estimate["low"],
+        "high": estimate and estimate["high"],
         "any": float(np.mean([one > 0 for one in recalls])) if recalls else None,
         "all": float(np.mean([one == 1 for one in recalls])) if recalls else None,
         "n": len(recalls),

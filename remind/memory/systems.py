@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
-COLUMNS = (
-    ("multi", "accuracy"),
-    ("multi", "memory_recall"),
-    ("single", "accuracy"),
-    ("single", "memory_recall"),
-    ("direct", "accuracy"),
-    ("direct", "memory_recall"),
-    ("direct", "bleu1"),
-    ("direct", "f1"),
-)
+_MEASURES = {
+    "multi": ("accuracy", "memory_recall"),
+    "single": ("accuracy", "memory_recall"),
+    "direct": ("accuracy", "memory_recall", "bleu1", "f1"),
+}
+COLUMNS = tuple((kind, measure) for kind, measures in _MEASURES.items() for measure in measures)
 #: Table 1 of the REMIND paper, in percent; None: not reported. All answers are Qwen3-VL-8B's or, of the memory systems
 #: that are not trained, gpt-4o-mini's.
 TABLE_1: Mapping[str, tuple[float | None, ...]] = {
@@ -52,8 +48,7 @@ class Listed:
         kind: its class, as "module.Class" in this package; a dataclass whose fields are the options.
         help: one line.
         defaults: options that differ from those of the class.
-        stages: what chat models are asked for.
-        endpoint: whether it cannot do without an endpoint for them; otherwise a stand-in works by rule.
+        stages: what chat models are asked for; by `remind` and `remind_x1` only where endpoints are named.
         row: of `TABLE_1`; None: the paper has no such system.
         replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
     """
@@ -62,37 +57,11 @@ class Listed:
     help: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
-    endpoint: bool = False
     row: str | None = None
     replays: bool = False
 
-    @property
-    def type(self) -> Any:
-        """The class; imported when it is needed, and torch with it."""
-        module, _, name = self.kind.partition(".")
-        return getattr(import_module(f"{__package__}.{module}"), name)
-
-    @property
-    def paper(self) -> dict[tuple[str, str], float | None]:
-        """What the paper prints, by `COLUMNS`; empty where it has no such system."""
-        return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
-
-
-def _written(kind: str, help: str, stages: tuple[Stage, ...], row: str | None = None) -> Listed:
-    """A system that a chat model writes for, and that cannot do without one."""
-    return Listed(kind, help, stages=stages, endpoint=True, row=row)
-
 
 SYSTEMS: Mapping[str, Listed] = {
-    "no_context": Listed(
-        "plain.PlainSystem", "remembers nothing; measures what a reader knows without memories", {"method": "none"}
-    ),
-    "full": Listed(
-        "plain.PlainSystem",
-        "all turns, the newest first: the whole conversation, cut at a budget",
-        {"method": "recent"},
-        row="Qwen3-VL-8B",
-    ),
     "dense": Listed("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
     "bm25": Listed("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
     "hybrid": Listed("plain.PlainSystem", "turns by the sum of the z-scores of cosine and BM25", {"method": "hybrid"}),
@@ -133,56 +102,61 @@ SYSTEMS: Mapping[str, Listed] = {
         "turns by cosine; turns outside the time named in the question (found by rules) come last",
         {"value": "turn", "expansion": "none", "time": "rules"},
     ),
-    "mem0": _written(
+    "mem0": Listed(
         "mem0.Mem0System",
         "Mem0 as published: facts are extracted, then added, updated or deleted",
-        ("extract", "update"),
-        "Mem0",
+        stages=("extract", "update"),
+        row="Mem0",
     ),
-    "mem0_today": _written(
+    "mem0_today": Listed(
         "mem0_today.Mem0TodaySystem",
         "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
-        ("extract",),
+        stages=("extract",),
     ),
-    "langmem": _written(
+    "langmem": Listed(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
-        ("extract",),
-        "LangMem",
+        stages=("extract",),
+        row="LangMem",
     ),
-    "amem": _written("amem.AMemSystem", "A-Mem: linked notes that evolve", ("summaries", "update", "read"), "A-Mem"),
-    "gam": _written(
+    "amem": Listed(
+        "amem.AMemSystem", "A-Mem: linked notes that evolve", stages=("summaries", "update", "read"), row="A-Mem"
+    ),
+    "gam": Listed(
         "gam.GAMSystem",
         "GAM: pages with abstracts, and a researcher who reads them for the question",
-        ("summaries", "read"),
-        "GAM",
+        stages=("summaries", "read"),
+        row="GAM",
     ),
-    "memagent": _written(
+    "memagent": Listed(
         "memagent.MemAgentSystem",
         "MemAgent: a memory written while the dialogue is read for the question",
-        ("read",),
-        "MemAgent-7B",
+        stages=("read",),
+        row="MemAgent-7B",
     ),
-    "mem1": _written(
-        "mem1.Mem1System", "MEM1: an internal state, searches, and an answer of its own", ("read",), "MEM1-7B"
+    "mem1": Listed(
+        "mem1.Mem1System",
+        "MEM1: an internal state, searches, and an answer of its own",
+        stages=("read",),
+        row="MEM1-7B",
     ),
-    "lightmem": _written(
+    "lightmem": Listed(
         "lightmem.LightMemSystem",
         "LightMem: facts from topics that fill a short-term memory, updated at the end",
-        ("extract", "update"),
-        "LightMem",
+        stages=("extract", "update"),
+        row="LightMem",
     ),
-    "memoryos": _written(
+    "memoryos": Listed(
         "memoryos.MemoryOSSystem",
         "MemoryOS: a queue of exchanges, segments with heat, and a long-term profile and knowledge",
-        ("update", "summaries", "extract", "read"),
-        "MemoryOS",
+        stages=("update", "summaries", "extract", "read"),
+        row="MemoryOS",
     ),
-    "memgpt": _written(
+    "memgpt": Listed(
         "memgpt.MemGPTSystem",
         "MemGPT: a model that maintains core, archival and recall memory with tools, and answers by searching them",
-        ("update", "read"),
-        "MemGPT",
+        stages=("update", "read"),
+        row="MemGPT",
     ),
     "rmm": Listed(
         "rmm.RmmSystem",
@@ -212,6 +186,10 @@ SYSTEMS: Mapping[str, Listed] = {
 }
 
 
+#: Rows of `TABLE_1` by the names of systems and of the control that reads the whole conversation.
+ROWS: Mapping[str, str | None] = {"full_context": "Qwen3-VL-8B", **{name: one.row for name, one in SYSTEMS.items()}}
+
+
 def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> System:
     """A system with its defaults and these options; options that are groups are mappings themselves.
 
@@ -225,7 +203,10 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
     if system not in SYSTEMS:
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
     entry = SYSTEMS[system]
-    made: System = _filled(entry.type, _merged(entry.defaults, options or {}), system, {"name": name or system})
+    module, _, kind = entry.kind.partition(".")
+    values, fixed = _merged(entry.defaults, options or {}), {"name": name or system}
+    # imported when it is needed, and torch with it
+    made: System = _filled(getattr(import_module(f"{__package__}.{module}"), kind), values, system, fixed)
     return made
 
 

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
+from remind.data.readers.annotations import Annotations
+from remind.llm.request import from_template
 from remind.llm.structured import object_schema
-from remind.memory.bank import Bank, failed, filled, mapping
+from remind.memory.bank import Bank, mapping
 from remind.memory.base import TEXT, words
-from remind.memory.expansions import Annotations, gist
+from remind.memory.expansions import gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig
@@ -47,16 +49,8 @@ class Topic:
     turns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """A new topic goes into the entry at `place` of those shown, which has `text` as its summary from now on."""
-
-    place: int
-    text: str
-
-
 def extracted(bank: Bank, session: Session) -> list[Topic]:
-    """The topics of each speaker by the chat model (Appendix D.1.1); where it does not tell, by rule.
+    """The topics of each speaker by the chat model (Appendix D.1.1).
 
     A turn of the paper is an exchange: what is said until the opener of the session speaks again.
     """
@@ -65,10 +59,10 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
     topics: list[Topic] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
         data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
-        (reply,) = bank.send(filled(bank.dialogue_id, "extract", "rmm_extract", data, ROOM["extract"], SCHEMA))
-        if reply.failure is not None and not (reply.failure == "invalid" and "NO_TRAIT" in words(reply)):
-            bank.lost.append(f"{failed('rmm_extract', reply)} ({one_line(speaker)})")
-            topics += [topic for topic in by_segment(session, bank.encoder) if topic.speaker == speaker]
+        ask = from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data)
+        (reply,) = bank.send(ask, salvaged=True)
+        if reply.failure == "invalid" and "NO_TRAIT" not in words(reply):
+            bank.lost.append(f"extract: invalid: {reply.message}")
         for one in mapping(reply).get("extracted_memories", ()):
             numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
             # references to what is not there are passed over
@@ -81,7 +75,7 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
 def replayed(annotations: Annotations, session: Session) -> list[Topic]:
     """LoCoMo's facts of the session, each about the speaker of its first turn."""
     speakers = {turn.id: turn.speaker for turn in session.turns}
-    facts = [(one_line(text), ids) for text, ids in annotations.facts.get(session.id, ())]
+    facts = [(one_line(text), ids) for text, ids in annotations.get(session.id, ())]
     return [Topic(text, speakers[ids[0]], ids) for text, ids in facts if text and ids and speakers.keys() >= {*ids}]
 
 
@@ -102,8 +96,9 @@ def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
     return topics
 
 
-def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | None]:
-    """What becomes of the topic by the chat model (Appendix D.1.2); None: it is added. Empty: it does not tell.
+def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[tuple[int, str] | None]:
+    """What becomes of the topic by the chat model (Appendix D.1.2): an entry's place and the summary that it has from
+    now on; None: it is added. Empty: it does not tell.
 
     Args:
         entries: summaries of memories of the same speaker.
@@ -119,18 +114,16 @@ def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[Merge | No
     return actions
 
 
-def read_actions(text: str, count: int) -> list[Merge | None]:
+def read_actions(text: str, count: int) -> list[tuple[int, str] | None]:
     """The lines Add() and Merge(i, text) of a reply; of several Add() one. Empty: there are none, or one names an entry
     that there is not."""
-    actions: list[Merge | None] = []
+    actions: list[tuple[int, str] | None] = []
     for line in text.splitlines():
         if match := _MERGE.search(line):
-            place, merged = int(match[1]), one_line(match[2])
-            if len(merged) > 2 and merged[0] == merged[-1] and merged[0] in "\"'":
-                merged = merged[1:-1]
+            place, merged = int(match[1]), one_line(match[2]).strip('"')
             if place >= count:
                 return []
-            actions.append(Merge(place, merged))
+            actions.append((place, merged))
         elif _ADD.search(line) and None not in actions:
             actions.append(None)
     return actions

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -23,14 +24,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remind.core.errors import DataError
-from remind.core.progress import track, warn
+from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
-from remind.llm import asking
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
-from remind.llm.request import ChatModel, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import object_schema
+from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
+from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory import membuilder, salimory
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import dated, numbered
@@ -45,6 +45,8 @@ from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, ta
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import judge_request, verdict_in
+from remind.refmem.drafts import Counted
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
 from remind.text.days import day_of
@@ -122,13 +124,11 @@ class Exam:
         readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
         asked = [question for _ in states for question in questions]
         answered = [n for n, one in enumerate(readings) if one.text]
-        requests = [
-            asking.judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered
-        ]
+        requests = [judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered]
         # an empty answer is wrong, a failed one is none
         right: list[bool | None] = [False if one.failure is None else None for one in readings]
         for n, reply in zip(answered, self.judge.complete(requests), strict=True):
-            right[n] = asking.verdict_in(reply).value
+            right[n] = verdict_in(reply).value
         found = []
         for n, own in enumerate(memories):
             verdicts = right[n * len(questions) : (n + 1) * len(questions)]
@@ -159,7 +159,10 @@ class Source:
 
     def __init__(self, cfg: MemoryDataConfig, llm: LLMConfig, stages: Sequence[Stage]) -> None:
         self.cfg, self.chats = cfg, Chats(llm)
-        self.models = {stage: model for stage in stages if (model := self.chats.stage(stage)) is not None}
+        #: Called after each reply of a model.
+        self.replied: Callable[[], object] = lambda: None
+        models = {stage: model for stage in stages if (model := self.chats.stage(stage)) is not None}
+        self.models = {stage: Counted(model, lambda: self.replied()) for stage, model in models.items()}
         paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
         corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
         self.dialogues = corpus.dialogues[: cfg.limit]
@@ -170,8 +173,6 @@ class Source:
             if one.dialogue_id in names and cfg.split in (None, one.split)
             if one.format == "direct" and one.answers and one.evidence and not one.unanswerable
         ]
-        if not self.dialogues:
-            raise DataError("it holds no dialogues", paths[0])
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
@@ -183,7 +184,6 @@ class Source:
             longest: sessions with a longer prompt are left out.
 
         Raises:
-            DataError: the expert replied to nothing, or every prompt is too long.
             ModelError: an endpoint as a whole cannot be used.
         """
         encoder, exam = SentenceEncoder(), None
@@ -194,19 +194,18 @@ class Source:
             _lessons(one, expert, encoder, asked_after(one, self.questions, self.cfg.questions), exam)
             for one in self.dialogues
         )
-        sessions = sum(len(one.sessions) for one in self.dialogues)
-        found = list(track((lesson for own in lessons_of for lesson in own), "expert", sessions))
+        sessions = sum(bool(session.turns) for one in self.dialogues for session in one.sessions)
+        with ProgressBar("expert", len(ROLES) * sessions) as bar:
+            # a block that is too long is compressed by further requests
+            self.replied = lambda: bar.n < bar.total and bar.step()
+            found = [lesson for own in lessons_of for lesson in own]
         lessons = [one for one in found if one is not None]
-        if not lessons:
-            raise DataError("the expert's replies could not be had in any session", self.dialogues[0].id)
         if silent := len(found) - len(lessons):
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
         short = [one for one in lessons if max(map(length, one.views)) <= longest]
         if many := len(lessons) - len(short):
-            why = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
-            if not short:
-                raise DataError(why, self.dialogues[0].id)
-            warn(f"{why}; they are left out")
+            what = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
+            warn(f"{what}; they are left out")
         return short
 
 
@@ -312,9 +311,15 @@ def imitated(source: Source, turns: int) -> Iterator[tuple[Asked, str]]:
         replies = source.models["memory"].complete([one.request() for one in steps])
         return [one.text if one.failure in (None, "invalid") else "" for one in replies]
 
-    for pair in track(episodes(source, turns), "expert", len(source.questions)):
-        ((played, traces),) = together([traced(play(*pair))], answer)
-        yield from (one for one, valid in zip(traces, played.valid, strict=True) if valid)
+    asked = episodes(source, turns)
+    # a turn is filtered and, where it is kept, boosted; a profile ends an episode
+    most = [2 * len(dialogue.turns) + 1 for dialogue, _ in asked]
+    with ProgressBar("expert", sum(most)) as bar:
+        source.replied = bar.step
+        for number, pair in enumerate(asked, start=1):
+            ((played, traces),) = together([traced(play(*pair))], answer)
+            bar.advance_to(sum(most[:number]))
+            yield from (one for one, valid in zip(traces, played.valid, strict=True) if valid)
 
 
 def episodes(source: Source, turns: int) -> list[tuple[Dialogue, Question]]:
@@ -356,7 +361,7 @@ class SaliMoryDialoguesTask(SaliMoryTask):
                 given[n, "profile"] = {**about, "profile": one.profiles, **memory}
         replies = self.judge.complete([_graded(step, question.id, parts) for (_, step), parts in given.items()])
         known = zip(given, replies, strict=True)
-        grades: dict[tuple[int, str], Any] = {place: {} if one.failure else one.value for place, one in known}
+        grades = {place: _grades(place[1], reply) for place, reply in known}
         judged = []
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
             response = grades.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
@@ -370,6 +375,15 @@ class SaliMoryDialoguesTask(SaliMoryTask):
                 )
             )
         return scores(judged, set(question.evidence), self.cfg)
+
+
+def _grades(step: str, reply: Reply) -> Any:
+    """What a judge's reply says; of a response also where personalisation is left out or told in words, not applicable.
+    Nothing where it cannot be read."""
+    if reply.failure == "invalid" and step == "response":
+        with suppress(NotValid):
+            return read_value(reply.text, object_schema(accuracy=_GRADE), reply.finished)
+    return {} if reply.failure else reply.value
 
 
 def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | None]:

@@ -27,12 +27,10 @@ class Result(Examined):
 
     Attributes:
         rewards: by role (Eq. 6).
-        penalties: by role (Eq. 7-8).
         valid: by role, whether all its operations were applied.
     """
 
     rewards: dict[str, float]
-    penalties: dict[str, float]
     valid: dict[str, bool]
 
 
@@ -63,17 +61,15 @@ class Scorer:
         return [self._result(*both, one) for both, one in zip(remembered, examined, strict=True)]
 
     def _result(self, state: State, proposed: Sequence[Sequence[Operation]], examined: Examined) -> Result:
-        operations = dict(zip(ROLES, proposed, strict=True))
-        valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
-        penalties = {
-            role: length_penalty(written(own, self.length), self.expert[role], self.cfg.free_below)
-            for role, own in operations.items()
-        }
+        cfg, result = self.cfg, Result(**vars(examined), rewards={}, valid={})
         now, before = (self.length(one.block.text) if one.block else 0 for one in (state, self.lesson.state))
-        penalties["core"] = core_length_penalty(now - before, self.cfg.core_free, self.cfg.core_full)
-        task, strength = examined.task, self.cfg.length_penalty
-        rewards = {role: role_reward(valid[role], task, penalties[role], strength) for role in ROLES}
-        return Result(**vars(examined), rewards=rewards, penalties=penalties, valid=valid)
+        for role, own in zip(ROLES, proposed, strict=True):
+            penalty = length_penalty(written(own, self.length), self.expert[role], cfg.free_below)
+            if role == "core":
+                penalty = core_length_penalty(now - before, cfg.core_free, cfg.core_full)
+            result.valid[role] = all(one.status == "applied" for one in own)
+            result.rewards[role] = role_reward(result.valid[role], examined.task, penalty, cfg.length_penalty)
+        return result
 
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
         return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))

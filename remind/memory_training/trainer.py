@@ -33,7 +33,7 @@ from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.memory_training import objective
 from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.episodes import Prompt, Scores, Task, together, traced
+from remind.memory_training.episodes import Prompt, Scores, together, traced
 from remind.memory_training.speech import complete, sampling, speech_of
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
@@ -112,15 +112,23 @@ class PolicyTrainer(RunTrainer):
         #: Of the step under way, from all its passes: values by name.
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._clock = perf_counter()
+        #: Of chat models, so far.
+        self.replies = 0
 
     def _settings(self) -> dict[str, Any]:
-        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
+        free = FREE | ({"steps"} if self.cfg.schedule == "constant" and not self.cfg.warmup else set())
+        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in free}
 
     def _begin(self, start: Path | None) -> None:
         done = int(start.name.rpartition("-")[2]) if start else 0
         self.bar = ProgressBar("train-memory", self.args.max_steps, done)
         if self.is_world_process_zero():
             RunFolder(self.args.output_dir).write(self.cfg)
+
+    def replied(self) -> None:
+        """Show that a chat model has replied: a step may wait for hundreds of replies."""
+        self.replies += 1
+        self.bar.step(0, note=f"{self.replies} requests")
 
     def _module(self, model: nn.Module) -> nn.Module:
         return objective.PolicyModel(model, self.temperature)
@@ -205,13 +213,13 @@ class Chunk:
 
 
 class EpisodeTrainer(PolicyTrainer):
-    """GRPO over the episodes of a `Task` (MemBuilder's ADRPO, SaliMory); `inner_epochs` steps on each generation.
+    """GRPO over the episodes of a task (MemBuilder's ADRPO, SaliMory); `inner_epochs` steps on each generation.
 
     Raises:
         ModelError: vLLM is to sample, and TRL is missing.
     """
 
-    def __init__(self, policy: Backbone, material: Task, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
+    def __init__(self, policy: Backbone, material: Any, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
         super().__init__(policy, material, cfg, args)
         rl = cfg.rl
         room, self.temperature = rl.reply_tokens or speech_of(policy.tokenizer).room, rl.temperature

@@ -261,17 +261,14 @@ def load_backbone(
     precision: Any = dtype if dtype == "auto" else getattr(torch, dtype, None)
     if dtype != "auto" and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
         raise ModelError(f"unknown dtype {dtype!r}; use float32, bfloat16, float16 or auto")
+    known = describe(name)
     if name == "nano-untrained":
-        from remind.models.nano import nano_image_processor, nano_model, nano_tokenizer
+        from remind.models.nano import nano_model
 
-        tokenizer = nano_tokenizer()
         model: Any = nano_model()
         if dtype != "auto":
             model = model.to(precision)
-        images = ImageProcessor(nano_image_processor(), tokenizer)
-        known = Description(name, None, model.config, "vlm", tokenizer, images)
     else:
-        known = describe(name)
         placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
         model = _model(known.folder, known.kind, precision, **placed)
         if known.adapters is not None:
@@ -303,7 +300,7 @@ def backbone_of(model: Any, processing_class: Any, name: str | None = None) -> B
 
 
 def describe(name: str) -> Description:
-    """All of a model but its weights; not of nano-untrained, which has no files.
+    """All of a model but its weights.
 
     Raises:
         ModelError: as `load_backbone`.
@@ -338,12 +335,7 @@ def describe(name: str) -> Description:
 def size_of(name_or_path: str | Path) -> BackboneSize:
     """The size of a backbone, from its configuration alone. Raises ModelError as `load_backbone`."""
     name = str(name_or_path)
-    if name == "nano-untrained":
-        from remind.models.nano import nano_config
-
-        config: Any = nano_config()
-    else:
-        config = _config(_base(str(model_folder(name) or name))[0])
+    config = _config(_base(str(_local(name) or model_folder(name) or name))[0])
     text = config.get_text_config()
     # the rest of our models' kinds have positions without end
     length = int(getattr(text, "max_position_embeddings", None) or _ENDLESS)
@@ -369,7 +361,7 @@ def model_folder(name: str) -> Path | None:
 
 def _local(name: str) -> Path | None:
     """The folder of a model that is built in or on this machine; None for a hub id. Raises as `model_folder`."""
-    if name == "nano":
+    if name in ("nano", "nano-untrained"):
         from remind.models.nano import nano_folder
 
         return nano_folder()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from remind.core.errors import ModelError
+from remind.core.errors import ModelError, brief
 from remind.models.backbone import Tokens, added_tokens, tokenize
 from remind.states.pyramid import MARKER, marker_places
 
@@ -34,6 +34,11 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     return front + tokens_of_chunks(tokenizer, [(text + "\n", False)], []).ids
 
 
+def prompt_text(tokenizer: Any, content: Content) -> str:
+    """What `prompt_ids` makes tokens of, chat template and all: some templates print the date of the day."""
+    return rendered(tokenizer, [{"role": "user", "content": content}])[0] if tokenizer.chat_template else f"{content}\n"
+
+
 def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
     """As `prompt_ids`, with the characters of `text` that each token covers (outside of it for the template's).
 
@@ -41,11 +46,10 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
         ModelError: a chat template that does not show the text once and unchanged.
     """
     ids = prompt_ids(tokenizer, text)
-    chunks = [(text + "\n", False)]
+    whole, chunks = "", [(text + "\n", False)]
     if tokenizer.chat_template:
-        chunks = _render(tokenizer, [{"role": "user", "content": text}])
-    if tokenizer.chat_template and not _has_added_tokens(tokenizer, [text]):
-        whole = "".join(chunk for chunk, _ in chunks)
+        whole, chunks = rendered(tokenizer, [{"role": "user", "content": text}])
+    if whole and not _has_added_tokens(tokenizer, [text]):
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         tokens = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
     else:
@@ -80,18 +84,12 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence
         image_tokens: for each image in order, the number of image tokens its placeholder becomes.
 
     Raises:
-        ModelError: no chat template, or one that leaves out a message or an image.
+        ModelError: as `rendered`, or a template that leaves out an image.
     """
-    if not tokenizer.chat_template:
-        name = getattr(tokenizer, "name_or_path", "") or "this model"
-        raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
-    contents = [message["content"] for message in messages]
-    texts = [one for one in contents if isinstance(one, str)]
-    texts += [part["text"] for one in contents if not isinstance(one, str) for part in one if _is_text(part)]
-    if not image_tokens and not _has_added_tokens(tokenizer, texts):
-        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
-    return tokens_of_chunks(tokenizer, _render(tokenizer, messages), image_tokens).ids
+    whole, chunks = rendered(tokenizer, messages)
+    if not image_tokens and not _has_added_tokens(tokenizer, (text for text, own in chunks if not own)):
+        return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
+    return tokens_of_chunks(tokenizer, chunks, image_tokens).ids
 
 
 def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
@@ -156,36 +154,55 @@ def tokens_of_chunks(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_t
     return Tokens(ids, offsets)
 
 
-def _render(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, bool]]:
-    """The chat template filled in, as (text, whether it is from the template) in order."""
+def rendered(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tuple[str, bool]]]:
+    """The chat template filled in, with the header of the answer: as a whole, and cut where a message's text begins or
+    ends, in order, each piece with whether it is from the template.
+
+    Templates of many vision-language models read a message's parts alone, and make nothing of a string: they are given
+    it as its only part.
+
+    Raises:
+        ModelError: no chat template, or one that does not show every text once and in order.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
+    if not tokenizer.chat_template:
+        raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
     # plain letters, which no template trims or escapes, and which are not in the messages
     stem = "slot"
     while stem in repr(messages):
         stem += "x"
     texts: list[str] = []
 
-    def slot(text: str) -> str:
-        texts.append(text)
-        return f"{stem}{len(texts) - 1}q"
-
-    masked: list[dict[str, Any]] = []
-    for message in messages:
-        content = message["content"]
+    def masked(content: Content) -> Content:
         if isinstance(content, str):
-            content = slot(content)
-        else:
-            content = [{**part, "text": slot(part["text"])} if _is_text(part) else part for part in content]
-        masked.append({**message, "content": content})
-    rendered = tokenizer.apply_chat_template(masked, tokenize=False, add_generation_prompt=True)
-    parts = re.split(rf"{stem}(\d+)q", rendered)
-    if [int(part) for part in parts[1::2]] != list(range(len(texts))):
-        raise ModelError("the chat template does not show every message once and in order")
-    plain = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    chunks = [(texts[int(part)], False) if number % 2 else (part, True) for number, part in enumerate(parts)]
-    if "".join(text for text, _ in chunks) == plain:
-        return chunks
-    # some templates trim the messages
-    return [(text if own else text.strip(), own) for text, own in chunks]
+            texts.append(content)
+            return f"{stem}{len(texts) - 1}q"
+        return [{**part, "text": masked(part["text"])} if _is_text(part) else part for part in content]
+
+    reason = "it leaves some out"
+    for in_parts in (False, True):
+        form = [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if in_parts and isinstance(message["content"], str)
+            else dict(message)
+            for message in messages
+        ]
+        texts.clear()
+        slots = [{**message, "content": masked(message["content"])} for message in form]
+        try:
+            filled = tokenizer.apply_chat_template(slots, tokenize=False, add_generation_prompt=True)
+            whole = tokenizer.apply_chat_template(form, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template raises what its expressions do
+            reason = brief(error)
+            continue
+        pieces = re.split(rf"{stem}(\d+)q", filled)
+        if [int(piece) for piece in pieces[1::2]] == list(range(len(texts))):
+            chunks = [(texts[int(piece)], False) if n % 2 else (piece, True) for n, piece in enumerate(pieces)]
+            if "".join(text for text, _ in chunks) != whole:
+                # some templates trim the messages
+                chunks = [(text if own else text.strip(), own) for text, own in chunks]
+            return whole, chunks
+    raise ModelError(f"{name}: its chat template does not show every message once and in order: {reason}")
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from remind.core.errors import ModelError, brief
 from remind.core.processes import WHOLE, Shard
-from remind.models.backbone import modality
+from remind.models.backbone import inner_model, modality
 from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
+from remind.text.thoughts import MARKS
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -136,18 +137,20 @@ def too_long(prompt_tokens: int, max_new_tokens: int, limit: int) -> Generation 
 def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) -> Any:
     """Settings of `continue_rows`: plain greedy search, or samples of the whole distribution at a temperature above 0.
 
-    Options of the model's generation_config are reset explicitly.
+    Of the model's generation_config only what the model needs is kept.
     """
     from transformers import GenerationConfig
 
-    stops = end_tokens(backbone.tokenizer, getattr(backbone.model, "generation_config", None))
-    padding = backbone.tokenizer.pad_token_id
-    sampling = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
-    if temperature > 0:
-        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0}
-    limits = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "max_new_tokens": max_new_tokens}
-    tokens = {"eos_token_id": stops, "pad_token_id": stops[0] if padding is None else padding}
-    return GenerationConfig(**sampling, **limits, **tokens, use_cache=True)
+    own = getattr(backbone.model, "generation_config", None)
+    stops, padding = end_tokens(backbone.tokenizer, own), backbone.tokenizer.pad_token_id
+    return GenerationConfig(
+        **({"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}),
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stops,
+        pad_token_id=stops[0] if padding is None else padding,
+        **{name: getattr(own, name, None) for name in ("bos_token_id", "decoder_start_token_id")},
+        cache_implementation=getattr(own, "cache_implementation", None),
+    )
 
 
 def end_tokens(tokenizer: Any, own: Any) -> list[int]:
@@ -157,8 +160,10 @@ def end_tokens(tokenizer: Any, own: Any) -> list[int]:
 
 
 def text_of(tokenizer: Any, new: Sequence[int]) -> str:
-    """The text of an answer's tokens."""
-    return str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    """The text of an answer's tokens without special ones, but for those that mark thoughts."""
+    added = tokenizer.added_tokens_decoder
+    said = [token for token in new if token not in added or not added[token].special or added[token].content in MARKS]
+    return str(tokenizer.decode(said, clean_up_tokenization_spaces=False))
 
 
 def until_end(new: Sequence[int], stops: Sequence[int]) -> list[int]:
@@ -214,12 +219,16 @@ def continue_rows(
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **(images or {})}
     if images is not None and (kinds := modality(model, input_ids)) is not None:
         inputs["mm_token_type_ids"] = kinds
-    training = model.training
+    training, bare = model.training, inner_model(model)
+    own = bare.generation_config
+    # transformers fills in what `settings` leaves open from the model's own
+    bare.generation_config = type(settings)()
     model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
     try:
         on_device = {name: value.to(device) for name, value in inputs.items()}
         produced = model.generate(**on_device, generation_config=settings)
     finally:
         model.train(training)
+        bare.generation_config = own
     cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, width:].tolist()]
     return [(kept, len(kept) < len(new)) for new, kept in cut]

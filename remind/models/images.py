@@ -72,7 +72,8 @@ def thumbnail(path: str, side: int) -> str:
 
 def takes_images(backbone: Backbone) -> bool:
     """Whether images can be shown to the backbone: a Qwen-VL model with its image processor."""
-    return backbone.kind == "vlm" and hasattr(getattr(backbone.processor, "image_processor", None), "merge_size")
+    processor = getattr(backbone.processor, "image_processor", None)
+    return hasattr(processor, "merge_size") and hasattr(backbone.model.config, "vision_start_token_id")
 
 
 def image_size(backbone: Backbone, path: str, most: int | None) -> tuple[int, int]:

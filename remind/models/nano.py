@@ -6,8 +6,7 @@ chat template, vision placeholders), so code that runs on it runs on the real ch
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,37 +26,18 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-#: Rows of the embedding: bytes, merges, words of the world and special tokens. A multiple of 64.
-VOCAB_SIZE = 3840
-MAX_LENGTH = 32768
-_FOLDER = files("remind.models") / "nano"
 
 
 def nano_folder() -> Path:
     """The shipped checkpoint: a plain Qwen3-VL folder, pre-trained by `experiments.pretrain`; see provenance.json."""
-    return Path(str(_FOLDER))
+    return Path(str(files("remind.models") / "nano"))
 
 
 def nano_tokenizer() -> PreTrainedTokenizerFast:
     """The shipped tokenizer with its chat template; any text survives encoding and decoding."""
     from transformers import PreTrainedTokenizerFast
 
-    with as_file(_FOLDER / "tokenizer.json") as path:
-        return PreTrainedTokenizerFast(
-            tokenizer_file=str(path),
-            eos_token="<|im_end|>",
-            pad_token="<|endoftext|>",
-            extra_special_tokens=["<|im_start|>", *SPECIAL_TOKENS[3:]],
-            chat_template=(_FOLDER / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n"),
-            model_max_length=MAX_LENGTH,
-            clean_up_tokenization_spaces=False,
-        )
-
-
-@cache
-def _special_ids() -> dict[str, int]:
-    tokenizer = nano_tokenizer()
-    return {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast.from_pretrained(nano_folder())
 
 
 def nano_config(
@@ -73,48 +53,17 @@ def nano_config(
     """
     from transformers import Qwen3VLConfig
 
-    ids = _special_ids()
+    config = Qwen3VLConfig.from_pretrained(nano_folder())
     head_dim = hidden_size // heads
     # mRoPE divides the head_dim/2 frequencies among time, height and width; Qwen3-VL has 24 + 20 + 20 of 64
     side = head_dim // 2 * 20 // 64
-    sections = [head_dim // 2 - 2 * side, side, side]
-    rope = {"rope_type": "default", "rope_theta": 100_000.0, "mrope_section": sections, "mrope_interleaved": True}
-    text = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": hidden_size,
-        "intermediate_size": 3 * hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": MAX_LENGTH,
-        "rope_parameters": rope,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-    }
-    vision = {
-        "depth": 3,
-        "hidden_size": vision_size,
-        "intermediate_size": 2 * vision_size,
-        "num_heads": 2,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "out_hidden_size": hidden_size,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
-    return Qwen3VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=True,
-    )
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 3 * hidden_size, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    config.text_config.update(sizes)
+    config.text_config.rope_parameters["mrope_section"] = [head_dim // 2 - 2 * side, side, side]
+    vision = {"hidden_size": vision_size, "intermediate_size": 2 * vision_size, "out_hidden_size": hidden_size}
+    config.vision_config.update(vision)
+    return config
 
 
 def nano_model(seed: int = 0, **sizes: Any) -> Qwen3VLForConditionalGeneration:
@@ -129,9 +78,7 @@ def nano_model(seed: int = 0, **sizes: Any) -> Qwen3VLForConditionalGeneration:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)
-    ids = _special_ids()
-    end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
-    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=[end, pad], pad_token_id=pad)
+    model.generation_config = GenerationConfig.from_pretrained(nano_folder())
     return model.eval()
 
 
@@ -139,14 +86,7 @@ def nano_image_processor() -> Qwen2VLImageProcessorPil:
     """Image processor of the nano model; needs no torchvision. An image becomes 4 to 64 tokens."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    return Qwen2VLImageProcessorPil(
-        patch_size=16,
-        merge_size=2,
-        temporal_patch_size=2,
-        size={"shortest_edge": 64 * 64, "longest_edge": 256 * 256},
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.5, 0.5, 0.5],
-    )
+    return Qwen2VLImageProcessorPil.from_pretrained(nano_folder())
 
 
 def save_nano(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:

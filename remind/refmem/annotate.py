@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json, write_text
@@ -20,6 +20,7 @@ from remind.text.words import guide
 from sae.pages import page
 from sae.ranges import NonNegativeInt, Seed, check_ranges
 
+T = TypeVar("T")
 #: Longer side of a picture in the page, in pixels.
 PICTURE_SIZE = 480
 
@@ -93,7 +94,7 @@ def page_data(
     """
     if not items:
         raise ConfigError("there are no items to annotate")
-    ordered = order_for(items, annotator, seed)
+    ordered = in_order(sorted(items, key=lambda item: item.id), seed, annotator)
     dialogues = {item.dialogue_id: dialogue_of(item, corpus) for item in ordered}
     return {
         "annotator": annotator,
@@ -107,7 +108,7 @@ def page_data(
                 "hint": guide(item.dimension).demand,
                 "format": item.format,
                 "question": item.question,
-                "choices": list(item.options) or candidates_for(item, annotator, seed),
+                "choices": list(item.options) or in_order(sorted({*item.candidates}), seed, annotator, item.id),
                 "evidence": list(item.evidence),
                 "images": list(item.images),
                 "near": windows(dialogues[item.dialogue_id], item, around),
@@ -119,18 +120,14 @@ def page_data(
     }
 
 
-def order_for(items: Sequence[Item], annotator: str, seed: int) -> list[Item]:
-    """The items in this annotator's order; another annotator or seed gives another one."""
-    ordered = sorted(items, key=lambda item: item.id)
-    random.Random(f"{seed}:{annotator}").shuffle(ordered)
+def in_order(values: Iterable[T], *key: object) -> list[T]:
+    """The values in an order drawn from the key: an annotator's of the items, or of an item's candidate answers.
+
+    They come sorted, so that it does not depend on which candidates were generated as correct.
+    """
+    ordered = list(values)
+    random.Random(":".join(map(str, key))).shuffle(ordered)
     return ordered
-
-
-def candidates_for(item: Item, annotator: str, seed: int) -> list[str]:
-    """The candidate answers in an order that does not depend on which of them were generated as correct."""
-    candidates = sorted(set(item.candidates))
-    random.Random(f"{seed}:{annotator}:{item.id}").shuffle(candidates)
-    return candidates
 
 
 def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]]:
@@ -160,7 +157,6 @@ def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
         return {"index": image.index, "caption": image.caption, "src": source}
 
     def said(turn: Turn) -> dict[str, Any]:
-        images = [shown(image) for image in turn.images]
-        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": images}
+        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": list(map(shown, turn.images))}
 
-    return [{"id": one.id, "time": one.time, "turns": [said(turn) for turn in one.turns]} for one in dialogue.sessions]
+    return [{"id": one.id, "time": one.time, "turns": list(map(said, one.turns))} for one in dialogue.sessions]

@@ -14,20 +14,14 @@ from remind.evaluation.tables import markdown_table
 from remind.refmem.drafts import near_pairs
 from remind.refmem.items import Item
 
-_TITLES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
-
 
 def units(items: Sequence[Item], corpus: Corpus, near_duplicate: float) -> list[list[int]]:
     """Indices of the items that must stay together, so that no cluster and no piece of evidence is in both splits.
 
     They share a cluster, an evidence turn or an image, or are near-duplicates.
     """
-    turn_of = {
-        (dialogue.id, image.index): turn.id
-        for dialogue in corpus.dialogues
-        for turn in dialogue.turns
-        for image in turn.images
-    }
+    dialogues = corpus.dialogues
+    turn_of = {(one.id, image.index): turn.id for one in dialogues for turn in one.turns for image in turn.images}
     together = DisjointSet(range(len(items)))
     first: dict[tuple[str, ...], int] = {}
     for number, item in enumerate(items):
@@ -113,34 +107,24 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
     """The statistics as a page.
 
     Args:
-        filters: counts of the filter stage; None: left out.
+        filters: counts of the filter stage, if there was one.
     """
-    questions = counts["questions"]
-    total, per_format = questions["total"], questions["answer_cardinality_by_format"]
-
-    def share(count: int) -> str:
-        return f"{count:,} ({100 * count / total:.1f}%)" if total else f"{count:,}"
-
-    rows = [
-        ("Total", _number(total)),
-        *((title, share(questions["by_format"][name])) for name, title in _TITLES.items()),
-        *((f"Split: {name}", share(count)) for name, count in questions["by_split"].items()),
-        ("Options per item with options", _number(questions["options_per_item"])),
-        ("Answers per item", _number(questions["answer_cardinality"])),
-        *((f"Answers per item, {title.lower()}", _number(per_format[name])) for name, title in _TITLES.items()),
-        ("Evidence anchors per item", _number(questions["anchors_per_item"])),
-        ("Single-choice answers by letter", ", ".join(f"{a} {n}" for a, n in questions["letters_of_single"].items())),
-    ]
-    dimensions = []
-    for name, count in questions["by_dimension"].items():
-        formats = [_number(questions["by_dimension_and_format"][name].get(kind, 0)) for kind in _TITLES]
-        dimensions.append([_title(name), share(count), *formats])
-    conversations = [(_title(key), _number(value)) for key, value in counts["conversations"].items()]
+    questions = dict(counts["questions"])
+    cells, total = questions.pop("by_dimension_and_format"), questions["total"]
+    rows = []
+    for key, value in questions.items():
+        whole = key.startswith("by_")
+        for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            share = f" ({100 * number / total:.1f}%)" if whole and total else ""
+            rows.append((f"{_title(key)} {name.replace('_', ' ')}".strip(), _number(number) + share))
+    dimensions = [[_title(name), *(_number(own.get(kind, 0)) for kind in FORMATS)] for name, own in cells.items()]
     parts = [
         "# Benchmark statistics\n",
-        markdown_table(["Conversations", ""], conversations),
+        markdown_table(
+            ["Conversations", ""], [(_title(key), _number(n)) for key, n in counts["conversations"].items()]
+        ),
         markdown_table(["Questions", ""], rows),
-        markdown_table(["Dimension", "Items", *_TITLES.values()], dimensions),
+        markdown_table(["Dimension", *FORMATS], dimensions),
     ]
     if filters is not None:
         removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())

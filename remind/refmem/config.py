@@ -14,13 +14,12 @@ from remind.perception.config import SegmentConfig
 from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
-#: Endpoints that each style needs, and those that RefMem-Bench's own need from a stage on.
+#: Endpoints that each style needs; of RefMem-Bench's own the first from items on, the second from filtered on.
 STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
     "reflective": ("questions", "answer"),
     "p13n": ("questions",),
     "session": ("questions", "answer", "judge", "memory"),
 }
-_FIRST_NEEDED: Mapping[str, StageName] = {"questions": "items", "answer": "filtered"}
 #: The stages in order; each writes a folder of that name.
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
@@ -168,11 +167,10 @@ class RefMemConfig:
         """Raise ConfigError where a stage up to `until` needs a chat model and none is named."""
         needed = STAGES_OF[self.style]
         if self.style == "reflective":
-            last = STAGES.index(self.until)
-            needed = tuple(one for one in needed if last >= STAGES.index(_FIRST_NEEDED[one]))
+            guessed = self.filters.blind_draws and self.until not in ("clusters", "items")
+            needed = needed[: 0 if self.until == "clusters" else 2 if guessed else 1]
         for stage in needed:
-            blind = self.style == "reflective" and stage == "answer"
-            if self.llm.endpoint(stage) is None and (self.filters.blind_draws or not blind):
+            if self.llm.endpoint(stage) is None:
+                without = ", or filters.blind_draws 0" if self.style == "reflective" and stage == "answer" else ""
                 where = "model, and base_url of an OpenAI-compatible server or `local`"
-                without = ", or filters.blind_draws 0" if blind else ""
                 raise ConfigError(f"style {self.style} needs llm.{stage} or llm.default ({where}){without}")

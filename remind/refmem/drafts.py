@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, TypeVar
 
-from remind.core.progress import ProgressBar
-from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue, Question
+from remind.core.errors import ModelError
+from remind.core.progress import ProgressBar, warn
+from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue, Question, spread
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema
+from remind.llm.structured import NotValid, object_schema, read_value
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import FilterConfig, ItemsConfig
 from remind.refmem.items import Item, anchors_missing, shuffled, with_id
@@ -43,12 +46,8 @@ _GUESS = object_schema(answers={**_TEXTS, "minItems": 1})
 
 def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: ItemsConfig) -> Request:
     """The request for a cluster's questions of one dimension. The passages are fenced as data."""
-    turns = list(cluster.turns)
-    if len(turns) > config.max_turns:
-        step = len(turns) / config.max_turns
-        turns = [turns[int(place * step)] for place in range(config.max_turns)]
     passages, session = [], ""
-    for name in turns:
+    for name in spread(cluster.turns, config.max_turns):
         turn, own = dialogue.turn(name), dialogue.session_of[name]
         if own.id != session:
             session = own.id
@@ -70,23 +69,37 @@ def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConf
     """
     blank: dict[str, Any] = {"dialogue_id": cluster.dialogue_id, "cluster_id": cluster.id, "branch": cluster.branch}
     blank |= {"id": "", "dimension": dimension, "made_by": made_by, "prompt_id": prompts.prompt_id(TEMPLATE)}
-    items: list[Item] = []
-    per_format: Counter[str] = Counter()
-    reason = ""
-    for row in reply.value["items"]:
-        lists: dict[str, Any] = {name: tuple(dict.fromkeys(row[name])) for name in ("evidence", "images")}
-        lists |= {name: tuple(dict.fromkeys(map(one_line, row[name]))) for name in ("answers", "candidates")}
-        options = tuple(map(one_line, row["options"]))
-        item = Item(**blank, **lists, format=row["format"], question=one_line(row["question"]), options=options)
-        item = item if item.format == "direct" else replace(item, candidates=())
-        problem = item.problem() or ("" if item.format in config.formats else "a format not asked for")
-        reason = reason or problem
-        per_format[item.format] += not problem
-        if not problem and per_format[item.format] <= config.per_cluster:
-            items.append(shuffled(with_id(item), str(config.seed)))
-    if reason and not items:
-        raise NotValid(reason)
-    return items
+
+    def read(row: Mapping[str, Any]) -> Item:
+        options, answers = (list(map(one_line, row[name])) for name in ("options", "answers"))
+        bare = [re.sub(rf"^{letter}[.):] ", "", one) for letter, one in zip(LETTERS, options, strict=False)]
+        options = bare if all(map(str.__ne__, bare, options)) else options
+        if row["format"] != "direct":
+            # "b", "(B)", "B. the second option", or that option's text
+            found = (re.fullmatch(r"\(?([A-Za-z])\)?(?:[.:)].*)?", one) for one in answers)
+            named = zip(answers, found, strict=True)
+            letters = dict(zip(options, LETTERS, strict=False))
+            answers = [letters.get(one, letter[1].upper() if letter else one) for one, letter in named]
+        item = Item(
+            **blank,
+            format=row["format"],
+            question=one_line(row["question"]),
+            options=tuple(options),
+            answers=tuple(dict.fromkeys(answers)),
+            candidates=tuple(dict.fromkeys(map(one_line, row["candidates"] if row["format"] == "direct" else ()))),
+            evidence=tuple(dict.fromkeys(turn.strip(" []") for turn in row["evidence"])),
+            images=tuple(dict.fromkeys(row["images"])),
+        )
+        if problem := item.problem() or ("" if item.format in config.formats else "a format not asked for"):
+            raise NotValid(problem)
+        return item
+
+    kept, per_format = list[Item](), Counter[str]()
+    for item in entries(reply, SCHEMA, read)[0]:
+        per_format[item.format] += 1
+        if per_format[item.format] <= config.per_cluster:
+            kept.append(shuffled(with_id(item), str(config.seed)))
+    return kept
 
 
 def write_questions(
@@ -100,7 +113,7 @@ def write_questions(
         The items, and {"requests", "retried", "dropped"}.
 
     Raises:
-        ModelError: the endpoint as a whole cannot be used.
+        ModelError: the endpoint as a whole cannot be used, or more than half of its replies.
     """
     dimensions = {"text": TEXT_DIMENSIONS, "image": VISUAL_DIMENSIONS}
     requests = {
@@ -111,10 +124,64 @@ def write_questions(
     found, dropped, retried = ask_twice(
         chat, requests, lambda task, reply: read_reply(reply, *task, config, chat.name), "items"
     )
+    if 2 * len(dropped) > len(requests):
+        why = next(iter(dropped.values()))
+        raise ModelError(
+            f"{len(dropped)} of {len(requests)} replies of {chat.name} could not be used; the first: {why}"
+        )
     unique: dict[str, Item] = {}
     for item in (item for items in found.values() for item in items):
         unique.setdefault(item.id, item)
     return list(unique.values()), {"requests": len(requests), "retried": retried, "dropped": len(dropped)}
+
+
+def entries(reply: Reply, schema: Mapping[str, Any], read: Callable[[Any], T]) -> tuple[list[T], list[tuple[Any, str]]]:
+    """What is read of each entry of the list in a reply, and the other entries, each with why it is of no use.
+
+    What a server is told of an entry is asked of that entry alone; a list that it lacks is empty.
+
+    Args:
+        schema: of an object with this list alone.
+
+    Raises:
+        NotValid: there is no list, or nothing in it is of use.
+    """
+    ((name, items),) = ((name, one["items"]) for name, one in schema["properties"].items())
+    empty = {key: list[Any]() for key, one in items["properties"].items() if one.get("type") == "array"}
+    found, rejected = list[T](), list[tuple[Any, str]]()
+    listed = object_schema(**{name: {"type": "array", "items": {}}})
+    for entry in read_value(reply.text, listed, reply.finished)[name]:
+        given = {key: value for key, value in entry.items() if value is not None} if isinstance(entry, dict) else {}
+        try:
+            found.append(read(read_value(json.dumps({**empty, **given}), items)))
+        except NotValid as error:
+            rejected.append((entry, str(error)))
+    if rejected and not found:
+        raise NotValid(rejected[0][1])
+    return found, rejected
+
+
+class Counted:
+    """A chat model that tells of each of its replies.
+
+    Args:
+        told: is called after each.
+    """
+
+    def __init__(self, model: ChatModel, told: Callable[[], object]) -> None:
+        self.model, self.told, self.name = model, told, model.name
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        """As `ChatModel`."""
+
+        def replied(place: int, reply: Reply) -> None:
+            self.told()
+            if on_reply is not None:
+                on_reply(place, reply)
+
+        return self.model.complete(requests, replied)
 
 
 def ask_twice(
@@ -123,7 +190,7 @@ def ask_twice(
     """What is read of each reply; one that cannot be used is asked for once more with the reason.
 
     Args:
-        read: takes the key of a request and its reply, which has not failed; raises NotValid for one of no use.
+        read: takes the key of a request and the text of its reply; raises NotValid for one of no use.
 
     Returns:
         By key what was read and why the rest was not, in the order of the requests; how many were asked for again.
@@ -141,7 +208,8 @@ def ask_twice(
             replies = chat.complete(list(pending.values()), lambda *_: bar.step())
         for (key, request), reply in zip(pending.items(), replies, strict=True):
             try:
-                if reply.failure is not None:
+                # what is no value of the schema as a whole may hold some that are
+                if reply.failure not in (None, "invalid"):
                     raise NotValid(reply.message or reply.failure)
                 found[key] = read(key, reply)
                 dropped.pop(key, None)
@@ -153,6 +221,8 @@ def ask_twice(
                     why += "matches the required schema. Write nothing before or after it."
                     told = (Message("assistant", reply.text), Message("user", why))
                     again[key] = replace(request, messages=(*request.messages, *told))
+    if dropped:
+        warn(f"{len(dropped)} of {len(requests)} replies for {title} could not be used: {next(iter(dropped.values()))}")
     ordered = {key: found[key] for key in requests if key in found}
     return ordered, {key: dropped[key] for key in requests if key in dropped}, len(again)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -48,8 +48,6 @@ class MergeConfig:
     """Folder for agreement.json, report.md, conflicts.jsonl, decisions.jsonl and final.jsonl."""
     resolutions: str | None = None
     """JSON Lines that decide conflicts: item_id and what was agreed on of answers, evidence, images and remove."""
-    discuss: Literal["undecided", "all"] = "undecided"
-    """What needs a resolution: items without a majority, or every item on which annotators differ."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -275,23 +273,20 @@ def _missing(out: Outcome) -> list[str]:
     return [name for name, there in (("answers", out.answers), ("evidence", out.evidence or out.images)) if not there]
 
 
-def resolve(first: Outcome, resolution: Resolution | None, discuss: str) -> Outcome:
+def resolve(first: Outcome, resolution: Resolution | None) -> Outcome:
     """The outcome after resolution, with the parts still open.
 
     A resolution decides the parts it gives; answers or evidence without `remove` keep an item that was undecided. Parts
-    with a majority stand unless it gives others; under `discuss` "all" it confirms them.
+    with a majority stand unless it gives others.
     """
     if resolution is None:
-        differ = first.differ if discuss == "all" else []
-        return replace(first, open=list(dict.fromkeys([*first.open, *differ])))
+        return first
     given: dict[str, Any] = {name: one for name in PARTS if (one := getattr(resolution, name)) is not None}
     outcome = replace(first, **given, open=[])
     if outcome.remove:
         return outcome
-    if outcome.remove is None and not given:
-        outcome.open.append("remove")
-    outcome.open += _missing(outcome)
-    return replace(outcome, remove=False)
+    undecided = ["remove"] if outcome.remove is None and not given else []
+    return replace(outcome, remove=False, open=[*undecided, *_missing(outcome)])
 
 
 @dataclass(frozen=True)
@@ -360,8 +355,7 @@ def merge(cfg: MergeConfig) -> dict[str, Any]:
     for item in items:
         own, resolution = tuple(ballots[item.id].values()), resolutions.get(item.id)
         first = decide(item, own)
-        outcome = resolve(first, resolution, cfg.discuss)
-        decisions.append(Decision(item, own, first, outcome, resolution is not None))
+        decisions.append(Decision(item, own, first, resolve(first, resolution), resolution is not None))
     conflicts = [one for one in decisions if one.majority.open or one.majority.differ]
     undecided = {one.item.id: one.outcome.open for one in decisions if one.outcome.open}
     states = Counter(one.state for one in decisions)
@@ -430,12 +424,9 @@ def report(result: Mapping[str, Any]) -> str:
         "option of every item as yes or no.",
         "",
         markdown_table(["dimension", "all", "items", *FORMATS], kappas),
-        f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items.",
+        f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items. "
+        f"{figures['all']['left_out']} items are in no κ of answers: skipped or only flagged by someone.",
     ]
-    if figures["all"]["left_out"]:
-        lines.append(f"{figures['all']['left_out']} items are in no κ of answers: skipped or only flagged by someone.")
-    if len(figures["annotators"]) < 2:
-        lines.append("One annotator: there is no agreement to measure, and no answer was checked by another person.")
     rows = [
         (name.replace("_", " "), row["items"], row["removed"], f"{row['share']:.2%}")
         for name, row in shares.items()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +22,9 @@ from typing import Any, TypeVar
 
 from remind.core.errors import shown as quoted
 from remind.core.files import sha256_json
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.auxiliary import ChatLLM
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema
@@ -33,8 +34,9 @@ from remind.memory.membuilder import ROLES, MemBuilderSystem
 from remind.memory.operations import Entry
 from remind.memory.readers import ChatReader
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
-from remind.refmem.drafts import MAX_TOKENS, ask_twice, blind_request
+from remind.refmem.drafts import MAX_TOKENS, Counted, ask_twice, blind_request, entries
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, stems
 
@@ -77,7 +79,7 @@ class Told:
 
 
 def personal_questions(
-    dialogues: Sequence[Dialogue], chat: ChatModel, config: P13nConfig
+    dialogues: Sequence[Dialogue], chats: Chats, config: P13nConfig
 ) -> tuple[list[Question], list[dict[str, Any]], dict[str, int]]:
     """The questions of all dialogues, step after step; what is of no use is left out.
 
@@ -90,30 +92,19 @@ def personal_questions(
     """
     rejected: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
+    chat: Any = chats.stage("questions")
 
     def ask(step: str, tasks: Sequence[tuple[str, str]], read: Callable[[int, Mapping[str, Any]], T]) -> list[list[T]]:
         """The valid entries of the reply to each (sample, material)."""
-        reasons: dict[int, list[tuple[Any, str]]] = {}
-
-        def entries(n: int, reply: Reply) -> list[T]:
-            found, reasons[n] = list[T](), []
-            for entry in reply.value[step]:
-                try:
-                    found.append(read(n, entry))
-                except NotValid as error:
-                    reasons[n].append((entry, str(error)))
-            if reasons[n] and not found:
-                raise NotValid(reasons[n][0][1])
-            return found
-
         requests = {n: _request(step, *task, config.groups) for n, task in enumerate(tasks)}
-        found, dropped, _ = ask_twice(chat, requests, entries, step)
-        for n, (sample, _) in enumerate(tasks):
-            whole = [(None, dropped[n])] if n in dropped and not reasons.get(n) else []
-            for entry, why in [*reasons.get(n, ()), *whole]:
-                rejected.append({"step": step, "sample": sample, "why": why, "entry": entry})
-        counts.update({f"{step}_asked": len(tasks), step: sum(map(len, found.values()))})
-        return [found.get(n, []) for n in range(len(tasks))]
+        replies, dropped, _ = ask_twice(
+            chat, requests, lambda n, reply: entries(reply, SCHEMAS[step], partial(read, n)), step
+        )
+        found = [replies.get(n, ([], [(None, dropped.get(n, ""))])) for n in requests]
+        for (sample, _), (_, bad) in zip(tasks, found, strict=True):
+            rejected.extend({"step": step, "sample": sample, "why": why, "entry": entry} for entry, why in bad)
+        counts.update({f"{step}_asked": len(tasks), step: sum(len(own) for own, _ in found)})
+        return [own for own, _ in found]
 
     talks = [(one, session) for one in dialogues for session in one.sessions if session.turns]
     said = [
@@ -236,12 +227,12 @@ def episode(dialogue: Dialogue, question: Question, most: int) -> tuple[Dialogue
 
 @dataclass(frozen=True)
 class Seen:
-    """A session, and the entries nearest to it that the expert's memory held before; `degraded`: why rules wrote it."""
+    """A session, and the entries nearest to it that the expert held before; `lost`: what was, of what it wrote."""
 
     dialogue: Dialogue
     session: Session
     entries: tuple[Entry, ...]
-    degraded: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 def remembered(
@@ -257,7 +248,8 @@ def remembered(
             near = list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
             numbers = [*bank.store.numbers("core"), *bank.nearest(near, config.shown, *ROLES[1:])]
             entries = tuple(bank.entries(numbers))
-            yield Seen(dialogue, session, entries, bank.ingest(session).degraded)
+            bank.ingest(session)
+            yield Seen(dialogue, session, entries, tuple(bank.lost))
 
 
 def session_questions(
@@ -273,33 +265,40 @@ def session_questions(
     """
     models = {stage: chats.stage(stage) for stage in ("memory", "questions", "answer", "judge")}
     expert, writer, answerer, judge = (model for model in models.values() if model is not None)
-    seen = [one for dialogue in dialogues for one in remembered(dialogue, expert, encoder, config)]
+    sessions = sum(bool(session.turns) for one in dialogues for session in one.sessions)
+    with ProgressBar("memory", len(ROLES) * sessions) as bar:
+        counted = Counted(expert, lambda: bar.n < bar.total and bar.step())
+        seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder, config)]
     requests = {n: _session_request(one, config.count) for n, one in enumerate(seen)}
     want = dict.fromkeys(requests, config.count)
-    kept: dict[int, dict[str, Question]] = {n: {} for n in requests}
+    kept: dict[tuple[int, str], Question] = {}
     rejected: list[dict[str, Any]] = []
     asked = 0
 
-    def read(n: int, reply: Reply) -> tuple[str, list[Question]]:
-        return reply.text, _read(seen[n], want[n], reply)
+    def read(n: int, reply: Reply) -> tuple[str, list[Question], list[tuple[Any, str]]]:
+        found, bad = entries(reply, SESSION_SCHEMA, partial(_question, seen[n]))
+        return reply.text, found[: want[n]], bad
 
     for _ in range(config.rewrites + 1):
         found, dropped, _ = ask_twice(writer, requests, read, "questions")
         asked += len(requests)
         rejected += [_row(seen[n], why) for n, why in dropped.items()]
-        drafts = [(n, one) for n, (_, own) in found.items() for one in own]
+        drafts = [(n, one) for n, (_, own, _) in found.items() for one in own]
         failed: dict[int, list[str]] = {}
         problems = _check([(seen[n], one) for n, one in drafts], answerer, judge)
+        wrong = [(n, quoted(entry), entry, why) for n, (*_, bad) in found.items() for entry, why in bad]
         for (n, one), why in zip(drafts, problems, strict=True):
             if why:
-                failed.setdefault(n, []).append(f"{one.text} - {why}")
-                rejected.append(_row(seen[n], why, {"question": one.text, "answer": one.answers[0]}))
+                wrong.append((n, one.text, {"question": one.text, "answer": one.answers[0]}, why))
             else:
-                kept[n][one.id] = one
+                kept[n, one.id] = one
+        for n, text, entry, why in wrong:
+            failed.setdefault(n, []).append(f"{text} - {why}")
+            rejected.append(_row(seen[n], why, entry))
         want = {n: len(reasons) for n, reasons in failed.items()}
         requests = {n: _again(requests[n], found[n][0], reasons) for n, reasons in failed.items()}
-    questions = [one for own in kept.values() for one in own.values()]
-    made = {"sessions": len(seen), "by_rule": sum(bool(one.degraded) for one in seen), "requests": asked}
+    questions = [kept[place] for place in sorted(kept, key=lambda place: place[0])]
+    made = {"sessions": len(seen), "lost": sum(bool(one.lost) for one in seen), "requests": asked}
     return questions, rejected, {**made, "questions": len(questions), "rejected": len(rejected)}
 
 
@@ -335,23 +334,17 @@ def _again(request: Request, text: str, reasons: Sequence[str]) -> Request:
     return replace(request, messages=(*request.messages, *more))
 
 
-def _read(seen: Seen, count: int, reply: Reply) -> list[Question]:
-    """The questions of a reply. Raises NotValid unless all are valid, and as many as were asked for."""
-    rows = reply.value["questions"]
-    if len(rows) != count:
-        raise NotValid(f"{len(rows)} questions, not {count}")
-    questions = []
-    for row in rows:
-        text, answer = (text_of(name, row[name]) for name in ("question", "answer"))
-        if not row["turns"] or (row["type"] == "multi" and not row["entries"]):
-            raise NotValid(f"a question of type {row['type']} without {'entries' if row['turns'] else 'turns'}")
-        turns = {turn.id for turn in chosen("turn", row["turns"], seen.session.turns)}
-        turns |= {turn for one in chosen("entry", row["entries"], seen.entries) for turn in one.sources}
-        name = "sq-" + sha256_json([seen.dialogue.id, seen.session.id, text])[:12]
-        evidence = tuple(sorted(turns, key=seen.dialogue.positions.__getitem__))
-        asked = Question(name, seen.dialogue.id, text, answers=(answer,), evidence=evidence)
-        questions.append(replace(asked, category=row["type"], time=dated(seen.session.time)))
-    return questions
+def _question(seen: Seen, row: Mapping[str, Any]) -> Question:
+    """A question of a reply. Raises NotValid."""
+    text, answer = (text_of(name, row[name]) for name in ("question", "answer"))
+    if not row["turns"] or (row["type"] == "multi" and not row["entries"]):
+        raise NotValid(f"a question of type {row['type']} without {'entries' if row['turns'] else 'turns'}")
+    turns = {turn.id for turn in chosen("turn", row["turns"], seen.session.turns)}
+    turns |= {turn for one in chosen("entry", row["entries"], seen.entries) for turn in one.sources}
+    name = "sq-" + sha256_json([seen.dialogue.id, seen.session.id, text])[:12]
+    evidence = tuple(sorted(turns, key=seen.dialogue.positions.__getitem__))
+    asked = Question(name, seen.dialogue.id, text, answers=(answer,), evidence=evidence)
+    return replace(asked, category=row["type"], time=dated(seen.session.time))
 
 
 def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: ChatModel) -> list[str]:
@@ -362,8 +355,10 @@ def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: 
         made += [(one.id, one.text, one.time) for one in seen.entries]
         contexts.append([Memory(name, text, "shown", (), time, 0.0, 0) for name, text, time in made])
     queries = [Query.of(one) for _, one in drafts]
-    informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: answerer)
-    guesses = answerer.complete([blind_request(one) for _, one in drafts])
+    with ProgressBar("answers", 2 * len(drafts)) as bar:
+        counted = Counted(answerer, bar.step)
+        informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: counted)
+        guesses = counted.complete([blind_request(one) for _, one in drafts])
     blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else "" for one in guesses]
     said = [text for both in zip((one.text for one in informed), blind, strict=True) for text in both]
     twice = [one for _, one in drafts for _ in range(2)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 
-#: Opening and closing tags: Qwen, DeepSeek and others, Seed, Magistral.
-_TAGS = [
-    (re.compile(re.escape(opening), re.IGNORECASE), re.compile(re.escape(closing), re.IGNORECASE))
-    for opening, closing in (
-        ("<think>", "</think>"),
-        ("<thinking>", "</thinking>"),
-        ("<seed:think>", "</seed:think>"),
-        ("[THINK]", "[/THINK]"),
-    )
-]
+#: Opening and closing tags: Qwen, DeepSeek and others, Gemini, Seed, Magistral, Kimi, Command A.
+_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+#: Tokens that tell thoughts from answers, which some tokenizers count as special; the last are of harmony (gpt-oss).
+MARKS = {tag for tags in _TAGS for tag in tags} | {f"<|{name}|>" for name in ("start", "channel", "message", "end")}
 #: The final channel of a harmony reply (gpt-oss), with its special tokens or with what is left where they are dropped.
 _FINAL = re.compile(
     r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>|\Aanalysis.*assistantfinal", re.DOTALL
@@ -21,7 +23,7 @@ _FINAL = re.compile(
 #: What ends a message of harmony.
 _MESSAGE_END = re.compile(r"<\|(?:end|return|call|start)\|>.*", re.DOTALL)
 #: Special tokens at the end that a server should have left out.
-_END_TOKENS = re.compile(r"(?:\s*(?:<\|[\w ]+\|>|</s>|<end_of_turn>|<eos>))+\s*\Z")
+_END_TOKENS = re.compile(r"(?:(?:<\|[\w ]+\|>|</s>|<end_of_turn>|<eos>)\s*)+\Z")
 
 
 def without_thoughts(text: str) -> str:
@@ -30,13 +32,14 @@ def without_thoughts(text: str) -> str:
     A closing tag without an opening one ends a thought that the chat template opened. Empty where a thought was opened
     and never closed: what follows is no answer.
     """
+    text = _END_TOKENS.sub("", text)
     if "<|channel|>" in text or _FINAL.search(text):
         *_, final = "", *_FINAL.split(text)[1:]
         text = _MESSAGE_END.sub("", final)
-    for opening, closing in _TAGS:
-        ends = [match.end() for match in closing.finditer(text)]
-        if ends:
-            text = text[ends[-1] :]
-        if opening.search(text):
+    for opening, closing in ([re.escape(tag) for tag in tags] for tags in _TAGS):
+        # one after the answer
+        text = re.sub(rf"(?is){opening}(?:(?!{opening}).)*?{closing}\s*\Z", "", text)
+        *_, text = re.split(f"(?i){closing}", text)
+        if re.search(f"(?i){opening}", text):
             return ""
-    return _END_TOKENS.sub("", text)
+    return text

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -23,9 +23,6 @@ from remind.core.errors import DataError
 from remind.core.files import sha256_json
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question, Turn
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WORD = re.compile(r"\w+")
 #: Below this score a question is a plain factual one to `infer_dimension`.
@@ -38,14 +35,12 @@ _TOKEN = re.compile(r"\w+(?:[-.]\w+)*")
 _CLITIC = re.compile(r"['’](?:s|t|d|m|re|ve|ll)\b", re.IGNORECASE)
 _QUOTED = re.compile(r"[\"“]([^\"”]+)[\"”]")
 _LISTING = re.compile(
-    r"\b(?:both|all|each|either|list|in common|how many|in what ways)\b"
-    r"|\b(?:what|which) (?:\w+ )?(?!does|this|was|has)[a-z]{3,}(?<!s)s\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:both|all|each|either|list|in common|how many|in what ways)\b"
+    r"|\b(?:what|which) (?:\w+ )?(?!does|this|was|has)[a-z]{3,}(?<!s)s\b"
 )
-_LIKELY = re.compile(r"\b(?:would|likely|might|could|probably|suggest|infer|imply|considered)\b", re.IGNORECASE)
+_LIKELY = re.compile(r"(?i)\b(?:would|likely|might|could|probably|suggest|infer|imply|considered)\b")
 _TIME = re.compile(
-    r"\b(?:when|how long|how often|what (?:year|month|day|date|time)|which (?:year|month|day)|since)\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:when|how long|how often|what (?:year|month|day|date|time)|which (?:year|month|day)|since)\b"
 )
 #: Key sentences together, in words; about what the text encoder still reads whole.
 KEY_WORDS = 60
@@ -53,12 +48,7 @@ _SENTENCE = re.compile(r"(?<=[.!?…])\s+|\n+")
 #: The offline judge's threshold on bag-of-words F1.
 JUDGE_F1 = 0.6
 _ARTICLES = frozenset({"a", "an", "the"})
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    )
-}
+_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _UNKNOWN = ("no information", "not mentioned", "not enough information", "cannot be determined", "does not tell")
 _OFFLINE_VERSION = 1
 #: How much a word of the dimension's lexicon adds to a sentence, next to the rarity of its own words.
@@ -175,16 +165,14 @@ def infer_dimension(text: str) -> str | None:
     return best if scores[best] >= LEAST_ASKED else None
 
 
-def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:
+def plan(dialogue: Dialogue, question: Question, weights: Mapping[str, float]) -> Strategy:
     """The strategy of a question, from its words and the dialogue's.
 
     Entities are quotations, names and chunks of content words; the focus is what the target does.
 
     Args:
-        weights: rarity of each stem over the dialogue's turns; None: counted here.
+        weights: rarity of each stem over the dialogue's turns.
     """
-    if weights is None:
-        weights = rarity([stems(turn.text) for turn in dialogue.turns])
     text = question.text
     speakers, scope = target_speakers(dialogue, text), temporal_scope(text)
     names = {part for speaker in speakers for part in words(speaker)}
@@ -344,7 +332,8 @@ class Verdict:
 def _answer_tokens(text: str) -> list[str]:
     """Lower-case words without articles; thousands commas dropped, numbers to twelve as digits."""
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return [_NUMBERS.get(word, word) for word in words(text) if word not in _ARTICLES]
+    said = [word for word in words(text) if word not in _ARTICLES]
+    return [str(_NUMBERS.index(word)) if word in _NUMBERS else word for word in said]
 
 
 def declines(text: str) -> bool:
@@ -373,20 +362,12 @@ def same_answer(reference: str, prediction: str) -> bool:
     return 2 * common / (len(gold) + len(said)) >= JUDGE_F1
 
 
-class Encoder(Protocol):
-    """What `remind.models.encoder.SentenceEncoder` is to these rules."""
-
-    @property
-    def name(self) -> str: ...
-
-    def encode(self, texts: Sequence[str]) -> Tensor: ...
-
-
 class OfflineLLM:
     """The auxiliary LLM without a model: cues and strategies (4.2), summaries (4.4), verdicts (Figure 10).
 
     Args:
-        encoder: judges how close a turn is to an option by meaning; None: by shared words alone.
+        encoder: a `remind.models.encoder.SentenceEncoder`, which judges how close a turn is to an option by meaning;
+            None: shared words do.
 
     Attributes:
         failures: of any auxiliary LLM what somebody else had to write, or what has no verdict; here nothing.
@@ -394,7 +375,7 @@ class OfflineLLM:
 
     failures: Sequence[Any] = ()
 
-    def __init__(self, encoder: Encoder | None = None) -> None:
+    def __init__(self, encoder: Any = None) -> None:
         self.encoder = encoder
         self._weights: tuple[Dialogue, dict[str, float]] | None = None
 

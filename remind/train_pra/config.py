@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from remind.alignment.config import ExampleConfig, LoopConfig, LoraConfig, Objective
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json
+from remind.core.run_folder import CONFIG
 from sae.ranges import PositiveInt, Seed, check_ranges
+
+#: What a run was trained on; and, in an export, how it was trained.
+DATA, TRAINING = "data.json", "training.json"
 
 
 @dataclass
@@ -34,33 +42,6 @@ class TrainerConfig(LoopConfig):
 @dataclass
 class TrainConfig:
     """Distil reflective and attentional states into the factual one (Section 4.5)."""
-
-    RENAMED: ClassVar[dict[str, str]] = {
-        "trainer.lr": "trainer.learning_rate",
-        "trainer.optimizer": "trainer.optim, adamw_torch_8bit for adamw8bit",
-        "trainer.epochs": "trainer.num_train_epochs",
-        "trainer.gradient_accumulation": "trainer.gradient_accumulation_steps",
-        "trainer.warmup": "trainer.warmup_steps (below 1: a share)",
-        "trainer.schedule": "trainer.lr_scheduler_type",
-        "trainer.clip": "trainer.max_grad_norm",
-        "trainer.eval_every": "trainer.eval_steps",
-        "trainer.eval_split": "data.eval_split",
-        "trainer.eval_limit": "data.eval_limit",
-        "trainer.save_every": "trainer.save_steps",
-        "trainer.keep_last": "trainer.save_total_limit",
-        "trainer.trackers": "trainer.report_to",
-        "trainer.step": "decided by objective.target_grad (flow: all levels at once)",
-        "trainer.guard.mode": "trainer.guard",
-        "trainer.guard.ce_rise": "trainer.guard_ce_rise",
-        "trainer.guard.entropy_share": "trainer.guard_entropy_share",
-        "objective.teacher_weights": "objective.teacher_model_kind",
-        "teacher": "objective.ema_decay, .base_targets and .topk",
-        "teacher.ema_decay": "objective.ema_decay",
-        "teacher.targets": "objective.base_targets",
-        "teacher.k": "objective.topk",
-        "marker_token": "data.marker_token",
-        "train_vision": "data.train_vision",
-    }
 
     states: str
     """Folder of states (from `remind build-states`); the split train is read."""
@@ -120,3 +101,39 @@ class ExportConfig:
     """Write the adapters alone, as a PEFT folder that goes on the base model."""
     overwrite: bool = False
     """Replace an existing folder."""
+
+
+def read_config(folder: str | Path) -> TrainConfig:
+    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
+    parts = {"objective": Objective, "data": DataConfig, "trainer": TrainerConfig, "lora": LoraConfig}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        made = {name: kind(**values[name]) for name, kind in parts.items() if values[name] is not None}
+        return TrainConfig(**{**values, **made})
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the config of a training run of this version: {error}") from None
+
+
+def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "pixels"], int]:
+    """How a model was shown images in training: `data.images`, `data.image_tokens`.
+
+    By the training.json of an export or the config of a run. Captions where there is no folder or none of these files,
+    or where it says nothing of images. Raises DataError, ConfigError for a damaged file.
+    """
+    default = DataConfig()
+    if model is not None and all((Path(model) / name).is_file() for name in (CONFIG, DATA)):
+        run = read_config(model).data
+        return run.images, run.image_tokens
+    path = None if model is None else Path(model) / TRAINING
+    about = read_json(path) if path is not None and path.is_file() else None
+    for key in ("config", "data"):
+        about = about.get(key) if isinstance(about, dict) else None
+    if not isinstance(about, dict) or about.get("images") != "pixels":
+        return default.images, default.image_tokens
+    tokens = about.get("image_tokens")
+    if type(tokens) is not int or tokens < 1:
+        raise DataError("config.data.image_tokens is not a number of tokens", path)
+    return "pixels", tokens

@@ -7,26 +7,25 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
 from remind.alignment.metrics import kept, newest, read_metrics
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
-from remind.core.run_folder import CONFIG, as_dict
+from remind.core.run_folder import as_dict
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
 from remind.states.pyramid import MARKER
-from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
-from remind.train_pra.run import DATA, nf4, read_config, restored, with_adapters
+from remind.train_pra.config import DATA, TRAINING, ExportConfig, TrainConfig, read_config
+from remind.train_pra.run import nf4, restored, with_adapters
 
 #: With a marker, so that its rows are compared as well where it is a token.
 _PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
-_TRAINING = "training.json"
 _VERSIONS = ("torch", "transformers", "remind-toolkit")
 
 
@@ -73,11 +72,8 @@ def export(cfg: ExportConfig) -> Path:
                 model = model.merge_and_unload(safe_merge=True)
             checks = _write_whole(model, backbone, cfg, trained, small, before, probe, temporary)
         about = about_run(run, trained, folder, cfg.checkpoint) | {"checks": checks}
-        write_json(temporary / _TRAINING, about)
+        write_json(temporary / TRAINING, about)
         write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
-        mode = temporary.joinpath("README.md").stat().st_mode & 0o777
-        for file in temporary.iterdir():
-            file.chmod(mode)  # safetensors makes its files private
     print(f"{folder.name} of {run} is exported to {out}")
     return out
 
@@ -184,28 +180,6 @@ def _write_adapters(
     if checks["opening_again"] > 1e-6:
         raise ModelError("the written adapters do not give the logits of the model in memory")
     return checks
-
-
-def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "pixels"], int]:
-    """How a model was shown images in training: `data.images`, `data.image_tokens`.
-
-    By the training.json of an export or the config of a run. Captions where there is no folder or none of these files,
-    or where it says nothing of images. Raises DataError, ConfigError for a damaged file.
-    """
-    default = DataConfig()
-    if model is not None and all((Path(model) / name).is_file() for name in (CONFIG, DATA)):
-        run = read_config(model).data
-        return run.images, run.image_tokens
-    path = None if model is None else Path(model) / _TRAINING
-    about = read_json(path) if path is not None and path.is_file() else None
-    for key in ("config", "data"):
-        about = about.get(key) if isinstance(about, dict) else None
-    if not isinstance(about, dict) or about.get("images") != "pixels":
-        return default.images, default.image_tokens
-    tokens = about.get("image_tokens")
-    if type(tokens) is not int or tokens < 1:
-        raise DataError("config.data.image_tokens is not a number of tokens", path)
-    return "pixels", tokens
 
 
 # the model card

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from datasets import DatasetDict
 from safetensors import SafetensorError
 from transformers import BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.metrics import kept
 from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
@@ -24,13 +22,11 @@ from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import none_empty, sha256_file, write_json
 from remind.core.progress import ProgressBar
-from remind.core.run_folder import CONFIG, RunFolder
+from remind.core.run_folder import RunFolder
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
-from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
-
-DATA = "data.json"
+from remind.train_pra.config import DATA, TrainConfig
 
 
 def train(cfg: TrainConfig, *callbacks: TrainerCallback) -> Path:
@@ -153,7 +149,8 @@ def _splits(cfg: TrainConfig) -> DatasetDict:
     states = load_states(cfg.states)
     if "train" not in states:
         there = f"all are of split {' or '.join(sorted(states))}" if states else "there are no questions"
-        raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
+        hint = "give the dialogue file questions of split train (docs/data.md), and build the states again"
+        raise DataError(f"nothing to train on: {there}; {hint}", cfg.states)
     return states
 
 
@@ -169,20 +166,6 @@ def _resolved(cfg: TrainConfig) -> TrainConfig:
 
 
 # what a run has learned
-
-
-def read_config(folder: str | Path) -> TrainConfig:
-    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
-    path = Path(folder) / CONFIG
-    if not path.is_file():
-        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
-    parts = {"objective": Objective, "data": DataConfig, "trainer": TrainerConfig, "lora": LoraConfig}
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        made = {name: kind(**values[name]) for name, kind in parts.items() if values[name] is not None}
-        return TrainConfig(**{**values, **made})
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not the config of a training run of this version: {error}") from None
 
 
 def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:

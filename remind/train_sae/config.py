@@ -10,16 +10,33 @@ from sae.config import SAETrainConfig
 from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ShareBelowOne, check_ranges
 
 
+@dataclass(kw_only=True)
+class _Read:
+    """How dialogues are read, and by what model."""
+
+    format: str | None = None
+    """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
+    window: PositiveInt | None = None
+    """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
+    sink_factor: NonNegativeFloat = 10.0
+    """Tokens whose norm exceeds this many times the median are left out as attention sinks; 0 keeps all."""
+    device: str = "cpu"
+    """Device of model and SAEs; under accelerate launch, that of each process."""
+    dtype: str = "float32"
+    """Precision of the model."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 @dataclass
-class TrainSAEConfig:
+class TrainSAEConfig(_Read):
     """Train one Top-K SAE per layer of a backbone on dialogue text and images."""
 
     out: str
     """Run folder: one subfolder layer_<LL> per layer, config.yaml, metrics.jsonl, checkpoints until it is finished."""
     data: str | list[str] = field(default_factory=list)
     """Files or folders of dialogues (DialogCC, MSC, Friends, your own). Empty: the bundled synthetic small talk."""
-    format: str | None = None
-    """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
     backbone: str = "minilm"
     """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt | str] | None = None
@@ -32,8 +49,6 @@ class TrainSAEConfig:
     """Files or folders of dialogues to evaluate on instead of held-out ones; all of `data` is then trained on."""
     name_speakers: bool = True
     """Give numbered speakers ("Speaker 1") random names in training, since the SAE will read dialogues with names."""
-    window: PositiveInt | None = None
-    """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
     windows_per_batch: PositiveInt = 16
     """Rows per forward."""
     image_tokens: NonNegativeInt = 0
@@ -45,8 +60,6 @@ class TrainSAEConfig:
     buffer_on: Literal["host", "device"] = "host"
     """Where the buffer is. host: in main memory, from which each batch is copied; device: on the device of the model,
     which is faster and takes buffer_tokens x layers x width values of its memory."""
-    sink_factor: NonNegativeFloat = 10.0
-    """Tokens whose norm exceeds this many times the median are dropped as attention sinks; 0 keeps all."""
     cache: str | None = None
     """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
     idf_turns: PositiveInt | None = 10_000
@@ -61,47 +74,27 @@ class TrainSAEConfig:
     """Continue an interrupted run with the same settings from its newest checkpoint, if there is one."""
     trackers: list[str] = field(default_factory=list)
     """Trackers of Accelerate to report to (tensorboard, wandb, ...), in addition to metrics.jsonl."""
-    device: str = "cpu"
-    """Device of backbone and SAEs; under accelerate launch, that of each process."""
-    dtype: str = "float32"
-    """Precision of the backbone."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass
-class CheckSAEConfig:
+class CheckSAEConfig(_Read):
     """Measure how well SAEs fit a model, for example one they were not trained on."""
 
     sae: str
-    """SAEs: a folder or file of this toolkit, sae-lens, sparsify, Qwen-Scope or Gemma Scope, or one with
-    sae_mapping.json."""
+    """SAEs: a folder, file or repository of the hub, of this toolkit or others (docs/sae.md); what is inside is chosen
+    by a path after a colon."""
     backbone: str
     """Model: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     data: list[str] = field(default_factory=list)
     """Files or folders of dialogues to measure on. Empty: the bundled synthetic small talk."""
-    format: str | None = None
-    """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
     limit: PositiveInt | None = 2000
     """Use at most this many turns, of dialogues drawn at random."""
-    window: PositiveInt | None = None
-    """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
     windows_per_batch: PositiveInt = 4
     """Rows per forward."""
-    sink_factor: NonNegativeFloat = 10.0
-    """Tokens whose norm exceeds this many times the median are left out as attention sinks; 0 keeps all."""
     loss_windows: NonNegativeInt = 8
     """Windows on which the cross entropy recovered by splicing is measured (causal models); 0: not at all."""
     out: str | None = None
     """JSON file for the figures; None: they are only printed."""
-    device: str = "cpu"
-    """Device of model and SAEs."""
-    dtype: str = "float32"
-    """Precision of the model."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 def default_layers(n_layers: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import math
-import os
 import platform
 import shutil
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.tracking import get_available_trackers
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -44,7 +43,7 @@ from sae.hooks import resolve_layers
 from sae.metrics import Sums, evaluate
 from sae.parallel import Processes
 from sae.splice import loss_recovered
-from sae.trainer import CHECKPOINTS, METRICS, Trained, train
+from sae.trainer import CHECKPOINTS, METRICS, train
 
 #: Hashes of the dialogues of a run.
 DATA = "data.json"
@@ -146,24 +145,20 @@ def quick_sae(
     small = {"layers": ["late"], "trainer": trainer, "limit": 8000, "loss_windows": 0, "checkpoint_every": 0}
     fields = {**small, "backbone": backbone, "device": device, "dtype": dtype, **settings}
     cfg = TrainSAEConfig("", [str(path) for path in data], **fields)
-    folder = Path(backbone)
+    hashes = sorted(input_hashes(data_paths(cfg.data)).values())
     # a model folder or GGUF file may be written anew under the same name
-    files = [(path, path.stat()) for path in sorted([folder, *folder.rglob("*")]) if path.is_file()]
-    parts = {
-        "config": {**asdict(cfg), "data": sorted(input_hashes(data_paths(cfg.data)).values())},
-        "model": [(str(path.relative_to(folder.parent)), stat.st_size, stat.st_mtime_ns) for path, stat in files]
-        or backbone,
-        "version": version("remind-toolkit"),
-    }
-    out = Path(cache) / f"{folder.name}-{sha256_json(parts)[:16]}"
+    files = sorted(path for path in (Path(backbone), *Path(backbone).rglob("*")) if path.is_file())
+    model = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files] or backbone
+    parts = [{**asdict(cfg), "data": hashes}, model, version("remind-toolkit")]
+    out = Path(cache) / f"{Path(backbone).name}-{sha256_json(parts)[:16]}"
     cfg.out, cfg.resume = str(out), True
     return out if (out / REPORT).is_file() else train_sae(cfg)
 
 
 def _processes(cfg: TrainSAEConfig) -> Processes:
     """Those of the launcher, joined by accelerate."""
-    if unknown := [name for name in cfg.trackers if name not in LOGGER_TYPE_TO_CLASS]:
-        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    if missing := [name for name in cfg.trackers if name not in map(str, get_available_trackers())]:
+        raise ConfigError(f"trackers: no tracker {missing[0]}; pip install {missing[0]}, or leave it out")
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(
@@ -171,14 +166,10 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
         log_with=cfg.trackers or None,
         project_dir=f"{cfg.out}.trackers",
     )
-    if int(os.environ.get("WORLD_SIZE", "1")) != accelerator.num_processes:
-        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
-    if accelerator.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
-        raise ConfigError("SAEs are trained data-parallel; launch with a DDP configuration, not FSDP or DeepSpeed")
-    if cfg.trainer.batch_size % accelerator.num_processes:
-        among = f"split among {accelerator.num_processes} processes"
-        raise ConfigError(f"batch_size {cfg.trainer.batch_size} cannot be {among}")
-    if accelerator.num_processes > 1:
+    count = accelerator.num_processes
+    if cfg.trainer.batch_size % count:
+        raise ConfigError(f"batch_size {cfg.trainer.batch_size} cannot be split among {count} processes")
+    if count > 1:
         atexit.register(accelerator.state.destroy_process_group)
     if cfg.trackers:
         accelerator.init_trackers("remind-sae", config={name: str(value) for name, value in asdict(cfg).items()})
@@ -199,7 +190,7 @@ def _layers(cfg: TrainSAEConfig, backbone: Backbone) -> list[int]:
 class Harvester:
     """Token batches of windows from a batch number on: a source for `sae.buffer` and `sae.cache`.
 
-    `stats` counts each batch once, and goes into checkpoints; `turns` [B, T] are turn numbers of the latest batch.
+    `stats` counts each batch once, of a resumed run those since; `turns` [B, T] are turn numbers of the latest batch.
     """
 
     cfg: TrainSAEConfig
@@ -217,7 +208,6 @@ class Harvester:
             self.layers,
             special_ids=self.backbone.tokenizer.all_special_ids,
             sink_factor=self.cfg.sink_factor or None,
-            skip_nonfinite=self.cfg.trainer.skip_nonfinite,
             stats=self.stats,
             start=start,
         )
@@ -231,12 +221,6 @@ class Harvester:
             rows = track(rows, self.label, math.ceil(len(windows) / per_batch))
         for inputs, self.turns in rows:
             yield inputs
-
-    def state_dict(self) -> dict[str, int]:
-        return asdict(self.stats)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.stats = HarvestStats(**state)
 
 
 class _OfTheCommand(TrainerCallback):
@@ -271,9 +255,6 @@ class Run:
         self.size = window_size(backbone, cfg.window)
         self.device = torch.device(cfg.device)
         self.dialogues: dict[str, Sequence[Dialogue]] = {}
-        self.windows: list[Window]
-        self.stats: HarvestStats
-        self.trained: Trained
         self.scores: dict[int, dict[str, Any]] = {}
         self.recovered: dict[str, Any] | None = None
 
@@ -291,7 +272,7 @@ class Run:
         # whole corpora need no more room than they take
         capacity = max(min(cfg.buffer_tokens, tokens + share), 2 * share)
         buffer = ShuffleBuffer(self._cached(harvester), share, capacity, seed, device)
-        with Termination(signal.SIGTERM, signal.SIGINT) as signals:
+        with Termination() as signals:
             own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
             with own.bar:
                 self.trained = train(
@@ -353,8 +334,10 @@ class Run:
 
     def report(self) -> None:
         """Print the figures of each layer."""
-        trained, names = self.trained, {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead"}
-        names["recovered"] = "loss recovered"
+        trained, names = (
+            self.trained,
+            {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"},
+        )
         for layer, figures in trained.figures.items():
             line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {figures['fvu']:.3f}"
             score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
@@ -414,7 +397,6 @@ class Run:
             "harvest": asdict(self.stats),
             "steps": self.trained.steps,
             "tokens": self.trained.tokens,
-            "skipped": self.trained.skipped,
             "training": self.trained.figures[layer],
             "held_out": self.scores.get(layer),
             "loss_recovered": self.recovered and {name: self.recovered.get(name) for name in (str(layer), "all")},

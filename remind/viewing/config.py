@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Range, Resamples, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Resamples, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -24,7 +23,7 @@ class InspectConfig:
     question: str | None = None
     """Id of the question to show."""
     all: bool = False
-    """Show every question of the states, with an index page, instead of a single question."""
+    """Show every question of the states, with an index page. Pages that a stopped run finished are kept."""
     out: str = "runs/inspector"
     """Folder for the pages and index.html. With one question also a file name ending in .html."""
     split: Literal["train", "dev", "test"] | None = None
@@ -97,8 +96,6 @@ class FeaturePagesConfig:
     distinctive words are shown instead."""
     named: PositiveInt = 100
     """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
-    examples_named: Annotated[int, Range(ge=2, le=100)] = 10
-    """Examples shown to the chat model of each feature, and as many held out for scoring."""
     device: str = "cpu"
     """Device of model and SAEs."""
     dtype: str = "float32"
@@ -167,9 +164,3 @@ class PlotRunConfig:
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")
-        check_panels(self.panels)
-
-
-def check_panels(panels: Sequence[str]) -> None:
-    if wrong := [name for name in panels if name not in PANELS]:
-        raise ConfigError(f"no panel {wrong[0]!r}; there are {', '.join(PANELS)}")

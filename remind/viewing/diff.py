@@ -13,30 +13,48 @@ same tokens, the question, and go on with the same answer, so that hidden states
   evidence gets more attention per token than one without (AUC; .5 is chance).
 - **fit**: FVU of the SAEs on the streams before and after, and features that fire in one only: whether they must be
   trained anew.
+
+The command `compare-models` writes that of a states folder as JSON, tables, a picture and a page.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import isnan
+from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remind.alignment.examples import example_of
-from remind.core.errors import DataError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import write_json, write_text
 from remind.core.progress import track
+from remind.evaluation.statistics import bootstrap, ratio
+from remind.evaluation.tables import markdown_table
+from remind.grounding.codes import first_character
+from remind.grounding.ground import check_saes, load_saes
 from remind.models.attention import Attention, exchanged_attention
-from remind.models.backbone import Backbone, inner_model
+from remind.models.backbone import Backbone, inner_model, load_backbone
+from remind.models.chat import prompt_tokens
+from remind.models.generate import check_generates
 from remind.states.dataset import iterate_states
+from remind.states.pyramid import Rendered
 from remind.states.records import StateRecord
-from remind.viewing.turns import auc, evidence_turns, prompt_of
+from remind.viewing.config import CompareModelsConfig
 from sae import SparseCodes, TopKSAE
+from sae.dashboard import logit_effects
+from sae.figures import COLOURS, Picture, new_figure
 from sae.hooks import edited
 from sae.metrics import Evaluation
+from sae.pages import page
 
 Kind = Literal["question", "answer", "dialogue"]
 KINDS: tuple[Kind, ...] = ("question", "answer", "dialogue")
@@ -99,11 +117,37 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
         shortest = min(map(len, ends))
         alike = torch.stack([end[:shortest] == ends[0][:shortest] for end in ends]).all(0)
         same = int(alike.long().cumprod(0).sum())
-        prompt = prompt_of(backbone.tokenizer, record.x0)
-        found.append(Reading(record, example.prompts, example.answer, prompt.turn, evidence_turns(record), same))
+        turn = _turn_of_tokens(backbone.tokenizer, record.x0)
+        found.append(Reading(record, example.prompts, example.answer, turn, _evidence_turns(record), same))
     if not found:
         raise DataError("no question has a gold answer by which to compare the models")
     return found
+
+
+def _turn_of_tokens(tokenizer: Any, rendered: Rendered) -> Tensor:
+    """Index of the turn in which each prompt token's first character stands that is not white space, or -1; int64 [T].
+
+    Raises:
+        ModelError: a chat template that changes the text, so that its characters cannot be found again.
+    """
+    size = len(rendered.text)
+    turn_at = np.full(size + 1, -1, dtype=np.int64)
+    for index, span in enumerate(rendered.turns):
+        turn_at[span.start : span.end] = index
+    first = [
+        first_character(rendered.text, (max(start, 0), min(end, size))) if start < min(end, size) and end > 0 else size
+        for start, end in prompt_tokens(tokenizer, rendered.text).offsets
+    ]
+    return torch.from_numpy(turn_at[first])
+
+
+def _evidence_turns(record: StateRecord) -> list[int]:
+    """Turns of x0 that hold gold evidence: the turns annotated, for visual questions those with a gold image."""
+    if not record.visual:
+        return [index for index, turn in enumerate(record.x0.turns) if turn.turn_id in set(record.evidence_found or ())]
+    labels = [f"\n[Image #{image} Caption] " for image in record.images_found or ()]
+    shown = [record.x0.text[turn.start : turn.end] for turn in record.x0.turns]
+    return [index for index, text in enumerate(shown) if any(label in text for label in labels)]
 
 
 def questions_of(
@@ -170,8 +214,8 @@ class Diff:
         moved: of each question, by space (residual, codes; random: codes after a random change), layer and kind: ⟨m, Δ⟩
             and |Δ|² summed over positions.
         means: of each question, by layer and kind: means of m and Δ over positions, [2, d].
-        attention: of each question: AUC before and after by layer of the model, [2, n_layers]; None without gold turns
-            beside others.
+        attention: of each question: AUC before and after by layer of the model, [2, n_layers], NaN where a layer has no
+            attention; None without gold turns beside others.
         fit: by layer: figures before and after.
     """
 
@@ -207,11 +251,12 @@ def measure(
         attention: whether attention to turns is measured.
 
     Raises:
-        ModelError: models with other tokens, widths or layers.
+        ModelError: models with other tokens, widths or layers, or whose attention cannot be read.
     """
     check_same(before, after)
     layers = list(saes)
-    changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
+    zeros = {layer: torch.zeros(3, coder.d_sae, dtype=torch.float64) for layer, coder in saes.items()}
+    changes = {layer: {kind: Changes(*zeros[layer].clone()) for kind in KINDS} for layer in layers}
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     generator = torch.Generator().manual_seed(0)
@@ -221,7 +266,7 @@ def measure(
         second = _states(after, question.ids(0), layers, watches[1])
         told = _states(before, question.ids(towards), layers)
         if attention:
-            diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
+            diff.attention.append(_attention(question, *(watch.layers for watch in watches if watch)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
         for layer, coder in saes.items():
@@ -277,16 +322,14 @@ def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
     return float((m * delta).sum()), float(delta.square().sum())
 
 
-def _no_changes(coder: TopKSAE) -> Changes:
-    before, after, square = torch.zeros(3, coder.d_sae, dtype=torch.float64)
-    return Changes(before, after, square)
-
-
 def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watch | None = None) -> dict[int, Tensor]:
     """[T, d] by layer, in float32, from one forward.
 
     Args:
         watch: told the attention of every layer; None: blocks above the deepest layer are not run.
+
+    Raises:
+        ModelError: attention that cannot be watched.
     """
     ids = ids[None].to(backbone.device)
     if watch is None:
@@ -296,16 +339,20 @@ def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watc
 
     def keep(layer: int, h: Tensor) -> Tensor:
         kept[layer] = h[0].float()
+        if layer:
+            watch.end_block()
         return h
 
     decoder = inner_model(backbone.model).get_decoder()
     with (
         exchanged_attention(decoder, watch.attend, "set attention false"),
-        edited(backbone.model, {layer: partial(keep, layer) for layer in layers}),
+        edited(backbone.model, {layer: partial(keep, layer) for layer in range(backbone.n_layers + 1)}),
     ):
         places = backbone.position_ids({"input_ids": ids})
         backbone.model(input_ids=ids, position_ids=places, logits_to_keep=1, use_cache=False)
-    return kept
+    if all(weights is None for weights in watch.layers):
+        raise ModelError(f"no layer of {backbone.name} has attention that can be read: set attention false")
+    return {layer: kept[layer] for layer in layers}
 
 
 def _no_sink(h: Tensor) -> Tensor:
@@ -316,30 +363,260 @@ def _no_sink(h: Tensor) -> Tensor:
 
 @dataclass
 class _Watch:
-    """The mean attention [T] of all heads in the last rows, layer by layer as they are read."""
+    """The mean attention [T] of all heads in the last rows, by layer; None where tokens are mixed otherwise.
+
+    Convolutions and recurrent layers of hybrid models never come to `attend`, so blocks are told apart by their ends.
+    """
 
     rows: int
-    weights: list[Tensor] = field(default_factory=list)
+    layers: list[Tensor | None] = field(default_factory=list)
+    block: list[Tensor] = field(default_factory=list)
+
+    def end_block(self) -> None:
+        self.layers.append(torch.stack(self.block).mean(0) if self.block else None)
+        self.block = []
 
     def attend(
-        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **kwargs: Any
+        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         heads, own = query.shape[1] // key.shape[1], query[0, :, -self.rows :].float()
         scores = own @ key[0].float().repeat_interleave(heads, 0).mT * kwargs["scaling"]
-        later = torch.ones_like(scores[0], dtype=torch.bool).triu(key.shape[2] - self.rows + 1)
-        self.weights.append(scores.masked_fill(later, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
-        return inner(module, query, key, *rest, **kwargs)
+        # where there is no mask attention is causal
+        seen = torch.ones_like(scores[:1], dtype=torch.bool).tril(key.shape[2] - self.rows)
+        if mask is not None:
+            seen = mask[0, :, -self.rows :] if mask.dtype == torch.bool else mask[0, :, -self.rows :] == 0
+        self.block.append(scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
+        return inner(module, query, key, value, mask, **kwargs)
 
 
-def _attention(question: Reading, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor | None:
+def _attention(question: Reading, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> Tensor | None:
     """AUC of the attention per token that turns get, [2, n_layers]."""
-    at = question.positions("dialogue", 0)
-    sizes = torch.bincount(question.turn[at], minlength=len(question.record.x0.turns)).clamp(min=1)
+    at, n_turns = question.positions("dialogue", 0), len(question.record.x0.turns)
+    if not 0 < len(question.evidence) < n_turns:
+        return None
+    sizes = torch.bincount(question.turn[at], minlength=n_turns).clamp(min=1)
     figures = []
     for read in (*before, *after):
-        turns = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, question.turn[at], read[at])
-        found = auc(turns / sizes, question.evidence)
-        if found is None:
-            return None
-        figures.append(found)
+        if read is None:
+            figures.append(float("nan"))
+            continue
+        turns = torch.zeros(n_turns, dtype=torch.float64).index_add_(0, question.turn[at], read[at])
+        figures.append(auc(turns / sizes, question.evidence))
     return torch.tensor(figures, dtype=torch.float64).view(2, -1)
+
+
+def auc(values: Tensor, gold: Sequence[int]) -> float:
+    """Probability that a gold turn has a higher value than another, ties half."""
+    is_gold = torch.zeros(len(values), dtype=torch.bool)
+    is_gold[list(gold)] = True
+    high, low = values[is_gold][:, None], values[~is_gold]
+    return float(((high > low).double() + 0.5 * (high == low).double()).mean())
+
+
+Figures = dict[str, Any]
+
+
+def compare_models(cfg: CompareModelsConfig) -> Figures:
+    """Compare two models, write `diff.json`, `diff.md`, `diff.png` and `diff.html`, print the tables.
+
+    Returns what is written as JSON: `moved` and `moved_means` (shares of the way; controls `random` and `shuffled`),
+    `salience` (AUC before, after, difference), `features`, `fit`.
+
+    Raises:
+        ConfigError: files exist already.
+        DataError, FormatError: states that cannot be read, or without gold answers.
+        ModelError: models or SAEs that cannot be read or do not fit each other.
+    """
+    out = Path(cfg.out)
+    if (out / "diff.json").exists() and not cfg.overwrite:
+        raise ConfigError(f"{out / 'diff.json'} exists; choose another out or set overwrite")
+    saes, _ = load_saes(cfg.sae, cfg.device)
+    before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
+    check_generates(before)
+    check_saes(before, saes, folder=cfg.sae)
+    after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
+    questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
+    diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
+    result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
+    name_features(result, before, saes)
+    text, picture = markdown(result), plot(result)
+    picture.save(out / "diff.png")
+    write_text(out / "diff.md", text)
+    drawn = f"data:image/png;base64,{b64encode(picture._repr_png_()).decode()}"
+    values: Figures = {"title": _title(result), "drawn": drawn, "tables": tables(result)}
+    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", pictures=True, **values))
+    write_json(out / "diff.json", result)
+    print(text)
+    return result
+
+
+def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
+    """All figures of a comparison, intervals by dialogue."""
+    dialogues = [question.record.dialogue_id for question in diff.questions]
+
+    def share(space: str, layer: int, kind: Kind) -> Figures:
+        return ratio([one[space][layer][kind] for one in diff.moved], dialogues, resamples)
+
+    moved = {
+        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.layers}
+        for space in ("residual", "codes", "random")
+    }
+    means: Figures = {}
+    others = _of_another_dialogue(dialogues)
+    for layer in diff.layers:
+        for kind in SHARED:
+            sides = [one[layer][kind] for one in diff.means]
+            own = [(float(m @ delta), float(delta @ delta)) for m, delta in sides]
+            figures: Figures = {"own": ratio(own, dialogues, resamples)}
+            if others is not None:
+                both = [(m, sides[number][1]) for (m, _), number in zip(sides, others, strict=True)]
+                shuffled = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
+                figures["shuffled"] = ratio(shuffled, dialogues, resamples)
+            means.setdefault(str(layer), {})[kind] = figures
+    attention: Figures = {}
+    read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
+    for layer in range(read[0][0].shape[1] if read else 0):
+        rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
+        # some layers of hybrid models have no attention
+        if not isnan(rows[0][0]):
+            attention[str(layer + 1)] = _paired(rows, resamples)
+    if read:
+        rows = [(float(one[0].nanmean()), float(one[1].nanmean()), name) for one, name in read]
+        attention["mean"] = _paired(rows, resamples)
+    fit = {}
+    for layer, (first, second) in diff.fit.items():
+        born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
+        names = ("tokens", "fvu", "cosine", "l0", "dead")
+        kept = [{name: value for name, value in one.summary().items() if name in names} for one in (first, second)]
+        fit[str(layer)] = {"before": kept[0], "after": kept[1], "born": int(born.sum()), "gone": int(dead.sum())}
+    listed = {
+        str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
+        for layer, kinds in diff.changes.items()
+    }
+    return {"moved": moved, "moved_means": means, "salience": {"attention": attention}, "fit": fit, "features": listed}
+
+
+def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
+    """Give each listed feature the tokens that it promotes."""
+    for layer, kinds in result["features"].items():
+        rows = [row for listed in kinds.values() for row in listed]
+        numbers = [row["feature"] for row in rows]
+        effects = logit_effects(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
+        for row, one in zip(rows, effects or [], strict=False):
+            row["promotes"] = [token for token, _ in one.promoted]
+
+
+def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
+    """For each question one of another dialogue, half of all further in an order by dialogue; None for one dialogue."""
+    if len(set(dialogues)) < 2:
+        return None
+    order = sorted(range(len(dialogues)), key=lambda number: dialogues[number])
+    half = len(order) // 2
+    chosen = dict[int, int]()
+    for place, number in enumerate(order):
+        later = (order[(place + half + step) % len(order)] for step in range(len(order)))
+        chosen[number] = next(other for other in later if dialogues[other] != dialogues[number])
+    return [chosen[number] for number in range(len(order))]
+
+
+def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures:
+    before, after, names = zip(*rows, strict=True)
+    return {
+        "before": bootstrap(before, resamples, clusters=names),
+        "after": bootstrap(after, resamples, clusters=names),
+        "difference": bootstrap([b - a for a, b in zip(before, after, strict=True)], resamples, clusters=names),
+    }
+
+
+def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The figures as tables: title, heads and rows."""
+    towards = result["config"]["towards"] if "config" in result else "x2"
+    moved = []
+    for layer, kinds in result["moved"]["residual"].items():
+        for kind in kinds:
+            means = result["moved_means"][layer][kind]
+            cells = [result["moved"][space][layer][kind] for space in ("residual", "codes", "random")]
+            moved.append([layer, kind, *map(_cell, [*cells, means["own"], means.get("shuffled")])])
+    salience = [
+        [layer, *(_cell(figures[part]) for part in ("before", "after", "difference"))]
+        for layer, figures in result["salience"]["attention"].items()
+    ]
+    fit = []
+    for layer, one in result["fit"].items():
+        cells = [f"{one[when][name]:.3f}" for name in ("fvu", "l0") for when in ("before", "after")]
+        fit.append([layer, *cells, str(one["born"]), str(one["gone"])])
+    found = [
+        (
+            f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0",
+            ["layer", "tokens", "residual", "codes", "codes, random change", "means, residual", "another question's"],
+            moved,
+        ),
+        (
+            "Attention where answers are predicted: AUC of turns with gold evidence among those of x0",
+            ["layer", "before", "after", "after - before"],
+            salience,
+        ),
+        ("The SAEs on both streams", ["layer", "FVU before", "after", "L0 before", "after", "born", "gone"], fit),
+    ]
+    for layer, kinds in result["features"].items():
+        for kind, listed in kinds.items():
+            rows = []
+            for row in listed:
+                promoted = " ".join(shorten(repr(token), 24, placeholder="…'") for token in row.get("promotes", []))
+                numbers = [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['standard_errors']:+.1f}"]
+                rows.append([str(row["feature"]), *numbers, promoted])
+            heads = ["feature", "before", "after", "standard errors", "promotes"]
+            found.append((f"Layer {layer}, {kind} tokens", heads, rows))
+    return found
+
+
+def markdown(result: Figures) -> str:
+    """The tables as Markdown."""
+    parts = [f"# {_title(result)}\n"]
+    for title, heads, rows in tables(result):
+        parts.append(
+            f"{title}:\n\n" + markdown_table(heads, [[cell.replace("|", "\\|") for cell in row] for row in rows])
+        )
+    return "\n".join(parts)
+
+
+def _title(result: Figures) -> str:
+    return f"What training changed, {result['questions']} questions"
+
+
+def _cell(figures: Figures | None) -> str:
+    if figures is None or figures["value"] is None:
+        return "–"
+    return f"{figures['value']:.3f} [{figures['low']:.3f}, {figures['high']:.3f}]"
+
+
+def plot(result: Figures) -> Picture:
+    """Shares moved by layer with their control, and salience before and after."""
+    figure = new_figure(11, 3.6)
+    left, right = figure.subplots(1, 2)
+    layers = list(result["moved_means"])
+    rows = [("residual, answer", COLOURS[0], [result["moved"]["residual"][n]["answer"] for n in layers])]
+    rows += [("codes, answer", COLOURS[2], [result["moved"]["codes"][n]["answer"] for n in layers])]
+    rows += [("codes, random change", "#bbbbbb", [result["moved"]["random"][n]["answer"] for n in layers])]
+    shuffled = [result["moved_means"][n]["answer"].get("shuffled") for n in layers]
+    if all(shuffled):
+        rows += [("another question's", "#999999", shuffled)]
+    for name, colour, figures in rows:
+        known = [(n, one) for n, one in zip(layers, figures, strict=True) if one["value"] is not None]
+        values = [one["value"] for _, one in known]
+        errors = [[one["value"] - one["low"] for _, one in known], [one["high"] - one["value"] for _, one in known]]
+        left.errorbar([n for n, _ in known], values, yerr=errors, color=colour, label=name, marker="o", capsize=3)
+    left.axhline(0, color="#cccccc", linewidth=0.8)
+    left.set_xlabel("layer")
+    left.set_ylabel("share of the way")
+    left.legend(frameon=False, fontsize=8)
+    known = [(n, one) for n, one in result["salience"]["attention"].items() if n != "mean"]
+    for name, colour in (("before", "#999999"), ("after", COLOURS[0])):
+        right.plot(
+            [n for n, _ in known], [one[name]["value"] for _, one in known], color=colour, label=name, marker="o"
+        )
+    right.axhline(0.5, color="#cccccc", linewidth=0.8)
+    right.set_xlabel("layer")
+    right.set_ylabel("AUC of gold turns, attention")
+    right.legend(frameon=False, fontsize=8)
+    return Picture(figure)

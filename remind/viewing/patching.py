@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from remind.models.backbone import Backbone
+from remind.models.chat import tokenize
 from remind.viewing.diff import Diff, Reading
-from remind.viewing.turns import answer_tokens
 from sae import TopKSAE
 from sae.hooks import edited, skipped
 
@@ -111,8 +111,12 @@ def answer_score(
         logits = backbone.model(
             input_ids=ids, position_ids=places, logits_to_keep=len(question.answer), use_cache=False
         ).logits[0]
-    assert question.record.target is not None
-    inside_tags = answer_tokens(backbone.tokenizer, question.record.target)
+    target = question.record.target
+    assert target is not None
+    # tokens that share a character with what stands between the tags; the end token does not
+    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
+    offsets = tokenize(backbone.tokenizer, target).offsets
+    inside_tags = torch.tensor([*(first < end and last > start for first, last in offsets), False])
     logits, answer = logits.cpu().float()[inside_tags], question.answer[inside_tags]
     chances = logits.log_softmax(-1).gather(-1, answer[:, None])
     return AnswerScore(float((logits.argmax(-1) == answer).all()), float(chances.mean()))

@@ -31,11 +31,6 @@ def script_json(value: Any) -> Markup:
     return Markup(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def packed(values: Any, dtype: str) -> str:
-    """Numbers as base64 of little-endian `dtype` (f4, u1, u2, u4), which `unpack` of common.js reads."""
-    return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
-
-
 def utf16(text: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Offset of each character of `text`, and of its end, in UTF-16 units as browsers count; [len(text) + 1]."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -69,6 +64,14 @@ def page(package: str, template: str, *parts: str, data: Any = None, pictures: b
         package, template, **values, style=style, script=Markup(script), policy=policy, data=script_json(data)
     )
     return _SURROGATE.sub("\ufffd", text)
+
+
+def data_of(html: str) -> Any:
+    """The `data` of a page. Raises ValueError for other HTML."""
+    found = re.search('id="data">(.*?)</script>', html)
+    if found is None:
+        raise ValueError("not a page")
+    return json.loads(found[1])
 
 
 def section(package: str, template: str, **values: Any) -> Markup:

@@ -13,12 +13,6 @@ function el(tag, attributes, ...children) {
 }
 const byId = (id) => document.getElementById(id);
 const DATA = JSON.parse(byId("data").textContent);
-const KINDS = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
-function unpack(text, kind) {
-  const raw = atob(text), bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
-  return new KINDS[kind](bytes.buffer);
-}
 const SHADES = 8;
 /** 0 (unshaded) to SHADES for a value between low and high. */
 function shade(value, low, high) {

@@ -32,20 +32,11 @@ function logits([promoted, suppressed, largest, counts]) {
     el("h3", {}, "Vocabulary by effect on the logit"),
     bars(counts, `Tokens of the vocabulary by effect, from ${shown(-largest)} to ${shown(largest)}`, [shown(-largest), "0", shown(largest)], (i) => `${counts[i]} tokens, effect ${shown(at(i))} to ${shown(at(i + 1))}`, (i) => (2 * i < counts.length ? "less" : "more"))];
 }
-/** A picture whose patches that fire are outlined together and tinted by activation: [number, digits, columns, value]. */
+/** A picture whose patches that fire are framed and tinted by activation: [number, digits, columns, value]. */
 function picture([number, levels, columns, value]) {
-  const [url, caption] = DATA.pictures[number], rows = levels.length / columns, fires = (x, y) => x >= 0 && x < columns && y >= 0 && y < rows && levels[y * columns + x] !== "0";
-  let edge = "";
-  const tint = [];
-  for (let y = 0; y < rows; y += 1) for (let x = 0; x < columns; x += 1) {
-    if (!fires(x, y)) continue;
-    tint.push(svg("rect", { x, y, width: 1, height: 1, "fill-opacity": (Number(levels[y * columns + x]) / 9) * 0.4 }));
-    if (!fires(x, y - 1)) edge += `M${x} ${y}h1`;
-    if (!fires(x, y + 1)) edge += `M${x} ${y + 1}h1`;
-    if (!fires(x - 1, y)) edge += `M${x} ${y}v1`;
-    if (!fires(x + 1, y)) edge += `M${x + 1} ${y}v1`;
-  }
-  const box = svg("svg", { viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none", "aria-hidden": "true" }, ...tint, svg("path", { d: edge, class: "under" }), svg("path", { d: edge }));
+  const [url, caption] = DATA.pictures[number], firing = [...levels].flatMap((level, i) => (level === "0" ? [] : [i]));
+  const tint = firing.map((i) => svg("rect", { x: i % columns, y: Math.floor(i / columns), width: 1, height: 1, "fill-opacity": (Number(levels[i]) / 9) * 0.4 }));
+  const box = svg("svg", { viewBox: `0 0 ${columns} ${levels.length / columns}`, preserveAspectRatio: "none", "aria-hidden": "true" }, ...tint);
   const note = `fires on ${tint.length} of ${levels.length} patches, up to ${shown(value)}`;
   return el("figure", { class: "picture" }, el("div", {}, el("img", { src: url, alt: `${caption}: ${note}`, decoding: "async" }), box), el("figcaption", { class: "small", title: note }, `${shown(value)} `, el("bdi", { class: "soft", dir: "auto" }, caption)));
 }

@@ -204,8 +204,6 @@ class Probe:
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(f"{type(tokenizer).__name__} has no character offsets; load the fast tokenizer")
-        if min(batch_size, batch_tokens) < 1:
-            raise ConfigError(f"batch_size {batch_size}, batch_tokens {batch_tokens}: must be at least 1")
         check_coders(model, coders)
         self.model, self.tokenizer, self.coders = model, tokenizer, dict(coders)
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
@@ -222,7 +220,7 @@ class Probe:
         """Codes of one text, or of each of several, in their order.
 
         Raises ShapeError for a text longer than the model takes, ActivationError for hidden states that are not finite,
-        ConfigError for a model in training mode, or a text that is not a string.
+        ConfigError for a model in training mode.
         """
         return next(self.stream([text])) if isinstance(text, str) else list(self.stream(text))
 
@@ -255,9 +253,6 @@ class Probe:
         return rows
 
     def _encode(self, texts: list[str], first: int) -> list[Encoded]:
-        for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ConfigError(f"text {first + number} is a {type(text).__name__}, not a string")
         options = {"padding": False, "truncation": False, "verbose": False, "return_offsets_mapping": True}
         framed = self.tokenizer(texts, add_special_tokens=self.add_special_tokens, **options)
         ids: list[list[int]] = framed["input_ids"]

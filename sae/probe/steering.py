@@ -142,15 +142,9 @@ def _strengths(
         features = dict.fromkeys(features, 0.0)
     if not isinstance(features, Mapping):
         raise ConfigError(f"layer {layer}: mode {mode!r} needs a strength for each feature: {{feature: strength}}")
-    strengths: dict[int, float] = {}
     for feature, strength in features.items():
-        number = -1 if isinstance(feature, bool) or not hasattr(feature, "__index__") else feature.__index__()
-        if not 0 <= number < coder.d_sae:
+        if not 0 <= feature < coder.d_sae:
             raise ConfigError(f"layer {layer}: feature {feature!r} does not exist; there are 0 to {coder.d_sae - 1}")
-        try:
-            strengths[number] = float(strength)
-        except (TypeError, ValueError):
-            strengths[number] = math.nan
-        if not math.isfinite(strengths[number]):
-            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not a finite number")
-    return strengths
+        if not math.isfinite(strength):
+            raise ConfigError(f"layer {layer}, feature {feature}: strength {strength!r} is not a finite number")
+    return {int(feature): float(strength) for feature, strength in features.items()}

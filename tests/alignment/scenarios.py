@@ -22,7 +22,8 @@ from transformers import TrainerCallback
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import RemindError
 from remind.core.files import read_json, write_json
-from remind.train_pra.run import make_trainer, read_config
+from remind.train_pra.config import read_config
+from remind.train_pra.run import make_trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 

@@ -24,9 +24,9 @@ from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
-from remind.train_pra.config import DataConfig, ExportConfig
+from remind.train_pra.config import DataConfig, ExportConfig, read_config
 from remind.train_pra.export import export
-from remind.train_pra.run import nf4, read_config, restored, train
+from remind.train_pra.run import nf4, restored, train
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)

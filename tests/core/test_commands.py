@@ -7,10 +7,11 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
-from remind.commands import COMMANDS, main, resolve
+from remind.commands import COMMANDS, main
 from remind.core.cli import parse
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ KINDS = {
 def test_a_command_names_a_config_and_a_function(name: str) -> None:
     command = COMMANDS[name]
     assert dataclasses.is_dataclass(command.config_type())
-    assert callable(resolve(command.function))
+    assert callable(resolve_name(command.function))
     assert set(command.positional) <= {field.name for field in dataclasses.fields(command.config_type())}
 
 
@@ -56,7 +57,7 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name !=
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_shipped_config_is_taken_by_its_command(path: Path) -> None:
     name, required = KINDS[path.stem.split("_")[0]]
-    config = COMMANDS[name].config_type() if name in COMMANDS else resolve(name)
+    config = COMMANDS[name].config_type() if name in COMMANDS else resolve_name(name)
     settings = parse(config, "", ["--config", str(path), *required.split()])
     assert isinstance(settings, config)
     # an installed `remind demo` does what `make demo` does

@@ -13,8 +13,8 @@ import torch
 
 from remind.evaluation.answerers import ChatAnswers
 from remind.evaluation.config import EvaluateConfig
-from remind.llm.asking import Verdict
 from remind.llm.request import Reply, Request
+from remind.text.words import Verdict
 
 RIGHT: dict[str, Reply | str] = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",

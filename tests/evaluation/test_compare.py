@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from remind.evaluation.compare import compare, load_run, table
 from remind.evaluation.config import CompareConfig, EvaluateConfig
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.statistics import paired_bootstrap
+from remind.models.nano import save_nano
 
 IDENTITY = {"states": "1" * 64, "level": "x0", "split": "test", "judge": "chat-1 judge=m", "judge_prompt": "aaaa"}
 IDENTITY |= {"encoder": "minilm", "model": "a"}
@@ -105,11 +108,20 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
         load_run(one)
 
 
-def test_two_levels_of_the_same_states(local: EvaluateConfig, tmp_path: Path) -> None:
-    folders = [str(tmp_path / level) for level in ("x0", "x1")]
-    reports = [run_evaluation(replace(local, level=Path(out).name, out=out)) for out in folders]  # type: ignore[arg-type]
-    result = compare(CompareConfig(*folders, resamples=50))
-    assert (result["differing"], result["n"]) == ({"level": ["x0", "x1"]}, 6)
-    for name in ("evidence_recall", "accuracy", "parse_rate", "bleu1"):
-        row, values = result["differences"]["all"][name], [report["overall"][name]["value"] for report in reports]
-        assert [row["first"], row["second"]] == pytest.approx(values)
+def test_two_days_of_a_template_that_prints_the_date(
+    local: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_nano(tmp_path / "model") / "chat_template.jinja"
+    model.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + model.read_text())
+
+    def answered(out: str, day: int) -> str:
+        today = SimpleNamespace(now=lambda: datetime(2026, 5, day))
+        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", today)
+        run_evaluation(replace(local, model=str(model.parent), out=str(tmp_path / out)))
+        return str(tmp_path / out)
+
+    first, same, later = answered("a", 1), answered("b", 1), answered("c", 2)
+    assert compare(CompareConfig(first, same, resamples=10))["other_prompts"] == 0
+    result = compare(CompareConfig(first, later, resamples=10))
+    assert (result["other_prompts"], result["differing"]) == (6, {})
+    assert "prompts, chat template included, of 6 questions" in table(result)

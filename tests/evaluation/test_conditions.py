@@ -19,8 +19,8 @@ from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_
 from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Context, Contexts
 from remind.evaluation.run import run_evaluation
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.generate import Generation
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,

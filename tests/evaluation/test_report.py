@@ -13,9 +13,9 @@ import torch
 from remind.evaluation import report as reports
 from remind.evaluation import tables
 from remind.evaluation.scores import Score, counts, parse_all, score, summaries
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
+from remind.text.words import Verdict
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 
@@ -93,7 +93,7 @@ def test_every_answer_is_shown_with_what_came_of_it(
     (tmp_path / "report.html").write_text(reports.html(report, {"x0": scores, "rag": scores}), encoding="utf-8")
     page = browser.new_page()
     page.goto((tmp_path / "report.html").as_uri())
-    # those that are wrong under the reference first; all on demand
+    page.locator("select").select_option("wrong-0")
     assert page.locator("article:visible").count() == 2
     page.locator("select").select_option("")
     page.fill("#find", "belief modeling")
@@ -102,7 +102,7 @@ def test_every_answer_is_shown_with_what_came_of_it(
 
 
 def test_tables_in_text(report: dict[str, Any]) -> None:
-    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief"]
+    heads = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief", "mean"]
     assert [line.split()[0] for line in tables.table(report).splitlines() if line] == heads
     lines = tables.table({**report, "conditions": {"x0": report["conditions"]["x0"]}}).splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["format", "single", "multi", "direct", "all"]

@@ -10,9 +10,9 @@ from scripted_answers import Judge
 
 from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, parse_all, score, summarise
-from remind.llm.asking import Verdict
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
+from remind.text.words import Verdict
 
 ENCODED: list[list[str]] = []
 

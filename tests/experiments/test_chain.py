@@ -131,12 +131,12 @@ def small(folder: Path, out: Path, **values: Any) -> ChainConfig:
         "probes": ("other",),
         "folds": 3,
         "only_folds": (0,),
-        "sft_steps": 2,
-        "pra_steps": 4,
+        "sft_steps": 1,
+        "pra_steps": 3,
         "sft_lr": 1e-3,
         "pra_lr": 1e-3,
-        "trace_every": 2,
-        "max_new_tokens": 8,
+        "trace_every": 1,
+        "max_new_tokens": 4,
         "resamples": 100,
         "trainer": TrainerConfig(save_steps=1),
     }
@@ -159,7 +159,7 @@ def _killed(script: Path, folder: Path, out: Path) -> None:
     script.write_text(_SCRIPT)
     process = Forked(script, Path(__file__).parent, folder, out)
     training = out / "fold-0" / "seed-1" / "pra" / "train"
-    while not list(training.glob("checkpoint-[23]")) and process.poll() is None:
+    while not list(training.glob("checkpoint-[12]")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
@@ -184,10 +184,10 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(folder: Path, tm
         (arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_on_policy", "pra_null")
     }
     result = read_json(out / "result.json")
-    assert [step for step, _ in result["traces"]["pra"]] == [2, 4, 6]
+    assert [step for step, _ in result["traces"]["pra"]] == [1, 2, 3, 4]
     assert set(result["arms"]["pra"]["against"]) == {"sft", "pra_null"}
     assert (out / "steps.png").stat().st_size > 5000
     # only what others start from is kept
     assert [path.parent.name for path in out.glob("fold-0/*/*/model")] == ["sft"]
     with pytest.raises(ConfigError, match=r"other settings \(pra_steps\)"):
-        chain(small(folder, out, pra_steps=5))
+        chain(small(folder, out, pra_steps=4))

@@ -102,12 +102,7 @@ def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: 
     assert rows["full", 1024]["cache_bytes"] == 4 * 2 * (64 * 2) * (140 + 80 + 1024 + 150)
     assert (out / "inference_cost.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "| 1K | 64K |" in (out / "table.md").read_text()
-    for change, message in (
-        ({"lengths": (4, 2)}, "ascending"),
-        ({"questions": (2, 2)}, "twice"),
-        ({"top_share": 0.0}, "top"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            InferenceCostConfig(out="", **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ascending"):
+        InferenceCostConfig(out="", lengths=(4, 2))
     with pytest.raises(ModelError, match=r"qwen4: neither one of nano"):
         load_config("qwen4")

@@ -15,7 +15,7 @@ from experiments.evidence.crossval import CrossValidation, fit_weights, question
 from experiments.evidence.data import DialogueQuestions, load
 from experiments.evidence.methods import DRAWS, METHODS, Prepared, evidence_ratio
 from experiments.evidence.resonance import encode_questions, salience
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig, select_blocks
@@ -26,7 +26,7 @@ from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import TopKSAE
 
 
-@pytest.mark.parametrize("window", [0, 1, 2])
+@pytest.mark.parametrize("window", [0, 2])
 def test_the_ratio_is_what_select_blocks_marks(window: int) -> None:
     draws = torch.Generator().manual_seed(window)
     n, questions, budgets = 14, 3, [0, 5, 17, 40, 1000]
@@ -81,12 +81,8 @@ def minilm() -> Backbone:
     return load_backbone("minilm")
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"match": "summed"},
-    {"match": "summed", "alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers": "last"}
-    | {"anchor_idf": False},
-    {"match": "each"},
-]
+OTHERS = {"alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers": "last", "anchor_idf": False}
+SETTINGS: list[dict[str, Any]] = [{"match": "summed", **OTHERS}, {"match": "each"}]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
@@ -160,21 +156,14 @@ def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:
 
 
 @pytest.fixture(scope="module")
-def sae_folder(minilm: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sae")
+def config(minilm: Backbone, tmp_path_factory: pytest.TempPathFactory) -> BenchEvidenceConfig:
+    folder = tmp_path_factory.mktemp("evidence")
     for layer in (4, 5):
         coder = TopKSAE(minilm.hidden_size, 256, 8, generator=torch.Generator().manual_seed(layer))
         coder.save(folder / f"layer_{layer:02d}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def config(sae_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> BenchEvidenceConfig:
-    folder = tmp_path_factory.mktemp("evidence")
-    data, out = str(sample_path() / "dev.jsonl"), str(folder / "result.json")
-    cache = str(folder / "cache")
+    data, out, cache = str(sample_path() / "dev.jsonl"), str(folder / "result.json"), str(folder / "cache")
     # the sample's dialogues are short
-    return BenchEvidenceConfig(data, out, str(sae_folder), controls=True, limit=6, budget=200, cache=cache)
+    return BenchEvidenceConfig(data, out, str(folder), controls=True, limit=6, budget=200, cache=cache)
 
 
 @pytest.mark.slow
@@ -192,19 +181,9 @@ def test_a_run_leaves_rows_table_and_plot(config: BenchEvidenceConfig, tmp_path:
     [gain] = [row for row in result["differences"] if (row["method"], row["budget"]) == ("fused", 200)]
     best = max(whole[name, 200]["ratio"] for name in ("random", "bm25", "dense", "bm25+dense"))
     assert gain["difference"] == pytest.approx(whole["fused", 200]["ratio"] - best)
-    names = {
-        *(f"resonance, {name}" for name in ("no_idf", "no_broadcast", "no_smoothing")),
-        *(f"{name} for SAE" for name in ("untrained", "neurons")),
-    }
-    assert {row["method"] for row in result["controls"]} == names
+    assert {"resonance, no_idf", "untrained for SAE"} <= {row["method"] for row in result["controls"]}
 
 
 def test_what_cannot_be_run(config: BenchEvidenceConfig, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no SAE"):
         bench_evidence(replace(config, sae=str(tmp_path)))
-    with pytest.raises(ConfigError, match="two of the data files"):
-        bench_evidence(replace(config, data=[str(config.data)] * 2))
-    path, said = tmp_path / "talk.jsonl", '[{"id": "A", "text": "hello"}, {"id": "B", "text": "hi"}]'
-    path.write_text(f'{{"personas": [["a"], ["b"]], "dialog": {said}}}\n')
-    with pytest.raises(ConfigError, match="no question with gold evidence"):
-        load([str(path)])

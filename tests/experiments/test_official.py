@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from experiments.official.longmemeval import TYPES, Reference, check_rows, judge
 from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError, FormatError
-from remind.llm.asking import Verdict
 from remind.llm.request import Reply
+from remind.text.words import Verdict
 
 ROWS = [
     {"question_id": "a", "hypothesis": "größer 東京 \u2028 😀", "n": 1.0, "m": 1e22, "t": True},
@@ -59,18 +58,13 @@ def test_lines_stay_and_one_edit_changes_one_line(
     file.records[1]["label"] = {"model": "jüdge", "label": None}
     changed = json.dumps(file.records[1], ensure_ascii=escape, separators=marks)
     assert file.dump() == raw.replace(written[1].encode(), changed.encode())
-    # oddities that a parser would lose
-    raw = b'  {"a": 1, "a": 2,   "f": 1.50, "e": 1E5, "u": "\\u00e9\\/"}  \n\n{"x": NaN}'
-    assert ResultFile(save(tmp_path / "r.jsonl", raw)).dump() == raw
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         (b'{"a": 1}\n{"a": \n', "line 2"),
-        (b"[1, {}]", r"record 1\]: should be an object"),
         (b'{"a": "\xff"}\n', r"line 1\]: not UTF-8 \(byte 7\)"),
-        (b'{"a": ' + b"[" * 100_000 + b"}\n", "line 1"),
     ],
 )
 def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -134,30 +128,19 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None
 
 
 def test_what_is_no_official_file(tmp_path: Path) -> None:
-    for rows, message in (([{"question_id": "a"}], "line 1.*hypothesis"),):
-        with pytest.raises(DataError, match=message):
-            check_rows(ResultFile(lines(tmp_path / "r.jsonl", rows)))
+    with pytest.raises(DataError, match=r"line 1.*hypothesis"):
+        check_rows(ResultFile(lines(tmp_path / "r.jsonl", [{"question_id": "a"}])))
     listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
     path = lines(tmp_path / "q.jsonl", [listed])
     assert load_references(path) == {"q": Reference("q", "how many?", "3", "multi-session")}
-    for bad, message in (([listed, listed], "occurs twice"), ([{**listed, "gold_answers": []}], "line 1.*not a Long")):
-        with pytest.raises(DataError, match=message):
-            load_references(lines(tmp_path / "q.jsonl", bad))
-    several = samples(tmp_path / "s.json", [item(4, "x", "x", gpt_prediction="y")])
-    for model, message in ((None, "m, gpt: name one"), ("other", "no predictions of 'other'")):
-        with pytest.raises(ConfigError, match=message):
-            score_samples(several, model)
+    with pytest.raises(DataError, match="occurs twice"):
+        load_references(lines(tmp_path / "twice.jsonl", [listed, listed]))
+    with pytest.raises(ConfigError, match="m, gpt: name one"):
+        score_samples(samples(tmp_path / "s.json", [item(4, "x", "x", gpt_prediction="y")]), None)
     with pytest.raises(DataError, match=r"conv-26-q000\]: category should be 1 to 5"):
         score_samples(samples(tmp_path / "s.json", [item(6, "x", "y")]))
-    config = ScoreOfficialConfig(
-        lines(tmp_path / "r.jsonl", [row("q")]), str(tmp_path / "out"), lines(tmp_path / "q.jsonl", [listed])
-    )
-    for change, error, message in (
-        ({"references": None}, ConfigError, "references"),
-        ({"results": config.references, "references": None}, FormatError, "neither"),
-    ):
-        with pytest.raises(error, match=message):
-            score_official(replace(config, **change))  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="neither"):
+        score_official(ScoreOfficialConfig(path, str(tmp_path / "out")))
 
 
 def dcg(relevances: Sequence[int], k: int) -> float:
@@ -173,10 +156,9 @@ def by_definition(order: list[int], gold: set[str], corpus: list[str], k: int) -
     return float(any(g in top for g in gold)), float(all(g in top for g in gold)), found
 
 
-@pytest.mark.parametrize("k", [1, 3, 10, 50])
-def test_retrieval_at_both_levels_against_the_benchmarks_definition(k: int) -> None:
-    generator = random.Random(k)
-    for _ in range(60):
+def test_retrieval_at_both_levels_against_the_benchmarks_definition() -> None:
+    generator = random.Random(0)
+    for k in [1, 3, 10, 50] * 30:
         sessions = {f"s{n}": generator.randint(1, 6) for n in range(generator.randint(1, 12))}
         turns = [(name, f"{name}:{n}") for name, count in sessions.items() for n in range(count)]
         gold = {turn for name, turn in turns if name in ("s0", "s3") and generator.random() < 0.5}
@@ -215,8 +197,6 @@ def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> N
         values = [result["methods"][method]["turn"][f"recall_any@{k}"]["value"] for k in KS]
         assert values == sorted(values)
         assert values[-1] == 1.0
-    with pytest.raises(ConfigError, match="'odd'"):
-        ScoreRetrievalConfig("x", ["odd"])
 
 
 # LoCoMo
@@ -263,12 +243,6 @@ def test_figures_of_locomo_by_hand_and_as_its_scorer_writes_them(tmp_path: Path)
     assert found["1-4"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1) / 5)
     assert found["all"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1 + 1) / 6)
     assert recall_of(["D1:3", "D2:4", "D2:5"], ["S2", "S7"]) == pytest.approx(2 / 3)
-    # figures that are right leave the bytes alone, wrong ones are counted
-    file.write(tmp_path / "scored.json")
-    again = ResultFile(tmp_path / "scored.json")
-    again.records[0]["qa"][1]["m_f1"] = 0.25
-    assert score_samples(again)[1]["changed"] == 1
-    assert again.dump() == file.dump()
 
 
 def test_our_answers_in_both_formats(tmp_path: Path) -> None:
@@ -290,9 +264,6 @@ def test_our_answers_in_both_formats(tmp_path: Path) -> None:
     assert export_official(ExportOfficialConfig(str(run), str(tmp_path / "o.jsonl"), "longmemeval")) == 2
     expected = [{"question_id": one["question_id"], "hypothesis": one["answer"]} for one in rows[:2]]
     assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
-    lines(run / "predictions.jsonl", [{**rows[0], "question_id": "conv-99-q000"}])
-    with pytest.raises(DataError, match=r"conv-99-q000\]: 1 answers are to questions"):
-        export_official(ExportOfficialConfig(str(run), str(out), "locomo", str(data)))
 
 
 # judges
@@ -323,9 +294,5 @@ def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None
     path = lines(tmp_path / "l.jsonl", labelled)
     result = judge_agreement(AgreementConfig(path, out=str(tmp_path / "a.json")), Rule())  # type: ignore[arg-type]
     assert {name: (one["agree"], one["failed"]) for name, one in result["groups"].items()} == {"x": (1, 0), "y": (1, 1)}
-    for labels, message in (
-        ([{"question_id": "1", "label": "yes"}], "line 1.*true or false"),
-        ([{"question_id": "1", "label": True}], "needs question, references and prediction"),
-    ):
-        with pytest.raises(DataError, match=message):
-            judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", labels)), Rule())  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"line 1.*true or false"):
+        judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", [{"question_id": "1", "label": "yes"}])), Rule())  # type: ignore[arg-type]

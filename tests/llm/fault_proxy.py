@@ -47,7 +47,7 @@ class Proxy:
         hits: tries that came in.
         paid: for each chat (as JSON) how often it was answered with a whole, right reply.
         faults: how often each fault was injected.
-        heads, bodies, times: headers, JSON and time of every try.
+        heads, bodies: headers and JSON of every try.
         busy, most_busy: tries under way at once, now and at most.
     """
 
@@ -65,10 +65,8 @@ class Proxy:
         self.faults: Counter[str] = Counter()
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
-        self.times: list[float] = []
         self.hits = self.busy = self.most_busy = 0
-        self._rng = random.Random(seed)
-        self._lock = threading.Lock()
+        self.rng, self.lock = random.Random(seed), threading.Lock()
         self._server = _Server(("127.0.0.1", 0), partial(_Handler, self))
 
     @property
@@ -82,24 +80,6 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    def arrived(self, heads: dict[str, str], body: dict[str, Any]) -> str | None:
-        """Count a try and draw its fault."""
-        with self._lock:
-            self.hits += 1
-            self.heads.append(heads)
-            self.bodies.append(body)
-            self.times.append(time.monotonic())
-            self.busy += 1
-            self.most_busy = max(self.most_busy, self.busy)
-            fault = self._rng.choice(self.kinds) if self._rng.random() < self.share else None
-            self.faults.update([fault] if fault else [])
-            return fault
-
-    def left(self, body: dict[str, Any], whole: bool) -> None:
-        with self._lock:
-            self.busy -= 1
-            self.paid.update([json.dumps(body["messages"])] if whole else [])
 
 
 class _Server(ThreadingHTTPServer):
@@ -119,14 +99,23 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_POST(self) -> None:
+        proxy, whole = self.proxy, False
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        fault = self.proxy.arrived({name.lower(): value for name, value in self.headers.items()}, body)
-        whole = False
+        with proxy.lock:
+            proxy.hits += 1
+            proxy.heads.append({name.lower(): value for name, value in self.headers.items()})
+            proxy.bodies.append(body)
+            proxy.busy += 1
+            proxy.most_busy = max(proxy.most_busy, proxy.busy)
+            fault = proxy.rng.choice(proxy.kinds) if proxy.rng.random() < proxy.share else None
+            proxy.faults.update([fault] if fault else [])
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 whole = self._serve(body, fault)
         finally:
-            self.proxy.left(body, whole)
+            with proxy.lock:
+                proxy.busy -= 1
+                proxy.paid.update([json.dumps(body["messages"])] if whole else [])
 
     def _serve(self, body: dict[str, Any], fault: str | None) -> bool:
         """Answer; returns whether the reply was whole and right."""
@@ -136,21 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
             "malformed": (200, {}, b'{"choices": [{"message": {"con'),
             "slow": (200, {}, completion("too late")),
         }
-        if fault in spoiled:
-            time.sleep(self.proxy.slow if fault == "slow" else 0)
-            self._send(*spoiled[fault])
-            return False
-        time.sleep(self.proxy.delay)
-        status, heads, content = self.proxy.answer(body)
-        if fault == "cut":
-            assert isinstance(content, bytes)
-            self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
-            self.close_connection = True
-            return False
-        self._send(status, heads, content)
-        return status == 200
-
-    def _send(self, status: int, heads: dict[str, str], content: bytes | Iterable[bytes]) -> None:
+        time.sleep(self.proxy.slow if fault == "slow" else 0 if fault in spoiled else self.proxy.delay)
+        status, heads, content = spoiled[fault] if fault in spoiled else self.proxy.answer(body)
         pieces = [content] if isinstance(content, bytes) else content
         length = str(len(content)) if isinstance(content, bytes) else "1000"
         self.send_response(status)
@@ -158,8 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(*head)
         self.end_headers()
         for piece in pieces:
-            self.wfile.write(piece)
+            self.wfile.write(piece[: len(piece) // 2] if fault == "cut" else piece)
             self.wfile.flush()
+        self.close_connection = fault == "cut" or self.close_connection
+        return fault is None and status == 200
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -73,17 +73,12 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         assert "A. a boat - About A.\nB. a violin - About B.\nConclusion" in single.x2.text
         manifest = read_manifest(first)
         report = manifest["llm_report"]
-        assert {name: row["failed"] for name, row in report["stages"].items()} == {
-            "cues": 1,
-            "strategy": 0,
-            "summary": 0,
-        }
+        assert [row["failed"] for row in report["stages"].values()] == [1, 0, 0]
         assert [(one["stage"], one["failure"]) for one in report["failures"]] == [("cues", "too_long")]
         total = report["costs"]["total"]
         # but for the cue that failed a call each
         assert total["calls"] == len(paid) + 1
         assert total["cost_usd"] == pytest.approx(len(paid) * (10 * 2.0 + 3 * 10.0) / 1e6)
-        assert "tiny@test" in manifest["llm"]
         # again: only the cue that failed is asked for, and the states do not change by a byte
         proxy.share, hits = 0.0, proxy.hits
         cfg.out = str(tmp_path / "again")
@@ -93,19 +88,14 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         assert contents[0] == contents[1] != []
 
 
-def test_a_dry_run_asks_nothing_and_builds_nothing(
-    cfg: BuildStatesConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_builds_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
         assert build(cfg) == tmp_path / "asked.jsonl"
-        assert proxy.hits == 0
     stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     assert (stages.count("strategy"), stages.count("summary"), stages.count("cues") >= 2) == (2, 2, True)
-    assert "nothing was asked" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-    assert not list((tmp_path / "cache").rglob("cues-*"))
+    assert (proxy.hits, (tmp_path / "out").exists(), list((tmp_path / "cache").rglob("cues-*"))) == (0, False, [])
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
         build(cfg)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -21,13 +23,36 @@ from remind.core.errors import DataError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
+from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 
-ASKER = Path(__file__).with_name("asker.py")
+
+def main(url: str, path: str, count: str, out: str, die_after: str = "0") -> None:
+    """A process that asks, for tests of what processes share.
+
+    Writes a line to OUT for each reply as it comes: index, whether it was cached, text. Kills itself with SIGKILL from
+    inside the callback once DIE_AFTER replies were given out.
+    """
+    ledger, given = Ledger(), []
+    endpoint = EndpointConfig("m", url, name="test", concurrency=4, timeout=60, price_prompt=1e6)
+    requests = [ask(f"question {n}", sample=f"s{n}", max_tokens=4) for n in range(int(count))]
+    if gate := os.environ.get("GATE"):
+        Path(f"{out}.ready").touch()
+        until(Path(gate).exists)
+    with Path(out).open("a", encoding="utf-8", buffering=1) as file:
+
+        def on_reply(index: int, reply: Reply) -> None:
+            file.write(json.dumps([index, reply.cached, reply.text]) + "\n")
+            given.append(index)
+            if len(given) == int(die_after):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        OpenAIChat(endpoint, ReplyCache(path), ledger).complete(requests, on_reply)
+        file.write(json.dumps(ledger.summary()["total"]) + "\n")
 
 
-def start(url: str, cache: Path, count: int, out: Path, *die: int) -> Forked:
-    return Forked(ASKER, url, cache, count, out, *die)
+def start(*words: object) -> Forked:
+    return Forked(Path(__file__), *words)
 
 
 def rows(out: Path) -> list[Any]:
@@ -63,7 +88,6 @@ def test_a_killed_run_pays_for_no_answer_twice(tmp_path: Path) -> None:
     assert proxy.paid.total() == count + paid - cached
     # the books of the second run are those of both
     assert (total["prompt_tokens"], total["now"]["prompt_tokens"]) == (10 * count, 10 * (count - cached))
-    assert total["cost_usd"] == pytest.approx(10 * count)
 
 
 def test_two_processes_at_once_pay_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +133,7 @@ def test_keys_differ_with_all_that_shapes_a_reply() -> None:
     key = key_of(request, place)
     # as it has been from the first on: a change would make all that was paid for unknown
     assert key == "cb2455123f4d02004e41d6e3a4932ab22cc748b97832282c64b3d164f7337dca"
-    same = {"retries": 1, "timeout": 3, "concurrency": 2, "price_prompt": 1, "structured": False}
+    same = {"retries": 1, "timeout": 3, "concurrency": 2, "price_prompt": 1}
     assert key_of(ask("hello", stage="cues", sample="x", prompt_id="y"), place) == key
     assert key_of(request, replace(place, **same, base_url="http://host/v1/")) == key
     fields = [{"max_tokens": 3}, {"temperature": 0.5}, {"schema": {}}, {"messages": (Message("system", "hello"),)}]
@@ -119,3 +143,7 @@ def test_keys_differ_with_all_that_shapes_a_reply() -> None:
     assert len(keys) == 1 + len(others) + len(places)
     named = replace(place, name="mine")
     assert key_of(request, named) == key_of(request, replace(named, base_url="http://moved:9/v1"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -26,19 +25,6 @@ pytestmark = pytest.mark.usefixtures("quick")
 SCHEMA = object_schema(n={"type": "integer"})
 
 
-def reply_to(answer: Any, **fields: Any) -> tuple[Reply, Proxy]:
-    """What becomes of one request to a server that answers so."""
-    with Proxy(answer=answer) as proxy:
-        [reply] = chat(proxy.url, **fields).complete([ask("hello")])
-    return reply, proxy
-
-
-def body(message: Any = None, reason: Any = "stop", **fields: Any) -> bytes:
-    """A completion with one choice, or what the fields say."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": "x", **(message or {})}, "finish_reason": reason}
-    return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}, **fields}).encode()
-
-
 def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp_path: Path) -> None:
     requests = [ask(f"word {number}") for number in range(60)]
     with Proxy(share=0.3, seed=1, slow=3.0) as proxy:
@@ -50,55 +36,8 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(tmp
     assert set(proxy.faults) == {"rate", "broken", "slow", "cut", "malformed"}
     assert hits == proxy.hits == 60 + proxy.faults.total()
     assert set(proxy.paid.values()) == {1}
-    assert [(reply.text, reply.cached, reply.calls) for reply in again] == [(one.text, True, 0) for one in replies]
+    assert [(reply.text, reply.cached) for reply in again] == [(one.text, True) for one in replies]
     assert [file.name for file in tmp_path.iterdir()] == ["c.sqlite"]
-
-
-@pytest.mark.parametrize(
-    ("content", "tries", "failure", "reason"),
-    [
-        (body({"content": 3}), 3, "server", "not a chat completion"),
-        (body({"content": None}), 3, "server", "empty"),
-        (body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
-        (b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
-        (body(choices=[{"error": {"code": 502, "message": "up"}, "message": {"content": "x"}}]), 3, "server", "up"),
-        (body({"content": None, "reasoning_content": "long"}, "length"), 1, "invalid", "empty (finish_reason length)"),
-        (body({"content": None, "refusal": "I can't help with that."}), 1, "refused", "I can't help with that."),
-    ],
-)
-def test_broken_replies_are_asked_again_or_told_and_never_cached(
-    content: bytes, tries: int, failure: str, reason: str, tmp_path: Path
-) -> None:
-    good, answers = completion("well"), {"good": completion("well"), "bad": content}
-    with Proxy(answer=lambda sent: (200, {}, answers[sent["messages"][0]["content"]])) as proxy:
-        model = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"), retries=2, concurrency=1)
-        well, bad = model.complete([ask("good"), ask("bad")])
-        assert (well.text, bad.failure, bad.cached, proxy.hits) == ("well", failure, False, 1 + tries)
-        assert reason in bad.message
-        assert "\n" not in bad.message
-        # it may pass
-        answers["bad"] = good
-        assert model.complete([ask("bad")])[0].text == "well"
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "failure", "tries"),
-    [
-        (401, "Incorrect API key provided: sk-abcd****wxyz", "refused", 1),
-        (400, "max_tokens is too large: this model supports at most 16384 completion tokens", "refused", 1),
-        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000", "too_long", 1),
-        # by their codes, whatever the words
-        (400, {"message": "too much", "code": "context_length_exceeded"}, "too_long", 1),
-        (500, {"error": {"message": "", "type": "exceed_context_size_error"}}, "too_long", 2),
-    ],
-)
-def test_errors_of_a_request_are_told_in_the_servers_words(status: int, said: Any, failure: str, tries: int) -> None:
-    answer = error(status, said) if isinstance(said, str) else (status, {}, json.dumps(said).encode())
-    reply, proxy = reply_to(lambda _: answer, retries=1)
-    assert (reply.failure, proxy.hits) == (failure, tries)
-    assert str(status) in reply.message
-    assert "sk-abcd" not in reply.message
-    assert "<html" not in reply.message
 
 
 def test_a_reply_that_never_ends_is_given_up() -> None:
@@ -108,7 +47,8 @@ def test_a_reply_that_never_ends_is_given_up() -> None:
         return 200, {}, (time.sleep(0.05) or b" " for _ in range(400))  # type: ignore[func-returns-value]
 
     started = time.monotonic()
-    reply, proxy = reply_to(drip, timeout=0.5, retries=1)
+    with Proxy(answer=drip) as proxy:
+        [reply] = chat(proxy.url, timeout=0.5, retries=1).complete([ask("hello")])
     assert (reply.failure, proxy.hits) == ("server", 2)
     assert reply.message == "no usable reply: nothing whole within 0.5 s"
     assert time.monotonic() - started < 5
@@ -120,36 +60,6 @@ def test_no_server_ends_the_whole_call() -> None:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
     with pytest.raises(ModelError, match=r"127\.0\.0\.1.*is the server running\?"):
         chat(url, retries=1).complete([ask(str(n)) for n in range(20)])
-
-
-def test_first_requests_that_all_fail_alike_end_the_run() -> None:
-    def refuse(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        return error(404, f"no model m (request id 00{sent['messages'][0]['content']})")
-
-    with (
-        Proxy(answer=refuse) as proxy,
-        pytest.raises(ModelError, match=r"first 5 .* failed alike: HTTP 404: no model m"),
-    ):
-        chat(proxy.url, concurrency=2).complete([ask(str(n)) for n in range(1000)])
-    assert proxy.hits < 20
-    # prompts that are too long say nothing of the next, nor do unlike failures
-    for message in (lambda n: "context length exceeded", lambda n: "word " + "x" * n):
-        with Proxy(answer=lambda sent, m=message: error(400, m(int(sent["messages"][0]["content"])))) as proxy:
-            assert len(chat(proxy.url).complete([ask(str(n)) for n in range(10)])) == 10
-
-
-def test_a_server_that_refuses_schemas_gets_one_once() -> None:
-    def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        if "response_format" in sent:
-            return error(400, "'response_format.type' must be text")
-        return 200, {}, completion('{"N": "3", "why": "so"}' if sent["messages"][0]["content"] != "3" else "no")
-
-    with Proxy(answer=answer) as proxy:
-        model = chat(proxy.url, concurrency=1)
-        *replies, odd = model.complete([ask(f"{n}", schema=SCHEMA) for n in range(4)])
-    assert [reply.value for reply in replies] == [{"n": 3}] * 3
-    assert ["response_format" in sent for sent in proxy.bodies] == [True] + [False] * 4
-    assert (odd.failure, odd.message) == ("invalid", "there is no JSON value in the reply")
 
 
 def test_concurrency_holds_over_threads_and_a_callback_that_fails_ends_the_call() -> None:
@@ -167,27 +77,26 @@ def test_concurrency_holds_over_threads_and_a_callback_that_fails_ends_the_call(
         assert proxy.hits < 40
 
 
-def test_same_words_are_asked_once_and_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+def test_same_words_are_asked_once(tmp_path: Path) -> None:
     with Proxy() as proxy:
-        requests = [ask("a", sample="1"), ask("lone \ud800"), ask("b"), ask("a", sample="2")]
-        first, odd, *rest = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite")).complete(requests)
-    assert [one.text for one in (first, *rest)] == ["you said: a", "you said: b", "you said: a"]
-    assert {first.cached, rest[1].cached} == {False, True}
-    assert (proxy.hits, odd.failure) == (2, "refused")
-    assert "cannot be sent" in odd.message
+        requests = [ask("a", sample="1"), ask("b"), ask("a", sample="2")]
+        replies = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite")).complete(requests)
+    assert [one.text for one in replies] == ["you said: a", "you said: b", "you said: a"]
+    assert ({replies[0].cached, replies[2].cached}, proxy.hits) == ({False, True}, 2)
 
 
 def test_what_is_sent() -> None:
     messages = (Message("system", "be brief"), Message("user", "hé \U0001f600"))
-    fields = {"extra_body": {"seed": 3, "temperature": None, "max_completion_tokens": 9}}
+    fields: dict[str, Any] = {"extra_body": {"seed": 3, "temperature": None}, "thought_tokens": 900}
     with Proxy(answer=lambda _: (200, {}, completion('{"n": 1}'))) as proxy:
         chat(proxy.url, model="the/model", **fields).complete([Request(messages, "cues", max_tokens=7, schema=SCHEMA)])
-        chat(proxy.url, structured=False).complete([ask("plain", schema=SCHEMA)])
+        chat(proxy.url, max_tokens=50, temperature=0.5).complete([ask("plain")])
     sent = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hé \U0001f600"}]
     form = {"type": "json_schema", "json_schema": {"name": "cues", "schema": SCHEMA, "strict": True}}
-    rest = {"max_tokens": 7, "seed": 3, "max_completion_tokens": 9, "response_format": form}
+    rest = {"max_tokens": 907, "seed": 3, "response_format": form}
     assert proxy.bodies[0] == {"model": "the/model", "messages": sent, **rest}
-    assert "response_format" not in proxy.bodies[1]
+    sent = [{"role": "user", "content": "plain"}]
+    assert proxy.bodies[1] == {"model": "m", "messages": sent, "max_tokens": 50, "temperature": 0.5}
 
 
 def test_the_server_gets_the_key_and_nothing_else_does(
@@ -230,8 +139,6 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ModelError, match="OPENAI_API_KEY"):
         OpenAIChat(EndpointConfig("m"))
-    with pytest.raises(ModelError, match="NO_SUCH_KEY"):
-        chat("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai-only")
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
@@ -247,7 +154,8 @@ def test_a_redirect_is_not_followed() -> None:
     """The prompt would go to a host that nobody named."""
     with Proxy() as other:
         target = {"Location": f"{other.url}/chat/completions?sig=PRIVATE"}
-        reply, named = reply_to(lambda _: (307, target, b""))
+        with Proxy(answer=lambda _: (307, target, b"")) as named:
+            [reply] = chat(named.url).complete([ask("hello")])
     assert (reply.failure, named.hits, other.hits) == ("refused", 1, 0)
     assert reply.message.startswith("HTTP 307: the server sends requests elsewhere")
     assert "PRIVATE" not in reply.message

@@ -12,8 +12,7 @@ from chat_samples import ask
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
-from remind.llm.client import Chats
-from remind.llm.dry import DryChat
+from remind.llm.client import Chats, DryChat
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply
@@ -85,26 +84,21 @@ def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path) -> None:
 
 
 def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "llm:\n  default: {model: big, base_url: 'http://h:1/v1', price_prompt: 2}\n  cues: {model: small}\n"
-    )
-    words = ["--out", "o", "--config", str(file), "--llm.cues.base_url", "http://i:2/v1", "--llm.judge.model", "wise"]
-    cfg = parse(Config, "", [*words, "--llm.judge.extra_body", "{seed: 1}", "--llm.cache", "null"]).llm
-    assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1", price_prompt=2)
+    (tmp_path / "c.yaml").write_text("llm: {default: {model: big, base_url: 'http://h:1/v1'}, cues: {model: small}}")
+    words = ["--out", "o", "--config", str(tmp_path / "c.yaml"), "--llm.cues.base_url", "http://i:2/v1"]
+    cfg = parse(Config, "", [*words, "--llm.judge.model", "wise", "--llm.judge.extra_body", "{seed: 1}"]).llm
+    assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1")
     assert cfg.endpoint("cues") == EndpointConfig("small", "http://i:2/v1")
-    assert (cfg.endpoint("judge"), cfg.cache) == (EndpointConfig("wise", extra_body={"seed": 1}), None)
+    assert cfg.endpoint("judge") == EndpointConfig("wise", extra_body={"seed": 1})
     for wrong, reason in (
         (["--llm.judge.retries", "-1"], "llm.judge.retries: Input should be greater than or equal to 0"),
         (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
-        (["--llm.judge.colour", "red"], "colour"),
     ):
         with pytest.raises(SystemExit):
             parse(Config, "", ["--out", "o", *wrong])
         message = capsys.readouterr().err
         assert reason in message
-        assert message.count("\n") == 1
-        assert "pass@" not in message
+        assert (message.count("\n"), "pass@" in message) == (1, False)
     # stages of one endpoint share a model
     chats = Chats(cfg)
     assert chats.stage("summary") is chats.stage("strategy") is not chats.stage("cues")
@@ -112,13 +106,22 @@ def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path) -> None:
-    from remind.llm.local import LocalChat, as_prompt
+    from remind.llm.client import LocalChat, as_prompt
     from remind.models.generate import generate
 
-    place = EndpointConfig("nano-untrained", LOCAL, concurrency=2)
+    given = {"chat_template_kwargs": {"enable_thinking": False}}
+    place = EndpointConfig("nano-untrained", LOCAL, concurrency=2, extra_body=given)
     chats = Chats(LLMConfig(default=place, cache=str(tmp_path / "c.sqlite")))
     chat = chats.stage("answer")
     assert isinstance(chat, LocalChat)
+    # templates are given what the endpoint names
+    set_up = chat.backbone.tokenizer.chat_template.partition("%}")[0] + "%}{{ enable_thinking }}"
+    assert (
+        chat.backbone.tokenizer.apply_chat_template(
+            [{"role": "user", "content": "x"}], chat_template=set_up, tokenize=False
+        )
+        == "False"
+    )
     texts = ["Where is Ann?", "What does Ben like to eat in the evening?", "Who?"]
     expected = generate(chat.backbone, texts, 5, batch_size=2)
     chat.complete([ask(text, max_tokens=5) for text in texts[:2]])
@@ -136,24 +139,15 @@ def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: P
     assert as_prompt(talk) == "S\n\nRequest:\nU\n\nYour reply:\nA\n\nRequest:\nV"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("base_url", f"user:{KEY}@h/v1"),
-        ("base_url", f"ftp://{KEY}/v1"),
-        ("base_url", "http://h:99999/v1"),
-        ("base_url", f"https://h/v1?k={KEY}"),
-        ("base_url", f"https://h/v1#{KEY}"),
-        ("key_env", KEY),
-    ],
-)
-def test_what_may_be_a_key_is_refused_and_not_told(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=name) as refused:
-        LLMConfig(EndpointConfig("m", **{name: value}))  # type: ignore[arg-type]
-    assert KEY not in str(refused.value)
+@pytest.mark.parametrize("url", [f"user:{KEY}@h/v1", f"ftp://{KEY}/v1", f"https://h/v1?k={KEY}", f"https://h/v1#{KEY}"])
+def test_what_may_be_a_key_is_refused_and_not_told(url: str) -> None:
+    for name, value in (("base_url", url), ("key_env", KEY)):
+        with pytest.raises(ConfigError, match=name) as refused:
+            LLMConfig(EndpointConfig("m", **{name: value}))
+        assert KEY not in str(refused.value)
 
 
 def test_https_needs_a_key_and_every_endpoint_a_model() -> None:
     assert [EndpointConfig("m", f"{scheme}://h/v1").needs_key for scheme in ("HTTPS", "HTTP")] == [True, False]
     with pytest.raises(ConfigError, match="no model is named"):
-        LLMConfig(judge=EndpointConfig(base_url="http://h/v1"))
+        LLMConfig(judge=EndpointConfig(base_url="http://[::1]:80/v1"))

@@ -8,9 +8,9 @@ from remind import read
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
 from remind.data.sample import sample_path
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, blind, blind_state
+from remind.perception.auxiliary import OfflineLLM
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
     Turn("1:1", "Ana", "Hey, good to see you! How are you?"),
@@ -22,24 +22,20 @@ TURNS = (
 )
 TALK = Dialogue("talk", (Session("s1", None, TURNS),))
 SEGMENTS = (Segment(0, 1), Segment(2, 3), Segment(4, 5))
+OPTIONS = ("runs at dawn by the river", "his sister bought a violin", "collects stamps")
+HABIT = Question("q", "talk", "What is Ben's habit?", "single", OPTIONS, dimension="belief_modeling")
 
 
-def state(question: Question, blocks: tuple[tuple[int, int], ...] = ((1, 1), (4, 4))) -> AttentionalState:
-    return AttentionalState(FactualState(TALK, question, (Segment(0, 5),), Strategy(())), blocks)
-
-
-def options(**fields: object) -> Question:
-    texts = ("runs at dawn by the river", "plays the violin at weddings", "collects stamps")
-    return Question("q", "talk", "What is Ben's habit?", "single", texts, **fields)  # type: ignore[arg-type]
+def summary(question: Question, *blocks: tuple[int, int], llm: OfflineLLM | None = None) -> str:
+    factual = FactualState(TALK, question, (Segment(0, 5),), Strategy(()))
+    return (llm or OfflineLLM()).summaries([AttentionalState(factual, blocks or ((1, 1), (4, 4)))])[0]
 
 
 def test_cues_keep_what_tells_and_drop_small_talk() -> None:
     first, second, third = OfflineLLM().cues(TALK, SEGMENTS, None)
-    assert "Ben: I quit smoking in March." in first
-    assert "How are you" not in first
+    assert [text in first for text in ("Ben: I quit smoking in March.", "How are you")] == [True, False]
     assert "misty river" in second
-    assert "violin" in third
-    assert "bye" not in third
+    assert [text in third for text in ("violin", "bye")] == [True, False]
     talk = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "Ok!"), Turn("2", "Ben", ""))),))
     assert OfflineLLM().cues(talk, [Segment(0, 0), Segment(1, 1)], DIMENSIONS[0]) == ["Ana: Ok!", "Ben"]
     with pytest.raises(DataError, match="unknown dimension"):
@@ -56,38 +52,19 @@ def test_the_kind_of_a_question_is_read_from_its_words() -> None:
     assert OfflineLLM().kinds([Question("q", "talk", text) for text in facts]) == [None] * 4
 
 
-def test_summary_quotes_marked_turns_only() -> None:
-    text = OfflineLLM().summaries([state(options(), blocks=((4, 5),))])[0]
-    assert "violin" in text
-    assert "smoking" not in text
-    assert "misty" not in text
-    assert "marked" not in OfflineLLM().summaries([state(options(), blocks=())])[0]
-    text = OfflineLLM().summaries([state(Question("q", "talk", "When did Ben quit smoking?"))])[0]
-    assert text.splitlines()[-1].startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
-    texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")
-    question = replace(options(), format="multi", options=texts)
-    assert (
-        OfflineLLM().summaries([state(question)])[0].splitlines()[-1]
-        == "Conclusion: the marked turns bear most on A, B."
-    )
-
-
-def test_the_encoder_sees_meaning_where_no_word_is_shared() -> None:
-    encoder = SentenceEncoder()
-    question = Question("q", "talk", "Which one?", "single", ("jogs early in the morning", "owns a string instrument"))
-    text = OfflineLLM(encoder).summaries([state(question)])[0]
-    assert "A. jogs early in the morning - Ben: I quit smoking" in text
-    assert text == OfflineLLM(encoder).summaries([state(question)])[0]
-
-
-def test_gold_changes_nothing() -> None:
-    shown = options(dimension="belief_modeling")
-    gold = replace(shown, answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
-    llm = OfflineLLM()
-    assert llm.summaries([state(gold)])[0] == llm.summaries([state(shown)])[0]
-    assert llm.strategies(TALK, [gold]) == llm.strategies(TALK, [shown])
-    assert blind(gold) == shown
-    assert blind_state(state(gold)) == state(shown)
+def test_summaries_quote_marked_turns_only_and_see_no_gold() -> None:
+    quoted = [word in summary(HABIT, (4, 5)) for word in ("Ana: My sister bought a violin", "smoking", "misty")]
+    assert quoted == [True, False, False]
+    direct = summary(Question("q", "talk", "When did Ben quit smoking?")).splitlines()[-1]
+    assert direct.startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
+    most = summary(replace(HABIT, format="multi")).splitlines()[-1]
+    assert most == "Conclusion: the marked turns bear most on A, B."
+    gold = replace(HABIT, answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
+    assert summary(gold) == summary(HABIT)
+    assert OfflineLLM().strategies(TALK, [gold]) == OfflineLLM().strategies(TALK, [HABIT])
+    # meaning, where no word is shared
+    jogs = replace(HABIT, options=("jogs early in the morning", "owns a string instrument"))
+    assert "A. jogs early in the morning - Ben: I quit smoking" in summary(jogs, llm=OfflineLLM(SentenceEncoder()))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A process that runs memory systems before a scripted server: `python on_loopback.py NAMES FOLDER`.
 
-Writes what packages asked the meter for, and what Python connected to, unpickled and started meanwhile, into
-`seen.json` of the folder.
+Writes what the server was asked, and what Python connected to, unpickled and started meanwhile, into `seen.json` of
+the folder.
 """
 
 from __future__ import annotations
@@ -41,30 +41,9 @@ def main(names: list[str], folder: Path) -> None:
 
     from remind.llm.endpoints import EndpointConfig, LLMConfig
     from remind.memory.config import RunMemoryConfig
-    from remind.memory.meter import Meter
     from remind.memory.run import run_memory
 
     use_words()
-    heads: list[dict[str, str]] = []
-    bodies: list[Any] = []
-    app = Meter._app
-
-    def watched(self: Meter) -> Any:
-        made = app(self)
-
-        async def kept(scope: Any, receive: Any, send: Any) -> None:
-            heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
-
-            async def received() -> Any:
-                message = await receive()
-                bodies.append(message.get("body", b"").decode())
-                return message
-
-            await made(scope, received, send)
-
-        return kept
-
-    Meter._app = watched  # type: ignore[method-assign]
     (folder / "talk.json").write_text(json.dumps(locomo()))
     with Proxy(answer=answer) as proxy:
         llm = LLMConfig(EndpointConfig("m", proxy.url), cache=str(folder / "cache.sqlite"))
@@ -75,7 +54,7 @@ def main(names: list[str], folder: Path) -> None:
             RunMemoryConfig(str(folder / "talk.json"), str(folder / "again"), names, k=[1], budgets=[30], llm=llm)
         )
         again = proxy.hits - asked
-    seen = {"events": events, "heads": heads, "bodies": bodies, "asked": asked, "again": again}
+    seen = {"events": events, "heads": list(proxy.heads), "bodies": proxy.bodies, "asked": asked, "again": again}
     (folder / "seen.json").write_text(json.dumps(seen))
 
 

@@ -18,7 +18,6 @@ from remind import Corpus, Dialogue, Question, evaluate, read
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.contexts import Context
 from remind.llm.request import Reply, Request
-from remind.models.backbone import load_backbone
 from remind.states.dataset import write_states
 from remind.states.pyramid import FactualState, Strategy, segments_of
 from remind.states.records import record_of
@@ -109,24 +108,6 @@ def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Co
     # again: nothing is asked
     again = evaluate(Finds(), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)
     assert [part["resumed"] for part in again.report["conditions"].values()] == [4] * 5
-
-
-def test_models_by_name_and_in_memory_answer_alike(states: Path) -> None:
-    backbone = load_backbone("nano-untrained")
-    settings = {"max_new_tokens": 4, "bootstrap": 20}
-    found = [
-        evaluate("nano-untrained", states, **settings),
-        evaluate(backbone.model, states, processing_class=backbone.tokenizer, **settings),
-        evaluate(backbone, read_dataset(states), **settings),
-    ]
-    texts = [(one.folder / "predictions.jsonl").read_text() for one in found]
-    assert texts[0] == texts[1] == texts[2]
-
-
-def read_dataset(states: Path) -> Any:
-    from remind import load_states
-
-    return load_states(states)["test"]
 
 
 def test_what_cannot_be_evaluated_is_told_in_a_line(states: Path, corpus: Corpus) -> None:

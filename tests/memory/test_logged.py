@@ -1,4 +1,4 @@
-"""What `membuilder` and `salimory` have in common: the log and the memories agree, also after kills and forgetting."""
+"""What `membuilder` and `salimory` have in common: the log and the memories agree."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from banks import killed_after
-from scripted import ScriptedChat, dump, services, session
+from scripted import ScriptedChat, services, session
 from words import WordEncoder
 
 from remind.data.dialogue import Session
@@ -21,36 +20,19 @@ from remind.memory.systems import make_system
 SYSTEMS = ("membuilder", "salimory")
 
 
-def bank(folder: Path, system: str, chat: ScriptedChat | None = None, **options: Any) -> LoggedBank:
-    options = {"policy": "extractive" if chat is None else "llm", **options}
-    made = make_system(system, options).open(folder, "d", services(WordEncoder(200), chat))  # type: ignore[arg-type]
+def bank(folder: Path, system: str, chat: ScriptedChat) -> LoggedBank:
+    made = make_system(system).open(folder, "d", services(WordEncoder(200), chat))  # type: ignore[arg-type]
     assert isinstance(made, LoggedBank)
     return made
 
 
-def talk(count: int = 12, seed: int = 0) -> list[Session]:
-    """Sessions of statements that come again, in other words, as chatter and as questions."""
-    draw, told = random.Random(seed), []
-    for number in range(1, count + 1):
-        lines = []
-        for place in range(draw.randint(1, 5)):
-            thing, where = draw.choice(["kayak", "piano", "garden"]), draw.choice(["Rome", "Oslo"])
-            text = draw.choice(
-                [
-                    f"I am a {thing} teacher from {where}.",
-                    f"I really love my {thing} in {where}.",
-                    f"We sold the {thing} near {where} quickly.",
-                    f"Tomorrow we fetch the {thing} from {where}.",
-                    f"Every morning I clean the {thing} in {where}.",
-                    f"Is the {thing} in {where}?",
-                    "Ha ha!",
-                ]
-            )
-            lines.append(f"{'Ann' if place % 2 else 'Bob'}: {text}")
-        told.append(
-            session(f"s{number}", f"2024-{1 + number // 28:02}-{1 + number % 28:02}" if number % 5 else None, *lines)
+def talk(count: int = 12) -> list[Session]:
+    return [
+        session(
+            f"s{n}", f"2024-01-{1 + n:02}" if n % 5 else None, *(f"Ann: I have thing{n}x{t}." for t in range(n % 4 + 1))
         )
-    return told
+        for n in range(1, count + 1)
+    ]
 
 
 def chaos(seed: int) -> Callable[[Request], str]:
@@ -102,10 +84,10 @@ def check(memory: LoggedBank) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_the_memories_are_the_fold_of_the_log(system: str, seed: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_memories_are_the_fold_of_the_log(system: str, seed: int, tmp_path: Path) -> None:
     small_turns = {turn.id for one in talk() for turn in one.turns}
-    with bank(tmp_path / "b", system, None if seed is None else ScriptedChat(chaos(seed))) as memory:
+    with bank(tmp_path / "b", system, ScriptedChat(chaos(seed))) as memory:
         for one in talk():
             memory.ingest(one)
             check(memory)
@@ -114,28 +96,7 @@ def test_the_memories_are_the_fold_of_the_log(system: str, seed: int | None, tmp
         assert {source for one in log for source in one.sources} <= small_turns
         rejected = [one for one in log if one.status == "rejected"]
         assert memory.report()["rejected"] == len(rejected)
-        assert bool(rejected) == (seed is not None)
-        assert {one.by["model"] for one in log if one.op != "DELETE"} <= {"extractive", "scripted"}
-        assert any(one.op == "UPDATE" for one in log) == (seed is not None)
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_kills(system: str, tmp_path: Path) -> None:
-    told, draw = talk(10), random.Random(4)
-
-    def ingest(memory: Any) -> None:
-        for one in told:
-            memory.ingest(one)
-
-    with bank(tmp_path / "whole", system) as whole:
-        ingest(whole)
-        expected = dump(whole)
-    kills = 0
-    while killed_after(draw.randint(20, 260), lambda: bank(tmp_path / "b", system), ingest):
-        kills += 1
-        with bank(tmp_path / "b", system) as memory:
-            check(memory)
-    assert kills > 1
-    with bank(tmp_path / "b", system) as memory:
-        ingest(memory)
-        assert dump(memory) == expected
+        assert rejected
+        assert any(one.op == "UPDATE" for one in log)
+        # those that nothing could be read of
+        assert 0 < memory.report()["lost"] < len(rejected)

@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fault_proxy import Proxy
 from scripted import ScriptedChat, dump, held, services, session
 
 from remind.llm.bodies import completion
-from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Request
-from remind.memory.base import Query, Services
+from remind.memory.base import Query
 from remind.memory.memgpt import MemGPTBank, MemGPTSystem
-from remind.memory.meter import Meter
 from remind.models.encoder import SentenceEncoder
 
 TALK = session(
@@ -108,23 +105,3 @@ def test_a_question_is_answered_by_searches_and_changes_nothing(encoder: Sentenc
         names = {tool["function"]["name"] for tool in (chat.asked[-1].body or {})["tools"]}
         assert names == {"archival_memory_search", "conversation_search"}
         assert dump(memory) == before
-
-
-def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, quick: None) -> None:
-    def reply(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        stage = "update" if any("insert" in tool["function"]["name"] for tool in body["tools"]) else "read"
-        return 200, {}, scribe(Request((), stage, body=body)).encode()  # type: ignore[arg-type]
-
-    with (
-        Proxy(answer=reply) as server,
-        Meter(LLMConfig(EndpointConfig("m", server.url, temperature=0.5), cache=None)) as meter,
-    ):
-        with MemGPTSystem().open(tmp_path / "b", "d", Services(encoder, meter.chat)) as memory:
-            memory.ingest(TALK)
-            given = memory.answer(QUESTION)
-            assert (given.text, given.tokens) == ("Tom", (20, 10))
-        assert server.hits == 4
-        assert [len(body["messages"]) for body in server.bodies] == [2, 7, 2, 5]
-        assert all((body["model"], body["temperature"]) == ("m", 0.5) for body in server.bodies)
-        stages = {row["stage"]: row["calls"] for row in meter.ledger.groups("stage")}
-        assert stages == {"update": 2, "read": 2}

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from scripted import ScriptedChat, dump, parts, services, session
+from scripted import ScriptedChat, parts, services, session
 
 from remind.data.dialogue import Session
 from remind.llm.request import Request
@@ -109,24 +109,3 @@ def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path)
         assert list(kept(memory, "profile").values()) == [
             ("s1:1", "s1:2", "s1:3", "s1:4", "s1:5", "s1:6", "s2:1", "s2:2")
         ]
-
-
-def test_what_a_question_finds(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3, top_pages=1) as memory:
-        before, asked = dump(memory), len(chat.asked)
-        found = memory.retrieve(QUESTION, k=99)
-        assert [asks(request) for request in chat.asked[asked:]] == ["query"]
-        assert found.trace["keywords"] == ["Cats", "name"]
-        assert memory.store.memory(found.trace["segments"][0]).text == "Cats."
-        kinds = Counter(one.kind for one in found.memories)
-        assert kinds == {"page": 2, "knowledge": 2, "profile": 1}, "the best page, and the one of the queue"
-        assert found.memories[0].text == "The cat of Ann is called Tom."
-        scores = [one.score for one in found.memories]
-        assert scores == sorted(scores, reverse=True)
-        assert dump(memory) == before
-        assert {*chat.stages()} == {"update", "summaries", "extract", "read"}
-    silent = ScriptedChat(lambda request: scribe(request) if asks(request) != "query" else '{"keywords": []}')
-    with bank(tmp_path / "c", encoder, silent, FIRST, short=1, least=1.0) as memory:
-        found = memory.retrieve(QUESTION, k=99)
-        assert [one.sources for one in found.memories] == [("s1:5", "s1:6")], "no segment is near enough"

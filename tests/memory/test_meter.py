@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from chat_samples import ask
@@ -23,27 +21,22 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.meter import Meter
 
 pytestmark = pytest.mark.usefixtures("quick")
-METERED = Path(__file__).with_name("metered.py")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
 
 
-def meter(url: str, folder: Path, dry_run: str | None = None, **fields: Any) -> Meter:
+def meter(url: str, folder: Path, **fields: Any) -> Meter:
     """A meter before the server at that address; cache and costs in the folder."""
     usual = {"model": "m", "base_url": url, "price_prompt": 1e6, "price_completion": 2e6}
-    llm = LLMConfig(EndpointConfig(**{**usual, **fields}), cache=str(folder / "c.sqlite"), dry_run=dry_run)
+    llm = LLMConfig(EndpointConfig(**{**usual, **fields}), cache=str(folder / "c.sqlite"))
     return Meter(llm, folder / "costs.jsonl")
 
 
-@cache
-def client() -> Any:
-    return openai.OpenAI(base_url="http://127.0.0.1:9", api_key="of-the-client", max_retries=0)
-
-
-def say(url: str, text: str, **fields: Any) -> Any:
-    chats = client().with_options(base_url=url).chat.completions
+def say(http: Any, text: str, **fields: Any) -> Any:
+    """What a package's client gets."""
+    client = openai.OpenAI(base_url="http://meter/v1", api_key="of-the-client", max_retries=0, http_client=http)
     messages = [{"role": "user", "content": text}]
-    return chats.create(**{"model": "gpt-x", "messages": messages, "temperature": 0.7, **fields})
+    return client.chat.completions.create(**{"model": "gpt-x", "messages": messages, "temperature": 0.7, **fields})
 
 
 def words(reply: Any) -> str:
@@ -54,30 +47,32 @@ def total(made: Meter) -> dict[str, Any]:
     return made.ledger.summary()["total"]
 
 
-def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(tmp_path: Path) -> None:
+def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A package and a system of ours in six threads, a third of the tries spoiled; the same again is free."""
     stages = ("extract", "update")
     work = [(name, f"conv {n % 2}/ü", stage, n) for name in ("mem0", "ours") for stage in stages for n in range(5)]
-    with (
-        Proxy(share=0.3, seed=5, faults=("rate", "broken", "cut")) as proxy,
-        meter(proxy.url, tmp_path, retries=20) as m,
-    ):
-        urls = {one[:3]: m.url(*one[:3]) for one in work if one[0] == "mem0"}  # type: ignore[arg-type]
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
+    with Proxy(share=0.3, seed=5, faults=("rate", "broken", "cut")) as proxy:
+        m = meter(proxy.url, tmp_path, retries=20)
 
         def run(one: tuple[Any, ...]) -> str:
             system, dialogue, stage, number = one
             text = f"{system} {stage} {number}"
             if system == "mem0":
-                return words(say(urls[one[:3]], text))
+                return words(say(m.client(system, dialogue, stage), text))
             model = m.chat(system, dialogue, stage)
             assert model is not None
             return model.complete([ask(text)])[0].text
 
-        with ThreadPoolExecutor(6) as pool:
+        with ThreadPoolExecutor(6) as pool, m.bar("mem0 conv", 1) as bar:
             replies = list(pool.map(run, work))
+            assert bar.postfix == "20 requests", "they are counted while no step ends"
             hits = proxy.hits
             again = list(pool.map(run, work))
-        rows, whole, table = m.ledger.groups("system", "dialogue", "stage"), total(m), m.table()
+    assert "mem0 conv:   0% 0/1" in capsys.readouterr().err
+    rows, whole, table = m.ledger.groups("system", "dialogue", "stage"), total(m), m.table()
     assert replies == again == [f"you said: {system} {stage} {n}" for system, _, stage, n in work]
     assert set(proxy.faults) == {"rate", "broken", "cut"}
     assert set(proxy.paid.values()) == {1}
@@ -111,35 +106,41 @@ def test_tools_and_formats_pass_unchanged_and_whole_replies_come_back(tmp_path: 
         "max_completion_tokens": 77,
         "seed": 4,
     }
-    with Proxy(answer=lambda body: (200, {}, json.dumps(whole).encode())) as proxy, meter(proxy.url, tmp_path) as m:
-        url = m.url("langmem", "d", "extract")
+    with Proxy(answer=lambda body: (200, {}, json.dumps(whole).encode())) as proxy:
+        http = meter(proxy.url, tmp_path).client("langmem", "d", "extract")
         for _ in range(2):
-            assert httpx.post(f"{url}/chat/completions", json=body, trust_env=False).json() == whole
-        parsed = say(url, "x", tools=[TOOL]).choices[0].message.tool_calls[0]
+            assert http.post("http://meter/v1/chat/completions", json=body).json() == whole
+        parsed = say(http, "x", tools=[TOOL]).choices[0].message.tool_calls[0]
     assert (parsed.function.name, json.loads(parsed.function.arguments)) == ("add", {"n": 3})
     assert proxy.bodies[0] == {**body, "model": "m", "temperature": 0.0}
     assert len(proxy.bodies) == 2
 
 
 def test_a_killed_process_pays_for_no_reply_twice(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from test_meter import meter, say\n"
+        "http = meter(sys.argv[1], Path(sys.argv[2]), name='test', price_completion=0).client('mem0', 'c', 'extract')\n"
+        "for text in 'abc': say(http, text)\n"
+        "print('asked', flush=True); time.sleep(600)"
+    )
+    path = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1] / "llm", *sys.path)))
     with Proxy(delay=0.01) as proxy:
-        process = subprocess.Popen([sys.executable, METERED, proxy.url, tmp_path], stdout=subprocess.PIPE, text=True)
+        line = [sys.executable, "-c", code, proxy.url, str(tmp_path)]
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert [words(say(url, text)) for text in "abc"] == [f"you said: {text}" for text in "abc"]
+        assert process.stdout.readline() == "asked\n"
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         # as if it had been killed while it wrote its last line, with the reply in the cache
         costs = tmp_path / "costs.jsonl"
         costs.write_bytes(costs.read_bytes()[:-9])
-        with meter(proxy.url, tmp_path, name="test", price_completion=0) as m:
-            for text in "acd":
-                assert words(say(m.url("mem0", "conv-1", "extract"), text)) == f"you said: {text}"
-            paid = total(m)
+        m = meter(proxy.url, tmp_path, name="test", price_completion=0)
+        for text in "acd":
+            assert words(say(m.client("mem0", "c", "extract"), text)) == f"you said: {text}"
+        paid = total(m)
         assert proxy.hits == 4
     # a and b stand in the record, also where a is asked for again; c was found in the cache
     assert (paid["calls"], paid["now"]["calls"], paid["prompt_tokens"], paid["cost_usd"]) == (4, 1, 40, 40)
-    assert len(costs.read_text().splitlines()) == 5
     after = total(meter(proxy.url, tmp_path, name="test"))
     assert (after["calls"], after["now"]["calls"], after["requests"]) == (4, 0, 5)
     costs.write_text("no JSON\n")
@@ -156,10 +157,11 @@ def test_keys_are_neither_passed_on_nor_told(monkeypatch: pytest.MonkeyPatch, tm
             return error(400, f"you sent Bearer {key}")
         return 200, {}, completion(f"your key is {key}")
 
-    with Proxy(answer=echo) as proxy, meter(proxy.url, tmp_path, key_env="MY_KEY") as m:
-        told = say(m.url("a", "d", "read"), "good").to_json()
+    with Proxy(answer=echo) as proxy:
+        m = meter(proxy.url, tmp_path, key_env="MY_KEY")
+        told = say(m.client("a", "d", "read"), "good").to_json()
         with pytest.raises(openai.BadRequestError) as refused:
-            say(m.url("a", "d", "read"), "bad")
+            say(m.client("a", "d", "read"), "bad")
         told += str(refused.value) + m.table() + repr(vars(m))
     assert {head["authorization"] for head in proxy.heads} == {f"Bearer {key}"}
     assert "your key is [key]" in told

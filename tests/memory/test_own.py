@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scripted_chat import Scripted
 
 from remind import read
-from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.ground import load_saes
-from remind.llm.auxiliary import OfflineLLM
-from remind.llm.request import Reply
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Services, System
 from remind.memory.systems import make_system
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 
@@ -137,47 +133,12 @@ def test_marked_turns_come_first_by_salience(
     assert scores == sorted(set(scores), reverse=True)
 
 
-def test_a_bank_opened_again_reads_its_index(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bank_opened_again_goes_on(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
     system, services = make_system("remind"), Services(encoder)
     with filled(system, tmp_path / "bank", dialogue, services) as bank:
         expected = ranked(bank)
-    with monkeypatch.context() as patched:
-        patched.setattr(SentenceEncoder, "encode_apart", lambda *_: pytest.fail("something is indexed again"))
-        with system.open(tmp_path / "bank", dialogue.id, services) as bank:
-            assert ranked(bank) == expected
     more = Session("more", dialogue.sessions[-1].time, (Turn("more:1", "Ana", "The dog swam in the lake all summer."),))
     with system.open(tmp_path / "bank", dialogue.id, services) as bank:
+        assert ranked(bank) == expected
         bank.ingest(more)
         assert ranked(bank)[0] == "more:1"
-        assert len(list((tmp_path / "bank" / "index").iterdir())) == 1, "an index of what the bank held before is left"
-
-
-def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue
-) -> None:
-    down, asked = [True], []
-
-    def source(system: str, name: str, stage: str) -> Scripted:
-        asked.append((system, name, stage))
-        return Scripted(lambda request: Reply("", failure="server") if down[0] else "A dog at the lake.")
-
-    services, system = Services(encoder, source), make_system("remind", name="mine")
-    with pytest.raises(ModelError, match=r"requests for cues to .* failed, more than max_failed 0.1"):
-        filled(system, tmp_path / "other", dialogue, services)
-    asked.clear()
-    with filled(system, tmp_path / "bank", dialogue, replace(services, max_failed=1)) as bank:
-        report = bank.report()
-        assert asked == [("mine", dialogue.id, "cues")]
-        assert {one["stage"] for one in report["failures"]} == {"cues"}
-        assert "scripted" in report["llm"]
-    down[0] = False
-    with filled(system, tmp_path / "bank", dialogue, services) as bank:
-        assert not bank.report()["failures"]
-        # all cues alike: segments in their own order
-        assert ranked(bank)[0] in [turn.id for turn in dialogue.sessions[0].turns]
-    down[0] = True
-    with system.open(tmp_path / "bank", dialogue.id, services) as bank:
-        ranked(bank)
-        assert not bank.report()["failures"], "cues that came are kept"

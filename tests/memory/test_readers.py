@@ -12,12 +12,14 @@ from remind.memory.base import Memory, Query
 from remind.memory.readers import ChatReader, Mode, Reading, citations
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
+#: Best first; times in words, as texts in another order than the dialogue's; of the last nobody knows its turns.
 MEMORIES = tuple(
-    Memory(f"m{n}", f"text {n}", "turn", (f"t{n}",), time, 1.0 - n, 10)
-    for n, time in enumerate(["2023-03-01", None, "2023-01-01", "2023-02-01", "2023-01-01"])
+    Memory(f"m{n}", f"text {n}", "turn", place and (f"t{place}",), time, 1.0 - n, 10, place)  # type: ignore[arg-type]
+    for n, (time, place) in enumerate(
+        [("9 May", 7), (None, 8), ("8 May", 2), ("10 May", 9), ("2020-01-01", None), ("8 May", 1)]
+    )
 )
-#: Places by time, those of the same time best first, the one without last.
-BY_TIME = [2, 4, 3, 0, 1]
+ORDER = [5, 2, 0, 1, 3, 4]
 QUERY = Query("Who came?", "q1", "2023-05-01")
 
 
@@ -33,10 +35,8 @@ QUERY = Query("Who came?", "q1", "2023-05-01")
         ("", "", None),
         ("I do not know. [NO_CITE]", "I do not know.", set()),
         ("Tea [1] [no_cite]", "Tea", None),
-        ("`[1]` and ```\nx = [2]\n``` it is", "`[1]` and ```\nx = [2]\n``` it is", None),
         ("items[1] and [i, j]", "items[1] and [i, j]", None),
         ("In [2023] it was [3]", "In [2023] it was", {3}),
-        ("```x[0]```[1]", "```x[0]```[1]", None),
         ("[-1] [1.5] [1-3] []", "[-1] [1.5] [1-3] []", None),
     ],
 )
@@ -46,7 +46,7 @@ def test_citations(text: str, expected: str, cited: set[int] | None) -> None:
 
 def asked(reader: ChatReader, reply: Reply, memories: Sequence[Memory] = MEMORIES) -> tuple[Reading, Request]:
     chat = ScriptedChat(lambda _: reply)
-    reading = reader.read(QUERY, memories, lambda stage: chat)
+    reading = reader.read_all([(QUERY, memories)], lambda stage: chat)[0]
     return reading, chat.asked[-1]
 
 
@@ -56,16 +56,16 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
     reading, request = asked(ChatReader(mode), reply)
     user = request.messages[1].text
     rows = json.loads(user[user.index("[") : user.rindex("]") + 1])
-    assert [row["content"] for row in rows] == [MEMORIES[place].text for place in BY_TIME]
-    assert [row["memory"] for row in rows] == list(range(5))
-    assert [row["date"] for row in rows] == [MEMORIES[place].time or "unknown" for place in BY_TIME]
+    assert [row["content"] for row in rows] == [MEMORIES[place].text for place in ORDER]
+    assert [row["memory"] for row in rows] == list(range(6))
+    assert [row["date"] for row in rows] == [MEMORIES[place].time or "unknown" for place in ORDER]
     assert "Who came?" in user
     assert "2023-05-01" in user
     assert reading.tokens == (7, 2)
     assert request.stage == "read"
     if mode == "cite":
         # the first and the last that were shown
-        assert (reading.text, reading.cited) == ("- says so\nAnswer: Ana", {BY_TIME[0], BY_TIME[4]})
+        assert (reading.text, reading.cited) == ("- says so\nAnswer: Ana", {ORDER[0], ORDER[4]})
     else:
         assert reading.cited is None
         assert reading.text == ("Ana [0, 4]" if mode == "con" else reply.text)
@@ -92,7 +92,9 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
     ]
     reader = ChatReader("x0")
     chat = ScriptedChat(lambda _: Reply("<answer>B</answer><explanation>Ana: Yes", finished=False))
-    reading = reader.read(Query.of(question), memories[1:2] + memories[:1] + memories[2:], lambda stage: chat)
+    reading = reader.read_all([(Query.of(question), memories[1:2] + memories[:1] + memories[2:])], lambda stage: chat)[
+        0
+    ]
     lines = render(state).text.split("\n")
     said_at = lines.index("Bo: So?")
     lines[said_at - 1 : said_at + 1] = lines[said_at], lines[said_at - 1]
@@ -100,26 +102,10 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
     assert (reading.text, reading.cited) == ("B", None)
 
 
-def test_notes_stand_for_memories_and_empty_ones_are_left_out() -> None:
-    def reply(request: Request) -> Reply:
-        if request.stage == "read":
-            return Reply("It follows.\n**Answer:** Ana", calls=1)
-        number = next(n for n in range(5) if f"text {n}" in request.messages[1].text)
-        return [Reply("note 0"), Reply("Empty."), Reply("", failure="server"), Reply(" "), Reply('"empty"')][number]
-
-    chat = ScriptedChat(reply)
-    reading = ChatReader("con_separate").read(QUERY, MEMORIES, lambda stage: chat)
-    assert [one.stage for one in chat.asked] == ["note"] * 5 + ["read"]
-    user = chat.asked[-1].messages[1].text
-    rows = json.loads(user[user.index("[") : user.rindex("]") + 1])
-    assert [(row["memory"], row["content"]) for row in rows] == [(0, "text 2"), (1, "text 3"), (2, "note 0")]
-    assert reading.text == "Ana"
-
-
 def test_options_are_shown_and_only_open_questions_can_be_declined() -> None:
     chat = ScriptedChat(lambda _: Reply("B"))
     query = Query("Which?", "q", None, "single", ("tea", "milk"))
-    assert ChatReader("direct").read(query, (), lambda stage: chat).text == "B"
+    assert ChatReader("direct").read_all([(query, ())], lambda stage: chat)[0].text == "B"
     system, user = (message.text for message in chat.asked[0].messages)
     assert "A. tea\nB. milk" in user
     assert NO_INFORMATION not in system

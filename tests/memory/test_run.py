@@ -181,9 +181,6 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     ]
     page = (tmp_path / "scores.html").read_text()
     assert all(note in page for note in scores["notes"])
-    lines = [json.loads(line) for line in (out / "answers" / "bm25.jsonl").read_text().splitlines()]
-    assert len(lines) == len({line["question_id"] for line in lines}) == 8
-    assert {line["answer"] for line in lines} == {"Rex", "no idea"}
     # what is counted by system is what the server saw
     told = json.loads((out / MANIFEST).read_text())["costs"]
     judged = json.loads((out / "report.json").read_text())["costs"]["total"]["now"]["calls"]
@@ -283,7 +280,6 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
         ({"systems": ["bm52"]}, "bm52"),
         ({"split": "train"}, "has none; set states"),
         ({"systems": ["gold"]}, "gold is always included"),
-        ({"systems": ["bm25", "bm25"]}, "twice"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),
         ({"k": [], "budgets": []}, "k, budgets or both"),
         ({"judge": "llm"}, "set llm.judge or llm.default"),

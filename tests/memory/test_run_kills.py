@@ -78,7 +78,7 @@ def data(tmp_path: Path) -> Path:
 
 def words(data: Path, out: Path, url: str, **more: Any) -> list[str]:
     """The options of a run."""
-    rmm = {"reranker": {"batch": 2, "top_k": 6}, "scope": "shared", "weights": str(out.with_suffix(".weights"))}
+    rmm = {"reranker": {"batch": 2, "top_k": 6}, "scope": "shared"}
     given = {
         "input": data,
         "out": out,
@@ -110,8 +110,6 @@ def ended(out: Path) -> dict[str, Any]:
             # tries, which depend on faults
             del cost[part]["calls"]
     found: dict[str, Any] = {f"scores: {name}": value for name, value in scores.items()}
-    for path in sorted((out / "answers").iterdir()):
-        found[path.name] = path.read_text()
     for unit in read_units(out):
         assert unit["failed"] is None
         for row in unit["rows"]:
@@ -120,8 +118,7 @@ def ended(out: Path) -> dict[str, Any]:
     for path in sorted((out / "memory" / "banks").rglob("bank.sqlite")):
         with closing(sqlite3.connect(path)) as database:
             found[str(path.relative_to(out))] = [*database.iterdump()]
-    if (weights := out.with_suffix(".weights") / "reranker.safetensors").exists():
-        found["weights"] = weights.read_bytes()
+    found["weights"] = (out / "memory" / "learned" / "rmm" / "reranker.safetensors").read_bytes()
     return found
 
 
@@ -170,7 +167,6 @@ def killed(data: Path, tmp_path: Path, play: Answer, **more: Any) -> tuple[dict[
                 took = 0.8 * (time.monotonic() - began)
                 assert ended(out) == whole
                 shutil.rmtree(out)
-                shutil.rmtree(out.with_suffix(".weights"), ignore_errors=True)
         process = Forked(RUNNING, *words(data, out, proxy.url, **more))
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors

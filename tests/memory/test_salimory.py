@@ -49,7 +49,8 @@ def bank(folder: Path, chat: ScriptedChat | None, **options: Any) -> SaliMoryBan
 def test_turns_are_filtered_at_once_and_boosted_one_after_the_other(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with bank(tmp_path / "b", chat) as memory:
-        assert memory.ingest(FIRST).degraded == ()
+        memory.ingest(FIRST)
+        assert memory.lost == []
         assert [role_of(one) for one in chat.asked] == ["filter"] * 4 + ["booster"] * 3
         assert [parts(one).get("entries") for one in chat.asked[4:]] == [
             None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from remind.memory.bank import Bank
 from remind.memory.base import Query
 from remind.memory.gam import PLAN_SCHEMA
 from remind.memory.systems import SYSTEMS, make_system
-from remind.states import prompts
 
 PACKAGES = ("mem0_today", "langmem")
 #: Systems that ask a chat model.
@@ -56,7 +54,7 @@ def ingested(bank: Bank) -> None:
 
 def filled(schema: Any, text: str) -> str:
     """A reply of the schema's shape whose texts are all this one; JSON escapes what it cannot hold."""
-    value = json.dumps(placeholder(schema, schema)).replace("false", "true")
+    value = json.dumps(placeholder(schema)).replace("false", "true")
     value = re.sub(r'("(?:sources|used|message)": \[?)0', r"\g<1>1", value).replace('"-"', json.dumps(text))
     return value.replace("\\\\\\\\ud83d", "\\\\ud83d").replace("\\\\ude00", "\\ude00")
 
@@ -80,7 +78,7 @@ def halves(request: Request) -> str:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_bank_keeps_what_it_was_given_once(name: str, tmp_path: Path) -> None:
-    """Also one whose process died between two sessions, and in the middle of one; and without what is forgotten."""
+    """Also one whose process died between two sessions, and in the middle of one."""
     chat = ScriptedChat(halves)
     query = Query("What became of the cat Tom?", "q")
     with opened(name, tmp_path / "b", chat) as bank:
@@ -103,25 +101,6 @@ def test_a_bank_keeps_what_it_was_given_once(name: str, tmp_path: Path) -> None:
     with opened(name, tmp_path / "c", chat) as bank:
         ingested(bank)
         assert dump(bank) == content
-        assert bank.forget(["s1:1", "s4:1", "s4:2", "absent"]) == 3
-        bank.finish()
-        forgotten = dump(bank)
-    with opened(name, tmp_path / "d", chat) as bank:
-        for one in (replace(TALK[0], turns=TALK[0].turns[1:]), *TALK[1:3]):
-            bank.ingest(one)
-        bank.finish()
-        # but for hashes of sessions, and the shards of vectors that these are in
-        assert [line for line in forgotten if line[0] != "s"] == [line for line in dump(bank) if line[0] != "s"]
-
-
-@pytest.mark.parametrize("name", [name for name in WRITTEN if SYSTEMS[name].endpoint])
-def test_what_a_system_says_of_itself(name: str) -> None:
-    about = make_system(name).about()
-    own = [path.stem for path in Path(str(prompts.__file__)).parent.glob(f"{name}_*.j2")]
-    assert about["prompt_hashes"] == {name: prompts.fingerprint(name) for name in own}
-    assert about["rules"]
-    assert about["package"] is None
-    assert json.loads(json.dumps(about)) == about
 
 
 def in_order(text: str) -> bool:
@@ -135,7 +114,7 @@ def searching(request: Request) -> str:
         return "<think>So far.</think><search>Tom the cat ran away</search>"
     if "gam_plan" in request.prompt_id:
         plan = {"tools": ["page_index", "vector"], "page_index": [3, 0], "vector_queries": ["Tom the cat ran away."]}
-        return json.dumps({**placeholder(PLAN_SCHEMA, PLAN_SCHEMA), **plan})
+        return json.dumps({**placeholder(PLAN_SCHEMA), **plan})
     if "lightmem_extract" in request.prompt_id:
         told = re.findall(r"^(\d+)\. .*?(?:Ann|Bob): (.*)$", parts(request)["remarks"], re.MULTILINE)
         return json.dumps({"data": [{"source_id": int(number), "fact": line} for number, line in told]})
@@ -182,3 +161,32 @@ def test_lost_requests_are_counted_told_and_limited(
         assert bank.repair()
         bank.finish()
         assert bank.report()["lost"] == 0
+
+
+def loose(request: Request) -> str:
+    """What `halves` says, with keys that nobody asked for, in other case, and bare items in place of lists of one."""
+    said = halves(request)
+    if request.schema is None:
+        return said
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key.upper(): changed(one) for key, one in value.items()} | {"language": "en", "confidence": 0.9}
+        if isinstance(value, list):
+            return (
+                changed(value[0]) if len(value) == 1 and not isinstance(value[0], list) else list(map(changed, value))
+            )
+        return str(value).lower() if isinstance(value, bool) else value
+
+    return f"Here it is:\n```json\n{json.dumps(changed(json.loads(said)))}\n```"
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("memagent", "mem1", "memgpt")])
+def test_one_extra_key_loses_nothing(name: str, tmp_path: Path) -> None:
+    contents = []
+    for play in (halves, loose):
+        with opened(name, tmp_path / play.__name__, ScriptedChat(play), max_failed=0.0) as bank:
+            ingested(bank)
+            assert bank.report()["lost"] == 0
+            contents.append([line for line in dump(bank) if not line.startswith("journal")])
+    assert contents[0] == contents[1]

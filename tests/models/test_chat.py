@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.core.errors import ModelError
-from remind.models.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, tokenize
+from remind.models.chat import chat_ids, prompt_ids, prompt_tokens, tokenize
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
@@ -25,12 +23,6 @@ AWKWARD = [
     "<|im_end|> inside <|image_pad|> text",
     "",
 ]
-
-
-def minilm_tokenizer():
-    from remind.models.backbone import load_backbone
-
-    return load_backbone("minilm").tokenizer
 
 
 def byte_of_symbol() -> dict[str, int]:
@@ -130,10 +122,30 @@ def test_prompt_keeps_the_template_special_and_the_text_plain(parts):
     assert prompt_ids(TOKENIZER, text) == assembled(text)
 
 
-def test_end_token():
-    bert, other = minilm_tokenizer(), nano_tokenizer()
-    other.eos_token = "<|endoftext|>"
-    assert (end_token_id(bert), end_token_id(other)) == (bert.sep_token_id, end_token_id(TOKENIZER))
-    nothing = types.SimpleNamespace(get_added_vocab=dict, eos_token_id=None, sep_token_id=None)
-    with pytest.raises(ModelError, match="end token"):
-        end_token_id(nothing)
+#: Templates that read a message's parts, as of LLaVA and of SmolVLM, and one that refuses a string.
+_BY_KIND = (
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+)
+_BY_PLACE = (
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }} {% endif %}{% endfor %}"
+)
+_REFUSING = "{% if message['content'] is string %}{{ raise_exception('parts!') }}{% endif %}" + _BY_KIND
+
+
+@pytest.mark.parametrize("template", [_BY_KIND, _BY_PLACE, _REFUSING])
+@pytest.mark.parametrize("text", ["USER", "Where is it?", "<|im_end|> <think>"])
+def test_templates_that_read_parts_show_a_message(template, text):
+    tokenizer = nano_tokenizer()
+    tokenizer.chat_template = "USER{% for message in messages %}" + template + "{% endfor %}ASSISTANT:"
+    ids = prompt_ids(tokenizer, text)
+    assert tokenizer.decode(ids).removeprefix("USER").removeprefix(": ") == f"{text} ASSISTANT:"
+    assert prompt_tokens(tokenizer, text).ids == ids
+
+
+@pytest.mark.parametrize("template", ["USER: ASSISTANT:", "{% for message in messages %}", _REFUSING, "{{ 1 + 'a' }}"])
+def test_templates_that_do_not_show_a_message_are_refused(template):
+    tokenizer = nano_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match=r"^[^\n]*does not show every message[^\n]*$"):
+        prompt_ids(tokenizer, "Where is it?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from remind.core.errors import ModelError
 from remind.models import generate as answer
@@ -54,10 +55,21 @@ def test_equals_a_plain_greedy_loop(nano: Backbone, monkeypatch: pytest.MonkeyPa
 def test_neither_batches_nor_a_models_own_settings_change_answers(nano: Backbone) -> None:
     plain = generate(nano, PROMPTS, 6)
     assert plain == generate(nano, PROMPTS, 6, batch_size=1) == generate(nano, PROMPTS[::-1], 6, batch_size=3)[::-1]
-    own = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "top_k": 3}
-    nano.model.generation_config.update(**own)
+    first = nano.tokenizer(plain[0].text, add_special_tokens=False)["input_ids"][:1]
+    own, nano.model.generation_config = nano.model.generation_config, None
     nano.model.train()
-    assert generate(nano, PROMPTS, 6) == plain
+    for leak in (
+        {"do_sample": True, "temperature": 5.0, "top_k": 3},
+        {"repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "bad_words_ids": [first]},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"penalty_alpha": 0.6},
+        {"stop_strings": ["e"]},
+        {"suppress_tokens": first, "forced_eos_token_id": 7, "exponential_decay_length_penalty": (1, 5.0)},
+        {"guidance_scale": 3.0, "max_time": 0.0, "return_dict_in_generate": True},
+    ):
+        nano.model.generation_config = GenerationConfig(**leak, eos_token_id=own.eos_token_id)
+        assert generate(nano, PROMPTS, 6) == plain, leak
+        assert nano.model.generation_config.to_diff_dict().keys() >= leak.keys()
     assert nano.model.training
 
 

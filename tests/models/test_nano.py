@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.models.nano import (
-    nano_model,
-    nano_tokenizer,
-    save_nano,
-)
+from remind.models.nano import nano_model, nano_tokenizer, save_nano
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,14 @@ def test_any_text_round_trips(tokenizer, text):
 
 
 def test_saved_folder_opens_as_plain_hugging_face(tmp_path, tokenizer):
-    folder = save_nano(tmp_path / "model")
+    before = os.umask(0o027)
+    try:
+        folder = save_nano(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {
+        file.name: file.stat().st_mode & 0o777 for file in folder.iterdir() if file.stat().st_mode & 0o777 != 0o640
+    } == {}
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, use_safetensors=True)
     reference = nano_model().state_dict()
     for name, value in model.state_dict().items():

@@ -1,8 +1,8 @@
-"""A real encoder that counts its calls, and small dialogues."""
+"""A real encoder, one of bags of words that keeps what it is given, and small dialogues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,38 +17,29 @@ def encoder() -> SentenceEncoder:
     return SentenceEncoder()
 
 
-class Counting:
-    """Passes everything on to an encoder and keeps the texts it was given."""
-
-    def __init__(self, inner: SentenceEncoder) -> None:
-        self.inner, self.seen = inner, []
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        self.seen += list(texts)
-        return self.inner.encode(texts)
-
-    def encode_apart(self, texts: Sequence[str]) -> Tensor:
-        self.seen += list(texts)
-        return self.inner.encode_apart(texts)
-
-
 class Bag:
-    """A fast encoder: hashed bags of words as unit vectors."""
+    """A fast encoder: hashed bags of words as unit vectors.
+
+    Attributes:
+        seen: the texts that it was given.
+    """
 
     name = "bag"
     dimension = 32
 
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
     def encode(self, texts: Sequence[str]) -> Tensor:
-        rows = torch.zeros(len(texts), self.dimension)
+        self.seen += texts
+        rows = torch.full((len(texts), self.dimension), 1e-3)
         for row, text in zip(rows, texts, strict=True):
             for word in text.lower().split():
                 row[sum(map(ord, word)) % self.dimension] += 1
-        return torch.nn.functional.normalize(rows + 1e-3, dim=-1)
+        return torch.nn.functional.normalize(rows, dim=-1)
 
-    encode_apart = encode
+    def encode_apart(self, texts: Sequence[str]) -> Tensor:
+        return self.encode(texts)
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         pass
@@ -61,18 +52,8 @@ class Bag:
 
 
 @pytest.fixture
-def counting(encoder: SentenceEncoder) -> Counting:
-    return Counting(encoder)
-
-
-@pytest.fixture(scope="session")
 def bag() -> Bag:
     return Bag()
-
-
-@pytest.fixture
-def make_dialogue() -> Callable[..., Dialogue]:
-    return build
 
 
 def build(*sessions: Sequence[str], name: str = "d") -> Dialogue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
-from remind.llm.auxiliary import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.perception.perceive import (
     DENSE_CONTEXT,
     LEXICAL_CONTEXT,
@@ -131,13 +131,12 @@ class Loose(Bag):
     name = "loose"
 
     def __init__(self, dimension: int) -> None:
+        super().__init__()
         self.dimension = dimension
 
     def encode(self, texts: Sequence[str]) -> torch.Tensor:
         rows = [torch.randn(self.dimension, generator=torch.Generator().manual_seed(hash_of(t))) for t in texts]
         return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
-
-    encode_apart = encode
 
 
 def hash_of(text: str) -> int:
@@ -205,10 +204,6 @@ def test_real_dialogues_to_the_prompt(method: str, remind_data: Path, tmp_path: 
         assert render(found).text == render(FactualState(dialogue, question, single, found.strategy)).text
 
 
-def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueIndex:
-    return DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(**segment), None)  # type: ignore[arg-type]
-
-
 def test_relevance_is_the_cosine_of_eq_1() -> None:
     rng = np.random.default_rng(0)
     q, cues = rng.normal(size=7), rng.normal(size=(20, 7))
@@ -219,24 +214,3 @@ def test_relevance_is_the_cosine_of_eq_1() -> None:
     single = relevance(torch.tensor(q, dtype=torch.float32), torch.tensor(cues, dtype=torch.float32))
     np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
     assert by_falling(np.array([1.0, 3.0, 1.0, 2.0])) == [1, 3, 0, 2]
-
-
-@pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_finds_the_turns_a_question_is_about(
-    method: str, encoder: object, bag: object, park: Dialogue, make_dialogue: Callable[..., Dialogue]
-) -> None:
-    index = index_of(park, encoder, max_tokens=40)
-    config = RetrieveConfig(method=method, whole_tokens=0)  # type: ignore[arg-type]
-    for question, wanted in (
-        ("What is the name of Ana's greyhound?", "1:3"),
-        ("Which bowl did Ben make in pottery class?", "1:8"),
-        ("With whom does Ben share the flat in Lisbon?", "2:5"),
-    ):
-        vector = index.encoder.encode([question])[0]
-        segments = retrieve(index, question, vector, None, config).segments
-        assert wanted in {park.turns[p].id for p in within(segments)}
-        assert segments == retrieve(index, question, vector, None, config).segments
-    # no word of the dialogue
-    assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config).segments
-    single = index_of(make_dialogue(["Ana: hello"]), bag)
-    assert retrieve(single, "hello?", torch.ones(32), None, config) == ((Segment(0, 0),), False)

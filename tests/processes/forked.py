@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: Imported once for all processes of a worker of pytest.
-IMPORTED = (
+IMPORTED = [
     "remind.train_pra.run",
     "remind.models.backbone",
     "remind.llm.client",
@@ -35,7 +35,7 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "transformers.models.bert.modeling_bert",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
-)
+]
 #: Seconds that the other process has to end by itself when one has failed, as launchers do it.
 PATIENCE = 10.0
 
@@ -51,7 +51,7 @@ class Forked:
         processes: int = 1,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(IMPORTED))
+        context.set_forkserver_preload(IMPORTED)
         self._folder = TemporaryDirectory(prefix="remind-forked-", ignore_cleanup_errors=True)
         self._said = Path(self._folder.name)
         self._processes = []

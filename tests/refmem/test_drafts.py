@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from itertools import combinations
 from random import Random
 from typing import Any
 
+import pytest
 from refmem_samples import drafted, talk
 from scripted_chat import Scripted, items_for
 
+from remind.core.errors import ModelError
 from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Corpus
-from remind.llm.request import Request
+from remind.llm.request import Reply, Request
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import FilterConfig, ItemsConfig
 from remind.refmem.drafts import apply_filters, item_request, leaks, near_pairs, write_questions
@@ -73,36 +76,71 @@ def test_a_chat_model_is_asked_by_cluster_and_dimension() -> None:
 
 def test_options_are_put_in_an_order_of_the_seed() -> None:
     """The script always has the right answer second; a benchmark must not."""
-
-    def letters(seed: int) -> Counter[str]:
-        config = ItemsConfig(per_cluster=8, formats=["single"], seed=seed)
-        return Counter(item.answers[0] for item in write_questions(TALK, CLUSTERS, writer(), config)[0])
-
-    first = letters(0)
-    # 208 items: mean 52, deviation 6.2
-    assert sum(first.values()) == 208
-    assert all(abs(first[letter] - 52) < 5 * 6.2 for letter in "ABCD")
-    assert letters(0) == first != letters(1)
+    drawn = []
+    for seed in (0, 0, 1):
+        config = ItemsConfig(per_cluster=30, formats=["single"], seed=seed)
+        items = write_questions(TALK, CLUSTERS[:1], writer(), config)[0]
+        drawn.append(Counter(item.answers[0] for item in items))
+    # 150 items: mean 37.5, deviation 5.3
+    assert all(abs(drawn[0][letter] - 37.5) < 5 * 5.3 for letter in "ABCD")
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_invalid_items_are_left_out_and_unusable_replies_asked_for_once_more() -> None:
-    wrong = {**GOOD, "answers": ["E"]}
-    broken = [wrong, {**GOOD, "options": ["a", "b"]}, {**GOOD, "answers": ["A", "B"]}, GOOD]
+def told(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
-    def written(answer: Any, *formats: Any) -> tuple[int, int, int]:
-        chat = Scripted(answer)
-        items, counts = write_questions(TALK, CLUSTERS[:1], chat, ItemsConfig(formats=list(formats or FORMATS)))
-        assert all(item.gold == ("making bowls",) for item in items)
-        repeated = [request for request in chat.requests if len(request.messages) == 4]
-        assert all("That reply cannot be used: " in request.messages[-1].text for request in repeated)
-        assert (counts["requests"], counts["retried"]) == (5, len(repeated))
-        return len(items), counts["retried"], counts["dropped"]
 
-    assert written(lambda request: None) == (0, 5, 5)
-    assert written(lambda request: {"items": broken}) == (5, 0, 0)
-    assert written(lambda request: {"items": []}) == (0, 0, 0)
-    assert written(lambda request: {"items": [GOOD]}, "direct") == (0, 5, 5)
-    assert written(lambda request: {"items": [GOOD if len(request.messages) == 4 else wrong]}) == (5, 5, 0)
+FEW = {name: GOOD[name] for name in ("question", "evidence")}
+LETTERED = [f"{letter}. {option}" for letter, option in zip("ABCD", GOOD["options"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"items": [{**GOOD, "confidence": 0.9}], "language": "en"},
+        [GOOD],
+        {"Items": [{**GOOD, "Format": "SINGLE", "answers": "a)", "evidence": ["[D1:1]"]}]},
+        {"items": [{**GOOD, "candidates": None, "answers": ["A. making bowls"], "options": LETTERED}]},
+        {"items": [{**FEW, "format": "direct", "answers": "making bowls"}]},
+        {"items": [{**FEW, "format": "single", "options": GOOD["options"], "answers": ["making bowls"]}]},
+        {"items": ["an item", {**GOOD, "format": "essay"}, {**GOOD, "options": ["a", "b"]}, GOOD]},
+        {"items": [{**GOOD, "answers": ["E"]}, {**GOOD, "answers": ["A", "B"]}, GOOD]},
+        f"Maybe {json.dumps({'items': [{**GOOD, 'answers': ['D']}]})}?\n</think>\n```json\n{json.dumps([GOOD])}\n```",
+    ],
+)
+def test_what_is_right_in_a_reply_is_taken(reply: Any) -> None:
+    items, counts = write_questions(TALK, CLUSTERS[:1], Scripted(lambda request: Reply(told(reply))), ItemsConfig())
+    assert [(item.question, item.gold, item.evidence[0]) for item in items] == [
+        (GOOD["question"], ("making bowls",), "D1:1")
+    ] * 5
+    assert (counts["retried"], counts["dropped"]) == (0, 0)
+    assert not any(option.startswith("A. ") for item in items for option in item.options)
+
+
+def test_replies_of_no_use_are_asked_for_once_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
+    wrong, second = {**GOOD, "answers": ["E"]}, 0
+
+    def answer(request: Request) -> Any:
+        nonlocal second
+        if len(request.messages) == 4:
+            assert "That reply cannot be used: an answer that is no option" in request.messages[-1].text
+            second += 1
+            return {"items": [wrong if second == 1 else GOOD]}
+        return {"items": [wrong]}
+
+    items, counts = write_questions(TALK, CLUSTERS[:1], Scripted(answer), ItemsConfig())
+    assert (len(items), counts) == (4, {"requests": 5, "retried": 5, "dropped": 1})
+    told = capsys.readouterr().err
+    assert "1 of 5 replies for items could not be used: an answer that is no option" in told
+    assert "items: 100% 5/5" in told
+    assert write_questions(TALK, CLUSTERS[:1], Scripted(lambda request: {"items": []}), ItemsConfig())[0] == []
+    with pytest.raises(
+        ModelError, match=r"5 of 5 replies of scripted could not be used; the first: a format not asked for"
+    ):
+        write_questions(TALK, CLUSTERS[:1], Scripted(lambda _: {"items": [GOOD]}), ItemsConfig(formats=["direct"]))
 
 
 def test_an_answer_in_the_question_leaks() -> None:
@@ -118,7 +156,6 @@ def test_items_are_removed_for_the_first_reason_and_the_first_of_its_kind_stays(
     items = [
         drafted("good", **habit),
         drafted("gone", evidence=("D99:1",)),
-        drafted("image", evidence=(), images=(10_000,)),
         drafted("leak", question="Does she like walking or not?"),
         drafted("long", options=("x" * 60, "cooking", "reading", "singing")),
         drafted("twin", **habit),
@@ -127,7 +164,6 @@ def test_items_are_removed_for_the_first_reason_and_the_first_of_its_kind_stays(
     ]
     assert apply_filters(items, TALK, FilterConfig())[0] == {
         "gone": "evidence",
-        "image": "evidence",
         "leak": "leak",
         "long": "uneven",
         "twin": "near_duplicate",
@@ -149,15 +185,12 @@ def test_near_pairs_are_those_of_a_brute_force() -> None:
         for n in range(120)
     ]
 
-    def jaccard(a: str, b: str) -> float:
-        x, y = set(stems(a)), set(stems(b))
-        return len(x & y) / len(x | y)
-
+    bags = [set(stems(one.question)) for one in items]
     expected = [
         (i, j)
         for i, j in combinations(range(len(items)), 2)
         if items[i].dialogue_id == items[j].dialogue_id
-        and jaccard(items[i].question, items[j].question) >= 0.4
+        and len(bags[i] & bags[j]) / len(bags[i] | bags[j]) >= 0.4
         and items[i].answers == items[j].answers
     ]
     assert near_pairs(items, 0.4) == expected != []

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import chat_samples  # noqa: F401  skips without the extra llm
+import pytest
 from scripted import FENCED, ScriptedChat, parts, session
 from scripted_chat import told_for
 from words import WordEncoder
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.llm.request import Request
+from remind.llm.request import Reply, Request
 from remind.refmem.config import P13nConfig, SessionConfig
 from remind.refmem.styles import KINDS, episode, personal_questions, session_questions, types
 
@@ -43,7 +46,7 @@ def script(request: Request) -> str:
 
 def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     chat = ScriptedChat(script)
-    questions, rejected, counts = personal_questions([TALK], chat, P13nConfig())
+    questions, rejected, counts = personal_questions([TALK], SimpleNamespace(stage=lambda _: chat), P13nConfig())  # type: ignore[arg-type]
     # two sessions; then a request for each speaker with two signals, and one for each group
     assert counts == {
         "signals_asked": 2, "signals": 6, "points_asked": 2, "points": 6, "groups_asked": 2, "groups": 2,
@@ -64,7 +67,7 @@ def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     # what is said stands in fences alone
     assert all("kayak" not in FENCED.sub("", request.messages[1].text) for request in chat.asked)
     stubborn = ScriptedChat(lambda request: "I would rather not.")
-    questions, rejected, counts = personal_questions([TALK], stubborn, P13nConfig())
+    questions, rejected, counts = personal_questions([TALK], SimpleNamespace(stage=lambda _: stubborn), P13nConfig())  # type: ignore[arg-type]
     assert (questions, counts["signals"], {row["entry"] for row in rejected}) == ([], 0, {None})
 
 
@@ -85,15 +88,23 @@ OWNED = {"type": "single", "question": "What do I own?", "answer": "kayak", "tur
 SKY = {"type": "temporal", "question": "Which colour is the sky?", "answer": "blue", "turns": [2], "entries": []}
 
 
+class Told(ScriptedChat):
+    def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
+        replies = super().complete(requests)
+        for place, reply in enumerate(replies if on_reply else ()):
+            on_reply(place, reply)
+        return replies
+
+
 class Played:
     """Chat models for every stage, of which a session's writer is right at the second try."""
 
     def __init__(self, rows: list[dict[str, Any]] | None = None) -> None:
         write = self.questions if rows is None else lambda request: json.dumps({"questions": rows})
-        self.chats = {"memory": ScriptedChat(self.memory), "questions": ScriptedChat(write)}
-        self.chats |= {"answer": ScriptedChat(self.answer), "judge": ScriptedChat(self.judge)}
+        self.chats: dict[str, Any] = {"memory": Told(self.memory), "questions": ScriptedChat(write)}
+        self.chats |= {"answer": Told(self.answer), "judge": ScriptedChat(self.judge)}
 
-    def stage(self, stage: str) -> ScriptedChat:
+    def stage(self, stage: str) -> Any:
         return self.chats[stage]
 
     def memory(self, request: Request) -> str:
@@ -123,7 +134,10 @@ def asked_of(talk: Dialogue, played: Any, count: int) -> Any:
     return session_questions([talk], played, WordEncoder(200), SessionConfig(count=count))  # type: ignore[arg-type]
 
 
-def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it() -> None:
+def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
     played = Played()
     questions, rejected, counts = asked_of(TALK, played, 2)
     assert [(one.text, one.category, one.evidence, one.time) for one in questions] == [
@@ -134,16 +148,22 @@ def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it()
     # rewritten twice, then dropped
     assert [row["sample"] for row in rejected] == ["d s1", "d s2", "d s2", "d s2"]
     assert {row["why"] for row in rejected} == {"it is answered right without the conversation"}
-    assert counts == {"sessions": 2, "by_rule": 0, "requests": 5, "questions": 3, "rejected": 4}
+    assert counts == {"sessions": 2, "lost": 0, "requests": 5, "questions": 3, "rejected": 4}
     first, second = played.chats["questions"].asked[:2]
     assert "entries" not in parts(first)
     assert parts(second)["entries"] == "1. Ann hikes"
     assert (types(2), types(5)) == ({"single": 1, "multi": 1, "temporal": 0}, {"single": 3, "multi": 1, "temporal": 1})
-    for rows, why in (
-        ([OWNED] * 2, "2 questions, not 1"),
-        ([OWNED | {"type": "multi"}], "type multi without entries"),
-        ([OWNED | {"turns": [9]}], "there is no turn 9"),
+    # every request to the expert and the answerer moves a bar
+    told = capsys.readouterr().err
+    assert all(bar in told for bar in ("memory: 100% 8/8", "answers: 100% 8/8"))
+    # the rest is judged without what cannot be used, which is written anew
+    for row, why in (
+        (OWNED | {"type": "multi"}, "type multi without entries"),
+        (OWNED | {"turns": [9]}, "there is no turn 9"),
+        (OWNED | {"type": "essay"}, "'essay' is not one of"),
     ):
-        questions, rejected, _ = asked_of(replace(TALK, sessions=TALK.sessions[:1]), Played(rows), 1)
-        assert (questions, len(rejected)) == ([], 1)
+        good = {name: value for name, value in OWNED.items() if name != "entries"} | {"type": "Single", "turns": "1"}
+        first = Dialogue("d", TALK.sessions[:1])
+        questions, rejected, counts = asked_of(first, Played([row, good]), 2)
+        assert ([one.text for one in questions], counts["requests"]) == (["What do I own?"], 3)
         assert why in rejected[0]["why"]

@@ -41,11 +41,8 @@ def test_layers_by_number_or_name(qwen3_vl: Any, gpt2: Any, bert: Any) -> None:
     assert resolve_layers(gpt2, ["transformer.h.2", "embeddings"]) == [0, 3]
     with pytest.raises(LayerError, match=r"'model\.visual\.blocks\.0' names no layer of Qwen3VL"):
         resolve_layers(qwen3_vl, ["model.visual.blocks.0"])
-    with pytest.raises(LayerError, match="Linear has no configuration"):
-        find_blocks(torch.nn.Linear(2, 2))
-    for layers in ([5], [-1], []):
-        with pytest.raises(LayerError, match=r"layers 0 \(embeddings\) to 3"):
-            hidden_states(bert, layers, **INPUTS)
+    with pytest.raises(LayerError, match=r"layers 0 \(embeddings\) to 3"):
+        hidden_states(bert, [5], **INPUTS)
 
 
 def patched(patch: pytest.MonkeyPatch, change: Any) -> None:
@@ -96,10 +93,7 @@ def test_values_that_are_not_finite_name_batch_and_layer(bert: Any, monkeypatch:
 
     patched(monkeypatch, broken)
     batches = [INPUTS, {**INPUTS, "input_ids": IDS.where(IDS != 10, 30)}, INPUTS]
-    stats = HarvestStats()
     with pytest.raises(ActivationError, match="batch 1: hidden states of layer 3 are not finite"):
         list(harvest(bert, batches, [1, 3]))
-    assert [batch.batch for batch in harvest(bert, batches, [1, 3], skip_nonfinite=True, stats=stats)] == [0, 2]
-    assert (stats.batches, stats.skipped) == (3, 1)
     with pytest.raises(ShapeError, match="batch 0"):
         list(harvest(bert, [{**INPUTS, "attention_mask": torch.ones(2, 1, 7, 7)}], [1]))

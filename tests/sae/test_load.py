@@ -1,4 +1,4 @@
-"""SAEs of other libraries against each library's own equations; files that are damaged, or would run something."""
+"""SAEs of other libraries against each library's own equations; what they say they read; files made to harm."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor
 
 import sae
 from sae import FormatError, JumpReLUSAE, TopKSAE
+from sae.published import file_hashes
 
 D, N, K = 24, 96, 7
+TOPK = {"architecture": "topk", "d_in": D, "d_sae": N, "k": K, "dtype": "float64"}
 
 
 def states(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -45,56 +49,72 @@ def same(coder: TopKSAE, acts: Tensor, out: Tensor) -> None:
     torch.testing.assert_close(coder.decode(codes), out, rtol=1e-10, atol=1e-9)
 
 
-def test_sparsify(tmp_path: Path) -> None:
-    w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "W_dec": random(N, D), "b_dec": random(D)}
-    folder = tmp_path / "layers.3"
-    folder.mkdir()
-    save_file(w, folder / "sae.safetensors")
-    config = {"activation": "topk", "d_in": D, "k": K, "num_latents": N, "transcode": False, "skip_connection": False}
-    (folder / "cfg.json").write_text(json.dumps(config))
-    acts = topk(((states() - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu())
-    coders = sae.load_layers(tmp_path)
-    assert list(coders) == [4]  # the output of block 3
-    same(coders[4], acts, acts @ w["W_dec"] + w["b_dec"])
-    (folder / "cfg.json").write_text(json.dumps({**config, "activation": "groupmax"}))
-    with pytest.raises(FormatError, match="activation is 'groupmax'"):
-        sae.load_layers(tmp_path)
-
-
-def qwen_scope(path: Path) -> dict[str, Tensor]:
-    w = {"W_enc": random(N, D), "W_dec": random(D, N), "b_enc": random(N), "b_dec": random(D)}
+def write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(w, path)
+    path.write_text(json.dumps(value))
+
+
+def publish(kind: str, folder: Path, **config: Any) -> dict[str, Tensor]:
+    """Write a random SAE as a library does; dictionary_learning's with a scalar threshold, a bool buffer and a bool."""
+    w = {"W_enc": random(D, N), "W_dec": random(N, D), "b_enc": random(N), "b_dec": random(D)}
+    linear = {"encoder.weight": w["W_enc"].t().contiguous(), "encoder.bias": w["b_enc"], "b_dec": w["b_dec"]}
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "sae-lens":
+        write(folder / "cfg.json", config.get("cfg", {**TOPK, "metadata": {"sae_lens_version": "6.0.0", **config}}))
+        save_file(w, folder / "sae_weights.safetensors")
+    elif kind == "sparsify":
+        write(folder / "cfg.json", {"activation": "topk", "d_in": D, "k": K, "num_latents": N, **config})
+        save_file({**linear, "W_dec": w["W_dec"]}, folder / "sae.safetensors")
+    elif kind == "Gemma Scope":
+        w["threshold"] = torch.rand(N, dtype=torch.float64) * 10
+        np.savez(folder / "params.npz", **{name: tensor.numpy() for name, tensor in w.items()})
+    elif kind == "Qwen-Scope":
+        torch.save({**w, "W_enc": w["W_enc"].T, "W_dec": w["W_dec"].T}, folder / "layer2.sae.pt")
+    else:
+        w["threshold"] = torch.tensor(9.0)
+        buffers = {"threshold": w["threshold"], "k": torch.tensor(K), "trained": torch.tensor(True), "scaled": True}
+        torch.save({**linear, "decoder.weight": w["W_dec"].T, **buffers}, folder / "ae.pt")
+        write(folder / "config.json", {"trainer": {"dict_class": kind, "k": K, **config}})
     return w
 
 
-def test_qwen_scope(tmp_path: Path) -> None:
-    folder = tmp_path / "SAE-Res-Test-W96-L0_7"
-    w = qwen_scope(folder / "layer2.sae.pt")
-    acts = topk(states() @ w["W_enc"].T + w["b_enc"])  # no b_dec subtracted, no ReLU
-    assert bool((acts.topk(K).values > 0).all()), "the ReLU of Eq. 2 must not matter here"
-    coders = sae.load_layers(folder)
-    assert list(coders) == [3]
-    same(coders[3], acts, acts @ w["W_dec"].T + w["b_dec"])
-
-
-def test_gemma_scope(tmp_path: Path) -> None:
-    path = tmp_path / "layer_5" / "width_96" / "average_l0_9" / "params.npz"
-    path.parent.mkdir(parents=True)
-    w = {"W_enc": random(D, N), "W_dec": random(N, D), "b_enc": random(N), "b_dec": random(D)}
-    w["threshold"] = torch.rand(N, dtype=torch.float64) * 10
-    np.savez(path, **{name: tensor.numpy() for name, tensor in w.items()})
-    pre = states() @ w["W_enc"] + w["b_enc"]
-    acts = pre * (pre > w["threshold"])
+@pytest.mark.parametrize(
+    ("kind", "folder", "layer", "sparse", "subtract"),
+    [
+        ("sparsify", "layers.3", 4, True, True),  # the output of block 3
+        ("Qwen-Scope", "SAE-Res-Test-W96-L0_7", 3, True, False),
+        ("Gemma Scope", "layer_5/width_96/average_l0_9", 6, False, False),
+        ("AutoEncoderTopK", "resid_post_layer_3/trainer_0", 4, True, True),
+        ("BatchTopKSAE", "resid_post_layer_3/trainer_0", 4, False, True),
+    ],
+)
+def test_formats_by_their_own_equations(
+    tmp_path: Path, kind: str, folder: str, layer: int, sparse: bool, subtract: bool
+) -> None:
+    w = publish(kind, tmp_path / folder)
+    pre = (states() - w["b_dec"] * subtract) @ w["W_enc"] + w["b_enc"]
+    acts = topk(pre.relu()) if sparse else pre * (pre > w["threshold"])
     coders = sae.load_layers(tmp_path)
-    assert list(coders) == [6]
-    coders[6].save(tmp_path / "again")
-    for coder in (coders[6], sae.load(tmp_path / "again")):
-        assert isinstance(coder, JumpReLUSAE)
+    assert list(coders) == [layer]
+    coders[layer].save(tmp_path / "again")
+    for coder in (coders[layer], sae.load(tmp_path / folder), sae.load(tmp_path / "again")):
+        assert isinstance(coder, JumpReLUSAE) != sparse
         same(coder, acts, acts @ w["W_dec"] + w["b_dec"])
+
+
+def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(tmp_path: Path) -> None:
+    for name in ("layers.3", "layers.3.mlp"):
+        publish("sparsify", tmp_path / name)
+    with pytest.warns(UserWarning, match=r"layers\.3\.mlp: left out"):
+        assert list(sae.load_layers(tmp_path)) == [4]
+    publish("sparsify", tmp_path / "layers.3", activation="groupmax")
+    with pytest.raises(FormatError, match="activation is 'groupmax'"):
+        sae.load_layers(f"{tmp_path}:layers.3")
+    w = publish("Gemma Scope", tmp_path)
+    pre = states() @ w["W_enc"] + w["b_enc"]
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):
-        codes = sae.load(path, k=5).encode(states())
-    torch.testing.assert_close(codes.dense(N), topk(acts, 5))
+        codes = sae.load(tmp_path / "params.npz", k=5).encode(states())
+    torch.testing.assert_close(codes.dense(N), topk(pre * (pre > w["threshold"]), 5))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
@@ -115,19 +135,16 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
     assert list(coders) == [12]
     for coder in (coders[12], sae.load(tmp_path)):
         same(coder, acts, acts @ w["decoder.weight"].T + w["bias"])
+    assert list(file_hashes(tmp_path)) == [path.name, "sae_mapping.json"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tensors": {"W_enc": "no", "b_enc": "b", "W_dec": "d"}}, "no tensor 'no' for W_enc; there are: b, d, e"),
-        ({"tensors": {"W_enc": "e.T", "W_dec": "d"}}, "names no tensor for b_enc"),
-        ({"tensors": {"W_enc": "e", "b_enc": "b", "W_dec": "d"}}, "b_enc is .96., not .24."),
-        ({"k": None}, "says no k"),
-        ({"k": 97}, "k = 97, but there are 96 features"),
-        ({"activation": "tanh"}, "activation is 'tanh'"),
-        ({"layer": {}}, "layer is not a setting"),
-        ({"layers": {"3": "b.safetensors"}}, "No such file"),
+        ({"tensors": {"W_enc": "e", "b_enc": "b", "W_dec": "d"}}, "W_dec is .96, 24., not .24, 96."),
+        ({"activation": "tanh"}, "activation is tanh"),
+        ({"layers": {"9" * 5000: "a.safetensors"}}, r"layers\.9+"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ],
 )
@@ -140,8 +157,175 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
         sae.load_layers(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "recorded", "layer"),
+    [
+        ("layer_12", {"hook_name": "blocks.12.hook_resid_post"}, 13),
+        ("layer_13", {"hook_name": "blocks.12.hook_resid_post"}, 13),
+        ("layer_11", {"hook_name": "blocks.12.hook_resid_post"}, None),
+        ("layer_12", {"hook_name": "blocks.12.hook_resid_pre"}, 12),
+        ("layer_12", {}, 12),
+        ("blocks.12.hook_resid_post", {}, 13),
+        ("blocks.12.hook_resid_pre", {"hook_name": "blocks.12.hook_resid_post"}, None),
+        ("a", {}, None),
+        *((name, {"hook_name": f"blocks.12.{hook}"}, None) for name in ("a", "layer_12") for hook in
+          ("hook_mlp_out", "hook_mlp_in", "hook_resid_mid", "hook_attn_out", "attn.hook_z")),
+        *(("a", {"hook_name": module}, 13) for module in ("model.layers.12", "model.language_model.layers.12",
+          "transformer.h.12", "gpt_neox.layers.12", "model.layers.12.output", "bert.encoder.layer.12")),
+        ("a", {"hook_name": "model.layers.12.mlp"}, None),
+        ("a", {"hook_name": "model.visual.blocks.12"}, None),
+        ("a", {"hook_name": 5}, None),
+        ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 12, "hf_hook_name": "model.layers.12"}, 13),
+        ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 3}, None),
+        ("a", {"hook_name": "blocks.12.hook_resid_post", "hf_hook_name": "model.layers.3"}, None),
+    ],
+)  # fmt: skip
+def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str, Any], layer: int | None) -> None:
+    publish("sae-lens", tmp_path / name, **recorded)
+    for given in (tmp_path, tmp_path / name):
+        if layer is None:
+            with pytest.raises(FormatError, match=f"{tmp_path / name}: "):
+                sae.load_layers(given)
+        else:
+            assert list(sae.load_layers(given)) == [layer]
+    assert sae.load(tmp_path / name).k == K
+    # before version 6, architecture and normalisation could be missing, and the hook was a hook_point
+    old = {"d_in": D, "d_sae": N, "dtype": "torch.float64", "normalize_activations": None}
+    renamed = {"hook_name": "hook_point", "hook_layer": "hook_point_layer"}
+    cfg = {**old, **{renamed.get(key, key): value for key, value in recorded.items()}}
+    publish("sae-lens", tmp_path / name, cfg=cfg)
+    if layer is not None:
+        assert [type(coder) for coder in sae.load_layers(tmp_path).values()] == [JumpReLUSAE]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "layer"),
+    [
+        ({"layer": 3, "submodule_name": "resid_pre_layer_3"}, 3),
+        ({"layer": 3, "submodule_name": "model.layers.3"}, 4),
+        ({"layer": 3}, 4),
+        ({"layer": 3, "submodule_name": "mlp_out_layer_3"}, None),
+        ({"layer": 4, "submodule_name": "resid_post_layer_3"}, None),
+        ({}, None),
+    ],
+)
+def test_the_submodule_of_dictionary_learning_decides(tmp_path: Path, trainer: Any, layer: int | None) -> None:
+    publish("BatchTopKSAE", tmp_path / "trainer_0", **trainer)
+    if layer is None:
+        with pytest.raises(FormatError, match="trainer_0: "):
+            sae.load_layers(tmp_path)
+    else:
+        assert list(sae.load_layers(tmp_path)) == [layer]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Folders of repositories in the cache of the hub, which cannot be reached."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    def make(repository: str) -> Path:
+        folder = tmp_path / f"models--{repository.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("a" * 40)
+        (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
+        return folder / "snapshots" / ("a" * 40)
+
+    return make
+
+
+def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = snapshot("google/gemma-scope-2b-pt-res")
+    for path in ("layer_5/width_96/average_l0_9", "layer_5/width_96/average_l0_70", "layer_7/width_96/average_l0_71"):
+        publish("Gemma Scope", root / path)
+    with pytest.raises(FormatError, match=r"2 SAEs read layer 6; .*: layer_5/width_96/average_l0_70/.*_l0_9/params"):
+        sae.load_layers("google/gemma-scope-2b-pt-res")
+    for chosen, layers in (
+        ("layer_5/width_96/average_l0_9", [6]),
+        ("layer_5/width_96/average_l0_9/params.npz", [6]),
+        ("average_l0_9,average_l0_71", [6, 8]),
+        ("layer_*/*/average_l0_7?", [6, 8]),
+    ):
+        for given in (f"google/gemma-scope-2b-pt-res:{chosen}", f"{root}:{chosen}"):
+            assert list(sae.load_layers(given)) == layers
+    assert isinstance(sae.load("google/gemma-scope-2b-pt-res:average_l0_9"), JumpReLUSAE)
+    publish("Gemma Scope", snapshot("google/gemma-scope-2b-pt-mlp") / "layer_5/width_96/average_l0_9")
+    publish("Qwen-Scope", snapshot("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7"))
+    assert sae.load_layers("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7")[3].k == K
+    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
+    assert TopKSAE.from_pretrained("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre").d_sae == N
+    for missing, message in (
+        ("google/gemma-scope-2b-pt-mlp", "does not read the residual stream"),
+        ("google/gemma-scope-2b-pt-res:layer_6", "holds no SAE"),
+        ("google/none", "no such folder, and as a repository"),
+        (tmp_path / "none", "no such file or folder"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            sae.load_layers(missing)
+    # where there is a hub, what was named is asked of it and no more
+    asked: list[Any] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: asked.append(more) or str(root))
+    sae.load("google/gemma-scope-2b-pt-res:layer_5/width_96/average_l0_9")
+    (patterns,) = (one["allow_patterns"] for one in asked)
+    listed = [path.relative_to(root).as_posix() for path in root.rglob("*.npz")]
+    found = huggingface_hub.utils.filter_repo_objects(listed, allow_patterns=patterns)
+    assert list(found) == ["layer_5/width_96/average_l0_9/params.npz"]
+
+
+def zipped(path: Path, **parts: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for name, content in parts.items():
+            target.writestr(f"{name}.npy", content)
+
+
+def header(*shape: int) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "params.npz"
+    for shape in ((10**5, 10**5), (2**62, 2**62), (-1, 8)):
+        zipped(path, W_enc=header(*shape) + bytes(64))
+        with pytest.raises(FormatError, match="is not as large as"):
+            sae.load(path)
+    zipped(path, W_enc=header(D, N) + bytes(4 * D * N), more=bytes(10**7))
+    with pytest.raises(FormatError, match="far more than its size"):
+        sae.load(path)
+    path = tmp_path / "layer0.sae.pt"
+    one = torch.zeros(1)
+    torch.save({"W_enc": one.expand(10**6, 10**5), "W_dec": one, "b_enc": one, "b_dec": one}, path)
+    with pytest.raises(FormatError, match="larger than the file"):
+        sae.load(path, k=3)
+    publish("sae-lens", tmp_path / "layer_03")
+    with (tmp_path / "layer_03" / "cfg.json").open("ab") as file:
+        file.truncate(2**27)
+    with pytest.raises(FormatError, match="larger than 64 MB"):
+        sae.load_layers(tmp_path / "layer_03")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_fn": "topk", "activation_fn_kwargs": ["k"]},
+        {"d_in": 10**30},
+        {"dtype": []},
+        {"architecture": "temporal"},
+        {"metadata": {"hook_name": f"blocks.{'9' * 5000}.hook_resid_pre"}},
+        {"normalize_activations": True, "scale": 10**400},
+    ],
+)
+def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = tmp_path / "layer_03"
+    publish("sae-lens", folder, cfg={**TOPK, **changes})
+    write(folder / "activation_scaler.json", {"scaling_factor": changes.get("scale")})
+    with pytest.raises(FormatError, match=r"^[^\n]*layer_03[^\n]*$"):
+        sae.load_layers(tmp_path)
+
+
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
-    path, w = tmp_path / "layer0.sae.pt", qwen_scope(tmp_path / "layer0.sae.pt")
+    path, w = tmp_path / "layer2.sae.pt", publish("Qwen-Scope", tmp_path)
     whole = path.read_bytes()
     # a tensor that claims more than the file holds
     source, short = zipfile.ZipFile(io.BytesIO(whole)), io.BytesIO()
@@ -150,15 +334,12 @@ def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
             target.writestr(name, source.read(name)[:8] if name.endswith("data/0") else source.read(name))
     for content in (b"", whole[: len(whole) // 2], short.getvalue(), pickle.dumps(Path)):
         path.write_bytes(content)
-        with pytest.raises(FormatError, match=r"layer0\.sae\.pt: (cannot be read|damaged)"):
+        with pytest.raises(FormatError, match=r"layer2\.sae\.pt: (cannot be read|damaged)"):
             sae.load(path, k=3)
     for held, message in (({**w, "more": tmp_path}, "more than tensors"), ([w], "no dictionary of tensors")):
         torch.save(held, path)
         with pytest.raises(FormatError, match=message):
             sae.load(path, k=3)
-    (tmp_path / "params.npz").write_bytes(whole[:99])
-    with pytest.raises(FormatError, match="params"):
-        sae.load(tmp_path / "params.npz")
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +384,33 @@ def test_architectures_of_sae_lens(sae_lens: Any, tmp_path: Path, name: str, set
     again = sae_lens.SAE.load_from_disk(tmp_path / "again")
     torch.testing.assert_close(again.encode(states()), acts, rtol=1e-10, atol=1e-9)
     assert json.loads((tmp_path / "again" / "cfg.json").read_text())["rescale_acts_by_decoder_norm"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"normalize_activations": None},
+        {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}},
+        {"activation_fn_str": "relu", "apply_b_dec_to_input": False, "normalize_activations": False},
+    ],
+)
+def test_folders_of_sae_lens_before_version_6(sae_lens: Any, tmp_path: Path, old: dict[str, Any]) -> None:
+    sizes = {"d_in": D, "d_sae": N, "dtype": "float64", "hook_point": "blocks.3.hook_resid_pre"}
+    publish("sae-lens", tmp_path / "a", cfg={**sizes, **old})
+    other = sae_lens.SAE.load_from_disk(tmp_path / "a")
+    acts = other.encode(states()).detach()
+    (coder,) = sae.load_layers(tmp_path).values()
+    same(coder, acts, other.decode(acts).detach())
+
+
+@pytest.mark.slow
+def test_a_release_of_sae_lens(snapshot: Any, sae_lens: Any) -> None:
+    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
+    assert TopKSAE.from_pretrained("gpt2-small-res-jb", "blocks.8.hook_resid_pre").d_sae == N
+    for names in (("gpt2-small-res-jb", "blocks.99"), ("no-release", "blocks.8.hook_resid_pre")):
+        with pytest.raises(FormatError):
+            TopKSAE.from_pretrained(*names)
 
 
 @pytest.mark.slow

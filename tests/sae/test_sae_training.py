@@ -110,8 +110,10 @@ def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], nano: Backbo
     figures = check_sae(CheckSAEConfig(str(out), **same, out=str(tmp_path / "fit.json")))["layers"]
     assert 0 < figures["2"]["fvu"] < 1
     assert json.loads((tmp_path / "fit.json").read_text())["layers"] == figures
-    # the same features read another layer: a copy under that layer's name
-    shutil.copytree(layer_folder(out, 4), tmp_path / "others" / "layer_00")
+    # the same features read another layer: a copy that is said to read that one
+    coder = TopKSAE.load(layer_folder(out, 4))
+    coder.metadata = {}
+    coder.save(layer_folder(tmp_path / "others", 0))
     other = check_sae(CheckSAEConfig(str(tmp_path / "others"), **same))["layers"]["0"]
     assert other["fvu"] > 1
     assert not other["fits"]

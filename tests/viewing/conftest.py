@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +16,10 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.models.chat import Tokens
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from remind.viewing.inspector.page import Inspection
-from sae import TopKSAE
+from sae import TopKSAE, pages
 
 WIDTH, D_SAE, K = 16, 192, 6
 WORDS = re.findall(r"\w+", "dog walk rain tea garden blue train music bread night letter stone bird river cake sister")
-#: What must stay text: ends of scripts and of strings, markup, handlers, line separators, another direction.
-HOSTILE = (
-    "</script><script>window.hacked = 1</script>",
-    '<img src=x onerror="window.hacked = 2"> & "quotes" \'single\' `ticks` ${window.hacked = 3}',
-    "<!--<script> --> ]]> \\u003c/script> {{ 7 * 7 }} {% raw %}",
-    "line\u2028separator \u2029 and \u202eturned\u202c text \U0001f634 end",
-    "אני אוהב את הכלב שלי <b>מאוד</b>",
-)
 
 
 class Table:
@@ -91,20 +80,6 @@ def long_state(turns: int, words: int = 17) -> FactualState:
     return FactualState(Dialogue("long", sessions), question, (Segment(0, turns - 1),), strategy)
 
 
-def hostile_state() -> FactualState:
-    """Every part that can hold text holds what could be taken for something else."""
-    turns = tuple(
-        Turn(f"<i>{n}</i>", ("<b>Ana</b>", "דנה")[n % 2], text, images=(Image(n, caption=text),))
-        for n, text in enumerate(HOSTILE)
-    )
-    options = (HOSTILE[1], "</li><script>window.hacked = 5</script>")
-    about, asked = "</title><script>window.hacked = 4</script>", f"{HOSTILE[0]} {HOSTILE[4]}?"
-    question = Question("<q>&\"'", about, asked, "single", options, ("A",), (turns[0].id, turns[4].id))
-    strategy = Strategy((HOSTILE[0],), entities=(HOSTILE[2], "הכלב"))
-    dialogue = Dialogue(question.dialogue_id, (Session("s", "<u>now</u>", turns),))
-    return FactualState(dialogue, question, (Segment(0, len(turns) - 1),), strategy)
-
-
 class Opened:
     """A page opened from disk, with all that its console said."""
 
@@ -138,14 +113,6 @@ def open_page(browser: Any) -> Iterator[Any]:
         page.close()
 
 
-def data_of(path: Path) -> dict[str, Any]:
-    """What the script of a page reads, taken from the file by nothing but a pattern."""
-    html = path.read_text(encoding="utf-8")
-    (text,) = re.findall(r'id="data">(.*?)</script>', html, re.DOTALL)
-    return json.loads(text)
-
-
-def numbers_of(text: str, kind: str) -> list[float]:
-    """Numbers of a packed field, by the struct module."""
-    raw, code = base64.b64decode(text), {"f4": "f", "u1": "B", "u2": "H", "u4": "I"}[kind]
-    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+def data_of(path: Path) -> Any:
+    """What the script of a page reads."""
+    return pages.data_of(path.read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ const ORDERS = Object.fromEntries(Object.entries(TURNS).map(([name, turns]) => [
 const PICTURES = Object.fromEntries(Object.entries(TURNS).map(([name, turns]) => [name, turns.flatMap((turn) => turn.images.map((image) => image.index))]));
 let whole = false, cursor = null;
 
-const boxes = () => [...byId("turns").querySelectorAll(".turn:not([hidden]) input")];
+const boxes = () => [...byId("turns").querySelectorAll("input:not(.gap:not([open]) input)")];
 const proposedBoxes = () => boxes().filter((box) => "proposed" in box.dataset);
 const words = (text, kind) => el("bdi", { dir: "auto", class: kind }, text);
 
@@ -37,32 +37,25 @@ function turnLine(turn, n) {
   if (line.querySelector("input:checked")) line.classList.add("ticked");
   return line;
 }
-/** The turns behind a button. */
-function covered(gap) {
-  const lines = [];
-  for (let line = gap.nextElementSibling; line && line.hidden; line = line.nextElementSibling) lines.push(line);
-  return lines;
-}
-function uncover(gap) {
-  const lines = covered(gap);
-  for (const line of lines) line.hidden = false;
-  gap.remove();
-  return lines[0].querySelector("input");
-}
 function showTurns() {
   const given = item(), parts = [];
   let gap = null;
   TURNS[given.dialogue].forEach((turn, n) => {
     const { session } = turn, line = turnLine(turn, n);
-    const near = whole || line.querySelector("input:checked") || given.near.some(([low, high]) => low <= n && n <= high);
-    if (turn.first) parts.push(el("div", { class: "session" }, "Session ", words(session.id), session.time ? " · " : null, session.time ? words(session.time.replace(/^(\d{4}-\d\d-\d\d)T/, "$1 ")) : null));
-    if (near || turn.first) gap = null;
-    if (!near && !gap) parts.push(gap = el("button", { type: "button", class: "gap", onclick: (event) => focusBox(uncover(event.target)) }));
-    line.hidden = !near;
-    parts.push(line);
+    if (turn.first) {
+      parts.push(el("div", { class: "session" }, "Session ", words(session.id), session.time ? " · " : null, session.time ? words(session.time.replace(/^(\d{4}-\d\d-\d\d)T/, "$1 ")) : null));
+      gap = null;
+    }
+    if (line.querySelector("input:checked") || given.near.some(([low, high]) => low <= n && n <= high)) {
+      gap = null;
+      parts.push(line);
+    } else {
+      if (!gap) parts.push(gap = el("details", { class: "gap", open: whole }, el("summary", {})));
+      gap.append(line);
+      gap.firstChild.textContent = `${gap.children.length - 1} turns more`;
+    }
   });
   byId("turns").replaceChildren(...parts);
-  for (const button of byId("turns").querySelectorAll(".gap")) button.textContent = `… ${covered(button).length} turns more, show`;
   byId("whole").setAttribute("aria-pressed", String(whole));
   const again = boxes().find((one) => one.id === cursor) || proposedBoxes()[0] || boxes()[0];
   if (again) rove(again);
@@ -74,14 +67,11 @@ function rove(target) {
   cursor = target.id;
   target.tabIndex = 0;
 }
-/** Scroll the dialogue, and only it, to a box. */
+/** Scroll the dialogue to a box: into its middle, or just into view. */
 function reveal(target, middle) {
-  const pane = byId("turns"), line = target.closest(".turn").getBoundingClientRect(), frame = pane.getBoundingClientRect();
-  // what is stuck to the top covers it
-  const above = line.top - frame.top - 44, below = line.bottom - frame.bottom + 8;
-  if (middle) pane.scrollTop += line.top - frame.top - (frame.height - line.height) / 2;
-  else if (above < 0) pane.scrollTop += above;
-  else if (below > 0) pane.scrollTop += Math.min(below, above);
+  const pane = byId("turns"), line = target.closest(".turn");
+  if (middle) pane.scrollTop = line.offsetTop - (pane.clientHeight - line.clientHeight) / 2;
+  else line.scrollIntoView({ block: "nearest" });
 }
 function focusBox(target) {
   if (!target) return;
@@ -101,12 +91,8 @@ function tickAll() {
 }
 /** Scroll to a turn, wherever it is. */
 function toTurn(n) {
-  const target = byId(`turn-${n}`);
-  let gap = target.closest(".turn");
-  if (gap.hidden) {
-    while (!gap.matches(".gap")) gap = gap.previousElementSibling;
-    uncover(gap);
-  }
+  const target = byId(`turn-${n}`), gap = target.closest(".gap");
+  if (gap) gap.open = true;
   rove(target);
   reveal(target, true);
   return target;

@@ -60,15 +60,10 @@ function paint() {
   });
   byId("chosen").replaceChildren(...(rows.length ? rows : [el("li", { class: "none" }, "Nothing ticked.")]));
 }
-/** After every change: kept in the browser at once, and in the chosen file soon after. */
-let writing = 0;
 function changed() {
   tick();
   paint();
   keep();
-  if (!fileHandle) return;
-  clearTimeout(writing);
-  writing = setTimeout(() => writeHandle().then(() => say(`Kept in ${fileHandle.name}`), () => say("The file could not be written: save again")), 400);
 }
 function go(n) {
   if (n < 0 || n >= ITEMS.length) return;

@@ -16,12 +16,12 @@ function showWhole() {
 }
 const ACTIONS = {
   n: () => go(current + 1), p: () => go(current - 1), u: nextOpen, s: save, v: showWhole, y: tickAll, r: () => removal(!state().remove),
-  w: () => byId("own").focus(), q: () => byId("note").focus(), "/": () => byId("find").focus(), "?": () => byId("keys").showModal(),
+  w: () => byId("own").focus(), q: () => byId("note").focus(), "/": () => byId("find").focus(),
   ".": () => step(1, proposedBoxes()), ",": () => step(-1, proposedBoxes()), arrowdown: () => step(1), arrowup: () => step(-1),
 };
 const isText = (node) => node.matches("textarea, input[type=text], input[type=search]");
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || byId("keys").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   const target = event.target, key = event.key.toLowerCase();
   if (isText(target)) {
     if (event.key === "Escape") { event.preventDefault(); byId("main").focus({ preventScroll: true }); }
@@ -65,10 +65,6 @@ byId("file").addEventListener("change", async (event) => {
     tell(`${count} item${count === 1 ? "" : "s"} read from ${file.name}.`, true);
   } catch (error) { tell(`${file.name} was not read. ${error.message}.`); }
 });
-if (window.showSaveFilePicker) {
-  byId("save-as").hidden = false;
-  byId("save-as").addEventListener("click", saveAs);
-}
 for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, tick, { capture: true, passive: true });
 addEventListener("visibilitychange", () => { tick(); keep(); });
 recall();

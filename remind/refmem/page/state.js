@@ -1,4 +1,4 @@
-// What has been decided so far: kept in the browser with every change, written to and read from JSON Lines.
+// What has been decided so far: kept in the browser with every change, saved to and read from JSON Lines.
 const ITEMS = DATA.items;
 const KEY = `remind-annotation:${DATA.build}:${DATA.annotator}`;
 const IDLE = 60;
@@ -6,7 +6,6 @@ const blank = () => ({ answers: [], own: "", evidence: [], images: [], confidenc
 const STATE = new Map(ITEMS.map((item) => [item.id, blank()]));
 let current = 0;
 let lastSeen = Date.now();
-let fileHandle = null;
 
 const item = () => ITEMS[current];
 const state = () => STATE.get(item().id);
@@ -65,23 +64,11 @@ const summary = () => {
   return `${ready} of ${ITEMS.length} items saved${begun ? `; ${begun} begun but not complete, kept in this browser only` : ""}.`;
 };
 
-async function writeHandle() {
-  const stream = await fileHandle.createWritable();
-  await stream.write(lines());
-  await stream.close();
-}
-async function save() {
-  if (fileHandle) {
-    try { await writeHandle(); tell(`${summary()} File: ${fileHandle.name}`, true); return; } catch { fileHandle = null; }
-  }
+function save() {
   const link = el("a", { download: fileName(), href: URL.createObjectURL(new Blob([lines()], { type: "application/x-ndjson" })) });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   tell(`${summary()} Look for ${fileName()} among your downloads.`, true);
-}
-async function saveAs() {
-  try { fileHandle = await window.showSaveFilePicker({ suggestedName: fileName(), types: [{ description: "JSON Lines", accept: { "application/x-ndjson": [".jsonl"] } }] }); } catch { return; }
-  await save();
 }
 
 /** Read rows back; all or none. Throws with the line that cannot be used. */

@@ -1,18 +1,11 @@
 // The dialogue: turns stand in the page as text; their tokens become elements as they come near the window.
-const TOKENS = {};
-for (const [name, kind] of Object.entries({ start: "u4", end: "u4", turn: "u4", part: "u1", r: "f4", s: "f4" })) TOKENS[name] = unpack(DATA.tokens[name], kind);
-const COUNT = TOKENS.turn.length;
+const TOKENS = DATA.tokens, LAYERS = DATA.layers, COUNT = TOKENS.turn.length;
 const PARTS = ["label", "speaker", "text", "caption"];
 const TEXT = DATA.levels.x0.text;
 /** FIRST[n] is the first token of turn n; FIRST[turns] the number of tokens. */
 const FIRST = new Uint32Array(DATA.turns + 1).fill(COUNT);
 for (let t = COUNT - 1; t >= 0; t -= 1) FIRST[TOKENS.turn[t]] = t;
 for (let n = DATA.turns - 1; n >= 0; n -= 1) FIRST[n] = Math.min(FIRST[n], FIRST[n + 1]);
-const LAYERS = DATA.layers.map((given) => ({
-  ...given,
-  r: unpack(given.r, "f4"), local: unpack(given.local, "f4"), active: unpack(given.active, "u2"),
-  features: unpack(given.features, "u4"), values: unpack(given.values, "f4"), v: unpack(given.v, "f4"),
-}));
 const tokenText = (t) => TEXT.slice(TOKENS.start[t], TOKENS.end[t]);
 const turnOf = (n) => byId(`t${n}`);
 const filled = new Set();
@@ -74,26 +67,20 @@ function quantile(sorted, share) {
 }
 /** Shade by numbers per token, from their median to where the highest half percent begins. */
 function shadeBy(values) {
-  const sorted = Float32Array.from(values).sort();
+  const sorted = values.toSorted((a, b) => a - b);
   shading = { values, low: quantile(sorted, 0.5), high: quantile(sorted, 0.995) };
   legend(`${shown(shading.low, 2)} (median)`, `≥ ${shown(shading.high, 2)}`, "");
   repaint();
 }
-/** Shade by the activation of one feature, over the tokens whose rows show it. */
+/** Shade by the activation of one feature, over the tokens whose rows show it; returns the first of the strongest. */
 function shadeByFeature(layer, local) {
-  const { features, values, width } = LAYERS[layer], row = new Float32Array(COUNT);
-  let high = 0, from = -1;
-  for (let i = 0; i < features.length; i += 1) {
-    if (features[i] === local + 1) {
-      const t = Math.floor(i / width);
-      row[t] = values[i];
-      if (values[i] > high) { high = values[i]; from = t; }
-    }
-  }
+  const { features, values } = LAYERS[layer];
+  const row = features.map((shown, t) => (shown.includes(local) ? values[t][shown.indexOf(local)] : 0));
+  const high = row.reduce((a, b) => Math.max(a, b), 0);
   shading = { values: row, low: 0, high };
   legend("0", shown(high), `activation of feature ${LAYERS[layer].ids[local]}`);
   repaint();
-  return from;
+  return high ? row.indexOf(high) : -1;
 }
 function legend(low, high, note) {
   const steps = Array.from({ length: SHADES + 1 }, (_, i) => el("i", { class: i ? `v${i}` : "" }));

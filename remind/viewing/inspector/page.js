@@ -1,5 +1,5 @@
 // Pointing, choosing, keys, and the prompts.
-const dialogue = byId("dialogue"), tip = byId("tip");
+const dialogue = byId("dialogue");
 let chosen = null, resting = null, featured = false;
 function shadeChosen() {
   const by = byId("by").value;
@@ -19,7 +19,6 @@ function rest(span) {
 /** Show a token or a turn in the panel; neither: the guidance. */
 function choose(token, turn = null) {
   chosen = token;
-  tip.hidden = true;
   for (const one of dialogue.querySelectorAll(".turn.chosen")) one.classList.remove("chosen");
   if (turn !== null) turnOf(turn).classList.add("chosen");
   markChosen();
@@ -104,24 +103,11 @@ dialogue.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") shut();
 });
-function point(span) {
-  const box = span.getBoundingClientRect();
-  tip.replaceChildren(...tipOf(strongest(span)).map((line) => el("div", {}, line)));
-  tip.hidden = false;
-  const below = box.bottom + 6 + tip.offsetHeight < innerHeight;
-  tip.style.left = `${Math.max(6, Math.min(box.left, innerWidth - tip.offsetWidth - 6))}px`;
-  tip.style.top = `${below ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;
-}
-for (const [come, leave] of [["pointerover", "pointerout"], ["focusin", "focusout"]]) {
-  dialogue.addEventListener(come, (event) => {
-    const span = event.target.closest(".tok");
-    if (!span) return;
-    if (come === "focusin") rest(span);
-    if (event.pointerType !== "touch") point(span);
-  });
-  dialogue.addEventListener(leave, () => { tip.hidden = true; });
-}
-addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+for (const come of ["pointerover", "focusin"]) dialogue.addEventListener(come, (event) => {
+  const span = event.target.closest(".tok");
+  if (span) span.title ||= tipOf(strongest(span));
+  if (span && come === "focusin") rest(span);
+});
 byId("by").addEventListener("change", shadeChosen);
 if (byId("overview")) byId("overview").addEventListener("click", (event) => {
   const box = event.currentTarget.getBoundingClientRect();

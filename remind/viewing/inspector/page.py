@@ -1,30 +1,45 @@
-"""What the inspector shows of a question, its page, and the index of many."""
+"""What the inspector shows of a question, its page, the index of many, and the command that writes them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
+from torch import Tensor
 
-from remind.core.files import write_text
-from remind.data.dialogue import Question
-from remind.evaluation.parse import ParsedAnswer
-from remind.grounding import GroundingTrace
+from remind.build.config import BuildStatesConfig
+from remind.build.plan import asked
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_file, sha256_json, write_text
+from remind.core.progress import track
+from remind.core.run_folder import RunFolder
+from remind.data.dialogue import Corpus, Question
+from remind.data.readers import read
+from remind.evaluation.parse import ParsedAnswer, parse_answer
+from remind.grounding import Grounder, GroundingTrace
+from remind.grounding.config import grounding_config
+from remind.grounding.ground import folder_of_saes, load_saes
 from remind.grounding.resonance import local_alignment
+from remind.models import BUILT_IN
+from remind.models.backbone import load_backbone
+from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Generation
 from remind.models.images import thumbnail
-from remind.states.pyramid import LETTERS, FactualState, Rendered, Span
-from remind.states.records import FACTUAL
+from remind.states.dataset import MANIFEST, iterate_states, read_manifest
+from remind.states.pyramid import LETTERS, LEVELS, FactualState, Rendered, Span
+from remind.states.records import FACTUAL, StateRecord, blocks_of, factual_of, summary_of
+from remind.viewing.config import InspectConfig
+from remind.viewing.explanations import Explanation, read_explanations
 from remind.viewing.pages import gold_turns, marked_turns
-from sae.pages import digits, packed, page, utf16
-
-if TYPE_CHECKING:
-    from remind.viewing.explanations import Explanation
+from remind.viewing.workbench import reply
+from sae.pages import data_of, digits, page, utf16
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 #: Tokens shown to the left and to the right of an example's peak.
@@ -36,8 +51,7 @@ PICTURE_SIZE = 240
 _PACKAGE = "remind.viewing.inspector"
 
 
-@dataclass(frozen=True)
-class LevelAnswer:
+class LevelAnswer(NamedTuple):
     """What a model answered from one state.
 
     `correct` is None where only a judge could tell; `parsed` is None where generation failed.
@@ -123,8 +137,9 @@ class Inspection:
 def write_page(
     inspection: Inspection,
     path: str | Path,
-    *,
+    row: Mapping[str, Any] | None = None,
     names: Mapping[int, Mapping[int, Explanation]] | None = None,
+    *,
     features: int | None = 12,
     per_feature: int = 4,
     index: str | None = None,
@@ -132,21 +147,44 @@ def write_page(
     """Write the page of a question: one HTML file that needs nothing else.
 
     Args:
+        row: what the index shows of it, which `page_row` reads back.
         names: explanations of features by layer, as far as there are.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
     """
+    trace, state, question = inspection.trace, inspection.state, inspection.question
+    codes, units = trace.codes, utf16(trace.codes.text)
+    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
+    # offsets count UTF-16 units of x0's text
+    data = {
+        "row": row,
+        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
+        "turns": len(state.turns),
+        "tokens": {
+            "start": units[spans[:, 0]].tolist(),
+            "end": units[spans[:, 1]].tolist(),
+            "turn": codes.turn.tolist(),
+            "part": codes.part.tolist(),
+            "r": _numbers(trace.combined),
+            "s": _numbers(trace.smoothed),
+        },
+        "layers": [_layer(trace, layer, (names or {}).get(layer, {}), features, per_feature) for layer in codes.layers],
+        "context": CONTEXT,
+    }
     html = page(
         _PACKAGE,
         "page.html.j2",
-        "page.css",
-        "dialogue.js",
-        "panel.js",
-        "page.js",
-        title=f"Grounding of {inspection.question.id}",
+        *("page.css", "dialogue.js", "panel.js", "page.js"),
+        data=data,
         pictures=inspection.pixels,
-        data=page_data(inspection, names or {}, features, per_feature),
-        **_template_values(inspection),
+        title=f"Grounding of {question.id}",
+        inspection=inspection,
+        question=question,
+        options=[(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
+        missing=[state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
+        tokens=int(codes.turn_tokens.sum()),
+        marked_tokens=int(codes.turn_tokens[sorted(inspection.marked)].sum()),
+        turns=_turns(inspection),
         index=index,
     )
     write_text(path, html)
@@ -182,14 +220,28 @@ def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
     }
 
 
-def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str) -> Path:
-    """Write the list of rows from `index_row`; their pages are expected beside it."""
+def page_row(path: Path) -> dict[str, Any]:
+    """The row of the index that a page was written with. Raises DataError for another file."""
+    try:
+        return dict(data_of(path.read_text(encoding="utf-8"))["row"])
+    except (ValueError, TypeError, KeyError):
+        raise DataError("no page of a question with its row of the index", path) from None
+
+
+def write_index(rows: Iterable[Mapping[str, Any]], path: str | Path, states: str, questions: int) -> Path:
+    """Write the list of rows from `index_row`; their pages are expected beside it.
+
+    Args:
+        questions: that are to have a page in the end.
+    """
+    rows = list(rows)
     total = sum(row["gold"] for row in rows)
     html = page(
         _PACKAGE,
         "index.html.j2",
         title="Grounding, question by question",
         rows=rows,
+        questions=questions,
         levels=sorted({level for row in rows for level in row["correct"]}),
         states=states,
         held=sum(row["held"] for row in rows) / total if total else None,
@@ -197,31 +249,6 @@ def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str
     )
     write_text(path, html)
     return Path(path).absolute()
-
-
-def page_data(
-    inspection: Inspection,
-    names: Mapping[int, Mapping[int, Explanation]],
-    features: int | None = 12,
-    per_feature: int = 4,
-) -> dict[str, Any]:
-    """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
-    trace, codes, units = inspection.trace, inspection.trace.codes, utf16(inspection.trace.codes.text)
-    spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
-    return {
-        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
-        "turns": len(inspection.state.turns),
-        "tokens": {
-            "start": packed(units[spans[:, 0]], "u4"),
-            "end": packed(units[spans[:, 1]], "u4"),
-            "turn": packed(codes.turn.numpy(), "u4"),
-            "part": packed(codes.part.numpy(), "u1"),
-            "r": packed(trace.combined.float().numpy(), "f4"),
-            "s": packed(trace.smoothed.float().numpy(), "f4"),
-        },
-        "layers": [_layer(trace, layer, names.get(layer, {}), features, per_feature) for layer in codes.layers],
-        "context": CONTEXT,
-    }
 
 
 def _layer(
@@ -243,21 +270,23 @@ def _layer(
     examples, fired = dialogue_examples(values, indices, trace.codes.turn.numpy(), used, per_feature)
     return {
         "layer": layer,
-        "width": width,
-        "r": packed(trace.resonance[layer].float().numpy(), "f4"),
-        "local": packed(local_alignment(codes, trace.guidance[layer]).float().numpy(), "f4"),
-        "active": packed((values > 0).sum(-1), "u2"),
-        # 0 is no feature
-        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), "u4"),
-        "values": packed(activations, "f4"),
+        "r": _numbers(trace.resonance[layer]),
+        "local": _numbers(local_alignment(codes, trace.guidance[layer])),
+        "active": (values > 0).sum(-1).tolist(),
+        "features": [[number[feature] for feature in row if feature >= 0] for row in shown.tolist()],
+        "values": [[round(value, 5) for value in row if value > 0] for row in activations.tolist()],
         "ids": used.tolist(),
         "names": [str(names[feature]) if feature in names else None for feature in number],
-        "v": packed(v.numpy()[used], "f4"),
+        "v": _numbers(v[used]),
         "fired": fired,
         "examples": examples,
         "carried": [[[number[feature], round(share, 5)] for feature, share in row] for row in carried],
         "guiding": [number[feature] for feature in guiding],
     }
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [round(value, 5) for value in values.tolist()]
 
 
 def _level(rendered: Rendered) -> dict[str, Any]:
@@ -273,28 +302,14 @@ def _level(rendered: Rendered) -> dict[str, Any]:
     }
 
 
-def _template_values(inspection: Inspection) -> dict[str, Any]:
-    """What the page shows without its script."""
-    state, question, tokens = inspection.state, inspection.question, inspection.trace.codes.turn_tokens
-    return {
-        "inspection": inspection,
-        "question": question,
-        "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turns[n] for n in inspection.gold_positions if n not in set(state.positions)],
-        "tokens": int(tokens.sum()),
-        "marked_tokens": int(tokens[sorted(inspection.marked)].sum()),
-        "turns": _turns(inspection),
-        "overview": _overview(inspection),
-    }
-
-
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
     opening = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
     closing = {end for _, end in inspection.blocks}
     gold, marked = inspection.gold, inspection.marked
-    low, high = _range(salience)
+    finite = [0.0, *filter(math.isfinite, salience)]
+    low, high = min(finite), max(finite)
     scale = 100 / (high - low) if high > low else 0.0
     rows, before = [], rendered.dialogue[0]
 
@@ -329,31 +344,6 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     return rows
 
 
-def _overview(inspection: Inspection) -> dict[str, Any]:
-    """SVG paths of the strip that shows all turns at once, in a box one unit wide per turn and 100 high."""
-    salience, turns = inspection.trace.state.salience, inspection.state.turns
-    low, high = _range(salience)
-    scale = 84 / (high - low) if high > low else 0.0
-    zero = 86 + low * scale
-    bars = [f"M{n} {zero:.1f}h1v{-s * scale if math.isfinite(s) else 0.0:.1f}h-1z" for n, s in enumerate(salience)]
-    sessions = [inspection.state.dialogue.session_of[turn.id].id for turn in turns]
-    return {
-        "n": max(1, len(turns)),
-        "zero": round(zero, 1),
-        "plain": "".join(bar for n, bar in enumerate(bars) if n not in inspection.marked),
-        "marked": "".join(bar for n, bar in enumerate(bars) if n in inspection.marked),
-        "blocks": "".join(f"M{start} 0h{end + 1 - start}v100h-{end + 1 - start}z" for start, end in inspection.blocks),
-        "gold": sorted(inspection.gold),
-        "sessions": [n for n in range(1, len(turns)) if sessions[n] != sessions[n - 1]],
-    }
-
-
-def _range(salience: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest finite value, and 0."""
-    finite = [value for value in salience if math.isfinite(value)]
-    return min([0.0, *finite]), max([0.0, *finite])
-
-
 def dialogue_examples(
     values: Array, indices: Array, turn: Array, features: Array, most: int
 ) -> tuple[list[list[tuple[int, str]]], list[int]]:
@@ -368,22 +358,173 @@ def dialogue_examples(
         it fires on. An example is its peak token and a string of digits, the activations from `CONTEXT` tokens before
         the peak to `CONTEXT` after it inside its turn, relative to the feature's largest.
     """
-    token, place = np.nonzero(values > 0)
-    feature, value = indices[token, place], values[token, place]
-    by_feature = np.argsort(feature, kind="stable")
-    starts = np.searchsorted(feature[by_feature], features)
-    ends = np.searchsorted(feature[by_feature], features, side="right")
-    examples, fired = [], []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        tokens, heights = token[by_feature[start:end]], value[by_feature[start:end]]
-        activation = dict(zip(tokens.tolist(), heights.tolist(), strict=True))
-        falling = tokens[np.argsort(-heights, kind="stable")]
-        _, first = np.unique(turn[falling], return_index=True)
+    fires: dict[int, dict[int, float]] = {feature: {} for feature in features.tolist()}
+    for t, pairs in enumerate(zip(indices.tolist(), values.tolist(), strict=True)):
+        for feature, value in zip(*pairs, strict=True):
+            if value > 0 and feature in fires:
+                fires[feature][t] = value
+    examples = []
+    for activation in fires.values():
+        peaks: dict[int, int] = {}
+        for t in sorted(activation, key=lambda t: (-activation[t], t)):
+            peaks.setdefault(int(turn[t]), t)
         rows = []
-        for peak in falling[np.sort(first)[:most]].tolist():
+        for peak in islice(peaks.values(), most):
             near = range(max(0, peak - CONTEXT), min(len(turn), peak + CONTEXT + 1))
             around = [activation.get(t, 0.0) for t in near if turn[t] == turn[peak]]
-            rows.append((peak, digits(around, float(heights.max()))))
+            rows.append((peak, digits(around, max(activation.values()))))
         examples.append(rows)
-        fired.append(end - start)
-    return examples, fired
+    return examples, [len(activation) for activation in fires.values()]
+
+
+def inspect_grounding(cfg: InspectConfig) -> Path:
+    """Write the page of one question, or of all with an index that grows with them; prints where.
+
+    Pages of all questions that an earlier run with the same settings finished are kept.
+
+    Returns:
+        The page, or index.html.
+
+    Raises:
+        ConfigError: the page exists already, or the folder holds pages under other settings; or a setting that is
+            neither in the states nor given.
+        DataError, FormatError: states or corpus that cannot be used or do not fit each other; no such question.
+        ModelError: SAEs that do not fit the backbone, or a model that cannot answer.
+    """
+    out, records = Path(cfg.out), _chosen(cfg)
+    built = read_manifest(cfg.states).get("config", {})
+    if not cfg.all:
+        page = out if out.suffix == ".html" else out / page_name(records[0].question_id)
+        if page.exists() and not cfg.overwrite:
+            raise ConfigError(f"{page} exists; choose another out or set overwrite")
+        Inspector(cfg, built).write(records[0], page)
+        print(f"1 page: {page}")
+        return page
+    pages = {record.question_id: out / page_name(record.question_id) for record in records}
+    with RunFolder(out).held() as folder:
+        settings = {**asdict(cfg), "manifest": sha256_file(Path(cfg.states) / MANIFEST)}
+        if cfg.overwrite:
+            folder.write(settings)
+            for page in pages.values():
+                page.unlink(missing_ok=True)
+        folder.claim(settings, resume=True, free=("all", "split", "limit", "out", "device", "overwrite"))
+        rows = {name: page_row(page) for name, page in pages.items() if page.exists()}
+        index = write_index(rows.values(), out / "index.html", str(cfg.states), len(records))
+        todo = [record for record in records if record.question_id not in rows]
+        inspector = Inspector(cfg, built) if todo else None
+        for record in track(todo, "pages", len(todo)):
+            assert inspector is not None
+            rows[record.question_id] = inspector.write(record, pages[record.question_id], index.name)
+            write_index((rows[name] for name in pages if name in rows), index, str(cfg.states), len(records))
+    kept = f", {len(rows) - len(todo)} of them from before" if len(todo) < len(rows) else ""
+    print(f"{len(rows)} page{'' if len(rows) == 1 else 's'}{kept}: {index}")
+    return index
+
+
+def _chosen(cfg: InspectConfig) -> list[StateRecord]:
+    if cfg.all:
+        records = list(islice(iterate_states(cfg.states, cfg.split), cfg.limit))
+        if not records:
+            raise DataError(f"no states{f' of split {cfg.split!r}' if cfg.split else ''}", cfg.states)
+        return records
+    ids: list[str] = []
+    for record in iterate_states(cfg.states):
+        if record.question_id == cfg.question:
+            return [record]
+        ids.append(record.question_id)
+    raise DataError(f"no question {cfg.question!r}; there are {len(ids)}, such as {', '.join(ids[:3])}", cfg.states)
+
+
+def page_name(question_id: str) -> str:
+    """A file name for a question: its id if that is a plain name, else with a hash to tell it apart."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", question_id)[:80].strip("-")
+    if plain == question_id and plain.lower() != "index":
+        return f"{plain}.html"
+    return f"{plain or 'question'}-{sha256_json(question_id)[:8]}.html"
+
+
+class Inspector:
+    """Inspects records of a states folder, with what is configured, else with what the manifest says.
+
+    Attributes:
+        names: explanations of features by layer, where a folder of them is given.
+    """
+
+    def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
+        self.cfg = cfg
+        self.corpus = _corpus(cfg, built)
+        name = cfg.backbone or str(built.get("backbone"))
+        if cfg.backbone is None and name not in BUILT_IN and not Path(name).is_dir():
+            raise ConfigError(f"the states' backbone {name[:80]!r} is not here; give --backbone and --sae")
+        settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
+        folder = cfg.sae or built.get("sae")
+        if folder is not None and not Path(folder).is_dir():
+            raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
+        if folder is None:
+            # the small SAEs that building trained and cached
+            folder = folder_of_saes(None, (), name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
+        saes, idf = load_saes(folder)
+        backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
+        reads = settings.fuse is not None and settings.fuse.reads_text
+        self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
+        used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
+        self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, used)
+        self.model = None if cfg.model is None else load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
+        self.image_root = settings.image_root
+
+    def write(self, record: StateRecord, page: Path, index: str | None = None) -> dict[str, Any]:
+        """Ground the question of a record, let the model answer it where there is one, and write its page.
+
+        Args:
+            index: file name of the index page beside it, if there is one.
+
+        Returns:
+            Its row of the index.
+
+        Raises:
+            DataError: the corpus does not have the question, or not as it is in the states.
+        """
+        question = next((one for one in self.corpus.questions if one.id == record.question_id), None)
+        if question is None:
+            message = "the corpus does not have this question; give the one of the states"
+            raise DataError(message, record=record.question_id)
+        dialogue = self.corpus.dialogue(record.dialogue_id)
+        inspection = Inspection(
+            self.grounder.trace(factual_of(record, dialogue, question)),
+            {name: record.level(name) for name in LEVELS},
+            blocks_of(record.x1),
+            record.split,
+            record.salience,
+            None if self.model is None else self.model.name,
+            {} if self.model is None else {level: self._answer(record, question, level) for level in LEVELS},
+            self.grounder.pictures is not None,
+            summary_of(record),
+        )
+        for notice in inspection.notices:
+            print(f"{record.question_id}: {notice}")
+        cfg = self.cfg
+        row = index_row(inspection, page.name)
+        write_page(inspection, page, row, self.names, features=cfg.features, per_feature=cfg.per_feature, index=index)
+        return row
+
+    def _answer(self, record: StateRecord, question: Question, level: str) -> LevelAnswer:
+        """What the model answers from a state, compared with the gold answer where options allow it."""
+        assert self.model is not None
+        output = reply(self.model, record, level, self.cfg.max_new_tokens, self.image_root)
+        if output.failure is not None:
+            return LevelAnswer(output, None, None)
+        parsed = parse_answer(output.text, question.format, question.options, question.visual)
+        known = question.format != "direct" and question.answers
+        return LevelAnswer(output, parsed, parsed.letters == set(question.answers) if known else None)
+
+
+def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
+    source = built.get("input") if cfg.corpus is None else cfg.corpus
+    if source is None:
+        raise ConfigError("the states do not name the dialogues they were built from; give --corpus")
+    paths = [source] if isinstance(source, str) else source
+    if missing := [path for path in paths if not Path(path).exists()]:
+        raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
+    kind = built.get("format") if cfg.corpus is None else cfg.format
+    corpus = Corpus.merge([read(path, kind) for path in paths], paths)
+    return asked(corpus, list(map(str, built["ask"]))) if isinstance(built.get("ask"), list) else corpus

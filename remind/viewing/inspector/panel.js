@@ -1,11 +1,8 @@
 // What stands beside the dialogue: the features of a token, of a turn, or of the whole guidance.
 const panel = byId("panel");
 function featuresOf(layer, t) {
-  const { features, values, width, v } = LAYERS[layer], found = [];
-  for (let i = t * width; i < (t + 1) * width && features[i]; i += 1) {
-    const local = features[i] - 1;
-    found.push({ local, value: values[i], weight: v[local], share: values[i] * v[local] });
-  }
+  const { features, values, v } = LAYERS[layer];
+  const found = features[t].map((local, i) => ({ local, value: values[t][i], share: values[t][i] * v[local] }));
   return found.sort((a, b) => b.share - a.share || b.value - a.value);
 }
 /** Examples of a feature as lines. */
@@ -89,11 +86,8 @@ function turnPanel(n) {
   const salience = turnOf(n).querySelector(".side .num").textContent;
   put([`Turn ${n + 1}`], [`Salience ${salience}. The features that carried it: what each adds, summed over the turn's tokens.`], ...parts);
 }
+/** The numbers of a token, a line each. */
 function tipOf(t) {
-  const lines = [`r ${shown(TOKENS.r[t])} · s ${shown(TOKENS.s[t])}`];
-  LAYERS.forEach((layer, i) => {
-    const top = featuresOf(i, t).slice(0, 3).map((one) => `${layer.ids[one.local]} (${shown(one.value)})`);
-    if (top.length) lines.push(`layer ${layer.layer}: ${top.join(", ")}`);
-  });
-  return lines;
+  const lines = LAYERS.map((layer, i) => `layer ${layer.layer}: ${featuresOf(i, t).slice(0, 3).map((one) => `${layer.ids[one.local]} (${shown(one.value)})`).join(", ") || "no feature"}`);
+  return [`r ${shown(TOKENS.r[t])} · s ${shown(TOKENS.s[t])}`, ...lines].join("\n");
 }
