@@ -212,9 +212,7 @@ def release(name: str, sae_id: str) -> str:
     entry = yaml.load(listed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get(name)
     paths = {} if entry is None else {str(one["id"]): one["path"] for one in entry["saes"]}
     if sae_id not in paths:
-        raise FormatError(
-            f"SAELens lists no SAE {sae_id!r} of it; there are: {', '.join([*paths][:8]) or 'none'}", name
-        )
+        raise FormatError(f"SAELens lists no {sae_id!r} of it; there are: {', '.join([*paths][:8]) or 'none'}", name)
     return f"{entry['repo_id']}:{paths[sae_id]}"
 
 
