@@ -102,9 +102,9 @@ class Answering:
         from remind.evaluation.answerers import LocalAnswers, answerer_of
         from remind.evaluation.run import Models, with_images
         from remind.evaluation.team import Team
-        from remind.llm.auxiliary import open_llm
         from remind.models.backbone import BackboneSize
         from remind.perception import Perception
+        from remind.perception.auxiliary import open_llm
 
         names = ("model", "answers", "max_new_tokens", "images", "image_tokens", "image_root", "llm", "device", "dtype")
         asked = with_images(EvaluateConfig("", out="", batch_size=1, **{name: getattr(cfg, name) for name in names}))

@@ -113,12 +113,12 @@ COMMANDS = {
     ),
     "feature-pages": Command(
         "remind.viewing.config:FeaturePagesConfig",
-        "remind.viewing.feature_pages:write_feature_pages",
+        "remind.viewing.workbench:write_feature_pages",
         "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
     ),
     "compare-models": Command(
         "remind.viewing.config:CompareModelsConfig",
-        "remind.viewing.compare_models:compare_models",
+        "remind.viewing.diff:compare_models",
         "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
     ),
     "plot-run": Command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remind.core.errors import DataError
-from remind.llm.auxiliary import AuxiliaryLLM
+from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import AttentionalState, ReflectiveState, blind_state
 
 

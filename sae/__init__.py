@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SAEError, ShapeError, StorageError
 
 if TYPE_CHECKING:
-    from sae.idf import DocumentFrequency, load_idf, save_idf
-    from sae.published import load, load_layers, sae_paths
+    from sae.idf import DocumentFrequency, save_idf
+    from sae.published import load, load_idf, load_layers, sae_paths
     from sae.topk import JumpReLUSAE, SparseCodes, TopKSAE, layer_folder
 
 _LAZY = dict.fromkeys(("JumpReLUSAE", "SparseCodes", "TopKSAE", "layer_folder"), "sae.topk")
-_LAZY |= dict.fromkeys(("DocumentFrequency", "load_idf", "save_idf"), "sae.idf")
-_LAZY |= dict.fromkeys(("load", "load_layers", "sae_paths"), "sae.published")
+_LAZY |= dict.fromkeys(("DocumentFrequency", "save_idf"), "sae.idf")
+_LAZY |= dict.fromkeys(("load", "load_idf", "load_layers", "sae_paths"), "sae.published")
 
 __all__ = [
     "ActivationError",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sae import files
-from sae.errors import FormatError, ShapeError
+from sae.errors import ShapeError
 from sae.topk import IDF, SparseCodes
 
 
@@ -59,14 +59,3 @@ def save_idf(folder: str | Path, frequency: DocumentFrequency) -> None:
     """Write `idf.safetensors` (idf, df [d_sae]; n_documents) beside a coder."""
     tensors = {"idf": frequency.idf(), "df": frequency.df, "n_documents": torch.tensor(frequency.n_documents)}
     files.write_tensors(Path(folder) / IDF, tensors)
-
-
-def load_idf(folder: str | Path) -> Tensor | None:
-    """Read idf [d_sae] float32 of the layer in `folder`; None if it has none. Raises FormatError for a damaged file."""
-    path = Path(folder) / IDF
-    if not path.exists():
-        return None
-    idf = files.read_tensors(path).get("idf")
-    if idf is None or idf.ndim != 1:
-        raise FormatError("holds no tensor idf [d_sae]", path)
-    return idf.float()

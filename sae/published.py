@@ -32,7 +32,7 @@ from torch import Tensor
 from sae import files
 from sae.errors import FormatError
 from sae.hooks import layer_of
-from sae.topk import CONFIG, DTYPES, SCALER, WEIGHTS, TopKSAE, coder_of
+from sae.topk import CONFIG, DTYPES, IDF, SCALER, WEIGHTS, TopKSAE, coder_of
 
 #: Where the parameters of an SAE of another format are; see `Mapping`.
 MAPPING = "sae_mapping.json"
@@ -182,6 +182,17 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
             name = path.relative_to(root) if root.is_dir() else path.name
             hashes[str(name)] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
+
+
+def load_idf(folder: str | Path) -> Tensor | None:
+    """Read idf [d_sae] float32 of the layer in `folder`; None if it has none. Raises FormatError for a damaged file."""
+    path = Path(folder) / IDF
+    if not path.exists():
+        return None
+    idf = files.read_tensors(path).get("idf")
+    if idf is None or idf.ndim != 1:
+        raise FormatError("holds no tensor idf [d_sae]", path)
+    return idf.float()
 
 
 def release(name: str, sae_id: str) -> str:

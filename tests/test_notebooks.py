@@ -47,15 +47,9 @@ def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
     assert "/home/" not in text
     assert str(FOLDER.parent) not in text
     _check_outputs(path.stem, book)
-    # the first lines say how to use another model
-    assert "quickstart.md#notebooks" in book.cells[0].source
-    assert "Qwen3-VL-8B" in code[0].source
-    assert '"nano"' in code[0].source
     assert all(code[0].source.count(name) == 1 for name in ON_NANO.get(path.stem, {}))
     imported = re.findall(r"^(?:from|import) (remind[\w.]*)", "\n".join(cell.source for cell in code), re.M)
     assert set(imported) <= {"remind", "remind.viewing"}
-    # a cell holds a call and a picture: no cell defines more than one function, none a class
-    assert all(cell.source.count("\ndef ") <= 1 and "class " not in cell.source for cell in code)
 
 
 @pytest.fixture

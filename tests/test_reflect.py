@@ -7,7 +7,7 @@ import pytest
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.llm.auxiliary import OfflineLLM
+from remind.perception.auxiliary import OfflineLLM
 from remind.reflect import summarise
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 

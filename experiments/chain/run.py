@@ -28,10 +28,10 @@ from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import PREDICTIONS, read_rows
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.scores import parse_all, score
-from remind.llm.auxiliary import AuxiliaryLLM, open_llm
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import generate
+from remind.perception.auxiliary import AuxiliaryLLM, open_llm
 from remind.states.dataset import read_manifest, read_states
 from remind.states.records import LEVELS, StateRecord
 from remind.testbed.ladder import write_records

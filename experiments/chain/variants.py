@@ -18,7 +18,7 @@ from dataclasses import replace
 from experiments.chain.config import VARIANTS
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.auxiliary import AuxiliaryLLM
+from remind.perception.auxiliary import AuxiliaryLLM
 from remind.reflect import summarise
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, line_of, render
 from remind.states.records import StateRecord, attentional_of, summary_of

@@ -15,8 +15,8 @@ from remind.grounding.codes import WindowedCodes
 from remind.grounding.config import WEIGHTS, GroundingConfig
 from remind.grounding.fusion import TurnIndex, around, design, fill_lowest, gaussian_shares
 from remind.grounding.resonance import standardise_turns
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import OfflineLLM
 from remind.perception.perceive import BM25
 from remind.states.pyramid import Strategy, blind, turn_text
 from remind.text.words import stems

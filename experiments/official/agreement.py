@@ -14,8 +14,8 @@ from remind.core.files import sha256_file, write_json
 from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.statistics import cohen_kappa, wilson
 from remind.evaluation.tables import plain
-from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM, OfflineLLM
 from remind.llm.endpoints import LLMConfig
+from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, OfflineLLM
 
 _UNGROUPED = "none"
 

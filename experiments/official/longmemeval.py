@@ -12,9 +12,9 @@ from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.evaluation.statistics import wilson
-from remind.llm.auxiliary import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
+from remind.perception.auxiliary import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
 from remind.states import prompts
 from remind.states.pyramid import one_line
 

@@ -208,9 +208,9 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
         FormatError, DataError: a file that is not of native instances.
     """
     from remind.data.readers import read
-    from remind.llm.auxiliary import OfflineLLM
     from remind.models.encoder import SentenceEncoder
     from remind.perception import Perception
+    from remind.perception.auxiliary import OfflineLLM
 
     corpus = read(cfg.input, "longmemeval")
     encoder = SentenceEncoder(device=cfg.device)

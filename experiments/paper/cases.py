@@ -15,7 +15,7 @@ from remind.evaluation.compare import Rows
 from remind.evaluation.tables import markdown_table
 from remind.states.records import StateRecord
 from remind.viewing.config import InspectConfig
-from remind.viewing.inspector.run import inspect_grounding
+from remind.viewing.inspector.page import inspect_grounding
 
 GROUNDING = "grounding.html"
 

@@ -31,7 +31,7 @@ from remind.states.pyramid import FactualState, Span, render, segments_of
 from remind.states.records import StateRecord, blocks_of, factual_of
 from remind.testbed.ladder import write_records
 from remind.viewing.config import InspectConfig
-from remind.viewing.inspector.run import Inspector
+from remind.viewing.inspector.page import Inspector
 from sae.figures import COLOURS, Picture, new_figure
 
 #: Random selections that the floor of Figure 11 is the mean of.

@@ -27,8 +27,8 @@ from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
 from remind.evaluation.team import Team
-from remind.llm.auxiliary import AuxiliaryLLM, OfflineLLM
 from remind.llm.endpoints import EndpointConfig
+from remind.perception.auxiliary import AuxiliaryLLM, OfflineLLM
 from remind.states.records import StateRecord
 
 SHEET = "labels.csv"

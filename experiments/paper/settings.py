@@ -18,7 +18,7 @@ from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import Models, run_evaluation, with_images
 from remind.evaluation.team import Team
-from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM
+from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM
 from remind.states import prompts
 from remind.states.dataset import read_manifest
 from remind.states.records import StateRecord

@@ -17,7 +17,6 @@ from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import bare, questions_of
 from remind.evaluation.tables import HEADS, markdown_table
-from remind.llm.auxiliary import OfflineLLM
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
@@ -25,6 +24,7 @@ from remind.memory.score import MANIFEST
 from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from remind.models.chat import Content
 from remind.models.generate import Generation
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.dataset import question_splits
 from remind.states.records import StateRecord
 

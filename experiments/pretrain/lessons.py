@@ -12,9 +12,9 @@ from torch import Tensor
 
 from remind.core.progress import track
 from remind.data.dialogue import FORMATS, Dialogue, Format
-from remind.llm.auxiliary import read_summary
 from remind.llm.request import Reply
 from remind.models.chat import end_token_id, prompt_ids, tokenize
+from remind.perception.auxiliary import read_summary
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, render, segments_of
 from remind.testbed.ladder import LadderConfig, make_state, mark_blocks, target
 from remind.testbed.lexicon import lexicon

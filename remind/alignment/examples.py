@@ -103,7 +103,8 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     """Tokens of one question.
 
     Args:
-        row: a `StateRecord`, or a mapping with `x0`, `x1`, `x2` (texts, or mappings with `text`; those there are),
+        row: a `StateRecord` (where images are shown), or a mapping with `x0`, `x1`, `x2` (texts, or mappings with
+            `text`; those there are),
             `target` (None: no gold answer) and, if known, `question_id`.
         shown: show images that have a file as pixels. None: all as captions.
         number: names a question without an id.
@@ -123,9 +124,8 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
         raise ModelError("the tokenizer has no chat template: set processing_class.chat_template")
     images: tuple[tuple[str, str], ...] = ()
     if shown is not None and values.get("pictures"):
-        record = record_of(row)
-        prompts = tuple(_int32(shown.prompt(tokenizer, record, level)) for level in LEVELS)
-        images = shown.files(record)
+        prompts = tuple(_int32(shown.prompt(tokenizer, row, level)) for level in LEVELS)
+        images = shown.files(row)
     else:
         prompts = tuple(_int32([] if text is None else prompt_ids(tokenizer, text)) for text in texts)
     # one answer for all levels: Eq. 6 compares the three distributions at the same tokens
@@ -133,11 +133,6 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     empty = target is None or not target.strip() or re.match(r"\s*<answer>\s*</answer>", target)
     answer = _int32([] if target is None or empty else answer_ids(tokenizer, target))
     return Example(name, prompts, answer, images=images, shown=shown)
-
-
-def record_of(row: Any) -> StateRecord:
-    """A question with the spans of its turns. Raises DataError where a row lacks a column of a states dataset."""
-    return row if isinstance(row, StateRecord) else record_of_row(row)
 
 
 def _text(level: Any) -> str | None:
@@ -156,7 +151,7 @@ def examples_of(tokenizer: Any, rows: Iterable[Any] | None, shown: Pictures | No
         DataError: a question that occurs twice; and as `example_of`. ImagePathError: images that cannot be shown.
     """
     if shown is not None and rows is not None:
-        rows = [record_of(row) for row in rows]
+        rows = [row if isinstance(row, StateRecord) else record_of_row(row) for row in rows]
         shown.check((row.question_id, [picture.path for picture in row.pictures]) for row in rows)
     rows = track(rows, "tokenise", len(rows)) if isinstance(rows, Sized) and len(rows) else rows or ()
     examples = [example_of(tokenizer, row, shown, number) for number, row in enumerate(rows)]

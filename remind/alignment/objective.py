@@ -7,17 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from remind.alignment.config import N_LEVELS, Edge, Objective
-from remind.core.errors import DataError
 
 
 class PRALoss(NamedTuple):
@@ -244,79 +243,32 @@ def chunked_terms(
     learning = set(students) & hidden.keys()
     wanted = {edge.teacher for edge in objective.edges if edge.student in learning}
     # a level that no term reads costs no logits
-    levels = tuple(sorted((learning | wanted - fixed.levels.keys()) & hidden.keys()))
-    taught, values = wanted & fixed.levels.keys(), dict[str, Tensor]()
-    gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
-    about = (objective, levels, tuple(students), fixed, taught, targets, position_weights, gold, head)
-    inputs = (hidden[level] for level in levels)
-    return _ChunkedTerms.apply(head.weight, head.bias, about, values, *inputs), values
+    levels = sorted((learning | wanted - fixed.levels.keys()) & hidden.keys())
+    taught, dtype = wanted & fixed.levels.keys(), accumulation_dtype(hidden[levels[0]].dtype)
+    parts, done = dict[str, list[Tensor]](), set[int]()
 
+    def terms(chunk: slice, *pieces: Tensor) -> Tensor:
+        frozen, theirs = fixed.at(chunk, taught, teachers_head, objective.tau)
+        logits = {level: wide.logits(piece) for level, piece in zip(levels, pieces, strict=True)}
+        gold, first = None if labelled is None else labelled[chunk], chunk.start not in done
+        total, found = position_terms(logits, targets[chunk], objective, students, first, frozen, gold)
+        for level, z in theirs.items() if first else ():
+            found[f"teacher_ce{level}"], found[f"teacher_entropy{level}"] = cross_entropies(z, targets[chunk])
+        for name, value in found.items() if first else ():  # not when it is computed again
+            parts.setdefault(name, []).append(value.detach())
+        done.add(chunk.start)
+        return (total * position_weights[chunk].to(dtype)).sum()
 
-class _ChunkedTerms(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        about: tuple[Any, ...],
-        values: dict[str, Tensor],
-        *hidden: Tensor,
-    ) -> Tensor:
-        objective, levels, students, fixed, taught, targets, position_weights, gold, whole = about
-        parts: dict[str, list[Tensor]] = {}
-        with torch.autocast(weight.device.type, enabled=False):
-            dtype = accumulation_dtype(hidden[0].dtype)
-            head = whole._replace(weight=weight, bias=bias).wide(dtype)
-            teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
-            for start in range(0, len(targets), objective.chunk):
-                chunk = slice(start, start + objective.chunk)
-                frozen, theirs = fixed.at(chunk, taught, teachers_head, objective.tau)
-                logits = {level: head.logits(h[chunk]) for level, h in zip(levels, hidden, strict=True)}
-                total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
-                for level, z in theirs.items():
-                    terms[f"teacher_ce{level}"], terms[f"teacher_entropy{level}"] = cross_entropies(z, targets[chunk])
-                for name, value in {"total": total, **terms}.items():
-                    parts.setdefault(name, []).append(value)
-            values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
-            loss = (values.pop("total") * position_weights.to(dtype)).sum()
-        ctx.save_for_backward(weight, bias, *hidden)
-        ctx.about = about
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        weight, bias, *hidden = ctx.saved_tensors
-        objective, levels, students, fixed, taught, targets, position_weights, gold, whole = ctx.about
-        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[4:]
-        dtype = accumulation_dtype(hidden[0].dtype)
-        head = whole._replace(weight=weight, bias=bias).wide(dtype)
-        teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
-        grad_head = torch.zeros_like(head.weight) if trains_head else None
-        grad_bias = torch.zeros_like(head.bias) if trains_bias and head.bias is not None else None
-        grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
-        with torch.autocast(weight.device.type, enabled=False):
-            for start in range(0, len(targets), objective.chunk):
-                chunk = slice(start, start + objective.chunk)
-                frozen, _ = fixed.at(chunk, taught, teachers_head, objective.tau)
-                wide = [h[chunk].to(dtype) for h in hidden]
-                products = [head.product(h).requires_grad_() for h in wide]
-                with torch.enable_grad():
-                    logits = {level: head.finish(product) for level, product in zip(levels, products, strict=True)}
-                    total, _ = position_terms(logits, targets[chunk], objective, students, False, frozen, gold[chunk])
-                    loss = (total * position_weights[chunk].to(dtype)).sum() * grad
-                # None: of a teacher that gets no gradient
-                for index, product in enumerate(torch.autograd.grad(loss, products, allow_unused=True)):
-                    out = grad_hidden[index]
-                    if product is not None and out is not None:
-                        out[chunk] = (product @ head.weight).to(out.dtype)
-                    if product is not None and grad_head is not None:
-                        grad_head.addmm_(product.T, wide[index])
-                    if product is not None and grad_bias is not None:
-                        grad_bias += product.sum(0)
-        heads = (None if g is None else g.to(weight.dtype) for g in (grad_head, grad_bias))
-        return (*heads, None, None, *grad_hidden)
+    with torch.autocast(targets.device.type, enabled=False):
+        wide = head.wide(dtype)
+        teachers_head = wide if fixed.head is None else fixed.head.wide(dtype)
+        rows = zip(*(hidden[level].split(objective.chunk) for level in levels), strict=True)
+        chunks = [slice(start, start + objective.chunk) for start in range(0, len(targets), objective.chunk)]
+        losses = [
+            checkpoint(terms, chunk, *pieces, use_reentrant=False, preserve_rng_state=False)
+            for chunk, pieces in zip(chunks, rows, strict=True)
+        ]
+    return torch.stack(losses).sum(), {name: torch.cat(pieces) for name, pieces in parts.items()}
 
 
 def pra_loss(
@@ -339,21 +291,10 @@ def pra_loss(
         target_grad: "detach": p0 learns from p1 and p1 from p2, never the other way; "flow": gradients reach teachers.
 
     Raises:
-        DataError: shapes that do not fit, no positions, or targets outside the vocabulary.
         ConfigError: a weight or temperature out of range.
     """
-    _check((logits0, logits1, logits2), targets)
     edges = tuple(Edge(i, i + 1, gamma[i], alpha[i]) for i in range(2))
     objective = Objective(lambda_hard, tau, edges, target_grad)
     total, values = position_terms({0: logits0, 1: logits1, 2: logits2}, targets, objective, monitor=True)
     means = {name: value.mean() for name, value in values.items()}
     return PRALoss(total.mean(), means["hard0"], means["dist01"], means["dist12"], means["jsd01"], means["jsd12"])
-
-
-def _check(logits: Sequence[Tensor], targets: Tensor) -> None:
-    shape = logits[0].shape
-    if any(z.ndim != 2 or z.shape != shape for z in logits) or targets.shape != shape[:1] or not len(targets):
-        shapes = [tuple(part.shape) for part in (*logits, targets)]
-        raise DataError(f"logits must be three [L, V] of one shape and targets [L], L 1 or more, not {shapes}")
-    if targets.dtype.is_floating_point or int(targets.min()) < 0 or int(targets.max()) >= shape[1]:
-        raise DataError(f"targets must be token ids from 0 to {shape[1] - 1}")

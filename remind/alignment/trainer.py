@@ -42,7 +42,7 @@ from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import Cache, follow_umask, write_rows
 from remind.core.processes import Termination
-from remind.core.progress import without_loading_bars
+from remind.core.progress import close_bars, without_loading_bars
 from remind.core.run_folder import RunFolder
 from remind.models.images import Pictures
 
@@ -50,8 +50,8 @@ from remind.models.images import Pictures
 EMA = "ema.safetensors"
 #: Arguments besides those of the objective and the examples that a resumed run must keep.
 _KEPT = (
-    *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "optim"),
-    *("weight_decay", "max_grad_norm", "bf16", "seed", "data_seed", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
+    *("bf16", "seed", "data_seed", "adam_beta1", "adam_beta2", "adam_epsilon"),
 )
 #: Of the objective's and the examples' arguments those that do not touch the trajectory of the weights.
 _FREE = frozenset({"chunk", "cache", "image_root"})
@@ -118,6 +118,7 @@ class RunTrainer(Trainer):
                 reason = " ".join(str(error).split())[:200]
                 raise ModelError(f"{start}: a file of it cannot be read ({reason}); remove it, and resume") from None
         if self._stop and self.state.global_step < self.state.max_steps:
+            close_bars()
             if leads:
                 step = f"step {self.state.global_step} of {self.state.max_steps}"
                 print(f"stopped by {signal.Signals(self._stop).name} at {step}; resume to continue", file=sys.stderr)
@@ -144,7 +145,8 @@ class RunTrainer(Trainer):
             if (saved := kept(start)) is None:
                 raise ConfigError(f"{start}: not a checkpoint of {type(self).__name__}, or not written to its end")
             if changed := sorted(name for name, value in self._kept.items() if saved["settings"].get(name) != value):
-                raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); start a new run")
+                hint = "start a new run (only one at a constant rate can be made longer)"
+                raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); {hint}")
             step = int(start.name.rpartition("-")[2])
         if leads:
             # steps after the checkpoint are run again
@@ -342,7 +344,8 @@ class PRATrainer(RunTrainer):
         train, args, leads = self.train_dataset, self.args, self.is_world_process_zero()
         left_out = ", ".join(f"{count} {reason}" for reason, count in train.left_out.items())
         if not train.items:
-            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}")
+            hint = "give them answers, or a state in `unlabelled` from which the model answers them"
+            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}; {hint}")
         if missing := sorted((self.objective.levels | self.objective.taught) - train.levels()):
             raise DataError(f"an edge or hard level needs x{missing[0]}, and the data have no such column")
         if not self.objective.active and not train.labelled():
@@ -558,7 +561,10 @@ class PRATrainer(RunTrainer):
     def _settings(self) -> dict[str, Any]:
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
-        kept = {name: values[name] for name in (*_KEPT, *ours)}
+        # the rate is that of any length
+        free = {"constant"} if 0 < values["warmup_steps"] < 1 else {"constant", "constant_with_warmup", "inverse_sqrt"}
+        length = () if values["lr_scheduler_type"] in free else ("max_steps", "num_train_epochs")
+        kept = {name: values[name] for name in (*_KEPT, *length, *ours)}
         adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         kept |= {
             "sharded": self._sharded,

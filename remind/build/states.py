@@ -32,11 +32,11 @@ from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
 from remind.grounding.ground import check_saes, folder_of_saes, load_saes
-from remind.llm.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
 from remind.llm.endpoints import LLMConfig
 from remind.models.backbone import BackboneSize, load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
+from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
 from remind.reflect import summarise
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, State

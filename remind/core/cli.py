@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
 from pkgutil import resolve_name
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
@@ -48,8 +47,7 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
 
     jsonargparse reads; pydantic checks what was read against the types, with their ranges, and makes the config.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser, renamed = make_parser(config, description, prog), getattr(config, "RENAMED", {})
+    argv, parser = list(sys.argv[1:] if argv is None else argv), make_parser(config, description, prog)
     files: dict[str, dict[str, int]] = {}
     try:
         files = {path: _lines(path) for word, path in pairwise(argv) if word == "--config"}
@@ -60,8 +58,7 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
 
         return TypeAdapter(config).validate_json(parser.dump(given, format="json", skip_unset=False))
     except (ArgumentError, RemindError, ValueError) as error:
-        line = explain(error, argv, files, dict.fromkeys(_options(config), "") | renamed)
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {explain(error, argv, files, [*parser.get_defaults().keys()])}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -97,45 +94,32 @@ def _lines(path: str) -> dict[str, int]:
     return lines
 
 
-def _options(config: type, prefix: str = "") -> Iterator[str]:
-    """Dotted names of the fields of a config, and of the configs in it."""
-    for name, hint in get_type_hints(config).items():
-        yield prefix + name
-        for part in (hint, *get_args(hint)):
-            if isinstance(part, type) and is_dataclass(part):
-                yield from _options(part, f"{prefix}{name}.")
-
-
-def explain(error: Exception, argv: Sequence[str], files: dict[str, dict[str, int]], options: Mapping[str, str]) -> str:
+def explain(error: Exception, argv: Sequence[str], files: dict[str, dict[str, int]], options: Sequence[str]) -> str:
     """`file:line: key: reason` from an error of jsonargparse, of pydantic or of a config class.
 
     Args:
         files: the config files on the command line, with the lines of their keys.
-        options: all there are; those of before with what they are called now.
+        options: all there are.
     """
-    text = " ".join(str(error).split())
-    words = {re.split("[+=]", word)[0].removeprefix("--") for word in argv}
-    from_files = f" (with --config {' and '.join(files)})" if files else ""
-    if old := [name for name in options if options[name] and any(name in keys for keys in (words, *files.values()))]:
-        key, reason = old[0], f"is now {options[old[0]]}"
-    elif isinstance(error, RemindError):
-        return text + from_files
-    elif not hasattr(error, "errors"):  # jsonargparse's
+    text, key = " ".join(str(error).split()), ""
+    if isinstance(error, RemindError):
+        reason = text
+    elif hasattr(error, "errors"):  # pydantic's
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        reason = f"{first['msg'].removeprefix('Value error, ')}, not {shown(first['input'])}"
+    else:
         key = ".".join(_KEYS.findall(text))
         reason = text.partition(" Given value type:")[0].rpartition("Errors: - ")[2]
         reason = reason.removeprefix(f'Parser key "{key}": ')
         if "not accept" in text or text.startswith("unrecognized"):
-            current = [name for name in options if not options[name]]
-            last = [name for name in current if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            close = get_close_matches(key, current, 1, 0.8) or last[:3]
+            last = [name for name in options if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            close = get_close_matches(key, options, 1, 0.8) or last[:3]
             reason = "no such option" + (f"; did you mean {' or '.join(close)}?" if close else " (see --help)")
-    else:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        reason = f"{first['msg'].removeprefix('Value error, ')}, not {shown(first['input'])}"
     if not key:
-        return reason + from_files
-    for path, lines in reversed(files.items()) if key not in words else ():
+        return reason + (f" (with --config {' and '.join(files)})" if files else "")
+    given = {re.split("[+=]", word)[0].removeprefix("--") for word in argv}
+    for path, lines in reversed(files.items()) if key not in given else ():
         parts = key.split(".")
         while parts and ".".join(parts) not in lines:
             parts.pop()
@@ -179,8 +163,6 @@ def main(
             for name in repeatable:  # jsonargparse appends to a list by --name+
                 argv = [re.sub(f"^--{name}(?==|$)", f"--{name}+", word) for word in argv]
             settings = parse(config, description, argv, prog)
-            # where it is installed peft imports it, and on some CPUs it then advises to install a kernel
-            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
             work: Any = resolve_name(function) if isinstance(function, str) else function
             if stop.requested:  # and swallowed by what was imported
                 raise KeyboardInterrupt

@@ -36,7 +36,7 @@ from remind.text.words import declines
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
-    from remind.llm.auxiliary import AuxiliaryLLM
+    from remind.perception.auxiliary import AuxiliaryLLM
 
 
 class Stream(NamedTuple):
@@ -291,7 +291,7 @@ def questions_of(
         data: states, or dialogues with questions, of which those of no split are asked as well; of a stream all are.
         limit: at most this many questions, spread evenly over the split.
         corpus: the dialogues that the states were built from.
-        total: `count_of` the questions, where it is known.
+        total: `count_of` the states, where it is known.
 
     Raises:
         As `count_of`, and DataError: a question whose options and answers do not fit its format, a question id twice,
@@ -300,16 +300,12 @@ def questions_of(
     if isinstance(data, Stream):
         yield from data.asked()
         return
-    total = count_of(data, split) if total is None else total
-    chosen, number = {*spread(range(total), limit)}, 0
     if isinstance(data, Corpus):
-        for dialogue, every in data.by_dialogue():
-            own = [question for question in every if question.split in (None, split)]
-            asked = [question for place, question in enumerate(own, start=number) if place in chosen]
-            number += len(own)
-            if asked:
-                yield asked_of(dialogue, asked, split)
+        own = [question for _, every in data.by_dialogue() for question in every if question.split in (None, split)]
+        for name, asked in groupby(spread(own, limit), key=lambda question: question.dialogue_id):
+            yield asked_of(data.dialogue(name), list(asked), split)
         return
+    chosen = {*spread(range(count_of(data, split) if total is None else total), limit)}
     known = {} if corpus is None else {question.id: question for question in corpus.questions}
     taken = (record for place, record in enumerate(iterate_states(data, split)) if place in chosen)
     for name, group in groupby(taken, key=lambda record: record.dialogue_id):

@@ -9,8 +9,8 @@ from remind.evaluation.parse import ParsedAnswer
 from remind.text.words import Verdict
 
 if TYPE_CHECKING:
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.generate import Generation
+    from remind.perception.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
 

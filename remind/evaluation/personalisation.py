@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remind.evaluation.statistics import bootstrap, several
-from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
+from remind.llm.request import ChatModel, Reply, Request, from_template
 from remind.llm.structured import object_schema
 from remind.states.pyramid import one_line
 
@@ -133,23 +133,13 @@ def tally(
 
 
 def _request(step: str, case: Used, text: str, sample: str) -> Request:
-    question = one_line(case.question)
-    lines = case.references if step == "suffices" else (case.prediction,)
-    answer = "\n".join(map(one_line, lines))
-    code, keys = code_for([question, answer, text]), _KEYS[step]
-    return from_template(
-        "judge",
-        TEMPLATE,
-        sample,
-        object_schema(**{key: {"type": "boolean"} for key in keys}),
-        _ROOM,
-        step=step,
-        form=json.dumps(dict.fromkeys(keys, True)),
-        code=code,
-        question=fenced("question", question, code),
-        answer=fenced("answers" if step == "suffices" else "reply", answer, code),
-        memory=fenced("text" if step == "suffices" else "memory", text, code),
-    )
+    suffices = step == "suffices"
+    answer = "\n".join(map(one_line, case.references if suffices else (case.prediction,)))
+    data = {"question": one_line(case.question), "answers" if suffices else "reply": answer}
+    data["text" if suffices else "memory"] = text
+    schema = object_schema(**{key: {"type": "boolean"} for key in _KEYS[step]})
+    form = json.dumps(dict.fromkeys(_KEYS[step], True))
+    return from_template("judge", TEMPLATE, sample, schema, _ROOM, data, step=step, form=form)
 
 
 def _read(step: str, reply: Reply) -> Mapping[str, bool] | None:

@@ -88,7 +88,7 @@ def html(report: Mapping[str, Any], scored: Mapping[str, Sequence[Score]], more:
         scored: by condition; every answer is on the page.
         more: HTML behind the tables, escaped.
     """
-    parts, judge = report["conditions"], report["identity"]["judge"]
+    judge = report["identity"]["judge"]
     run = ("config", "model", "identity", "states", "prompts", "machine", "versions")
     every = answers(scored)
     return page(
@@ -100,10 +100,8 @@ def html(report: Mapping[str, Any], scored: Mapping[str, Sequence[Score]], more:
         report=report,
         # verdicts of different judges do not compare
         judge=f"{judge} (a rule, not a model)" if judge.startswith("offline") else judge,
-        base=report["reference"],
-        parts=parts,
         first=[*tables.comparisons(report), *tables.failures(report)],
-        measures={name: tables.measures(part) for name, part in parts.items()},
+        measures={name: tables.measures(part) for name, part in report["conditions"].items()},
         costs=tables.costs(report),
         requests=requests(report["costs"]) if report.get("costs") else "",
         facts=flatten({key: report[key] for key in run}),

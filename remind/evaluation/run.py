@@ -33,21 +33,21 @@ from remind.evaluation.stages import Outputs, answer_part, score_stage
 from remind.evaluation.tables import table
 from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
-from remind.llm.auxiliary import ChatLLM, OfflineLLM
 from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
 from remind.models.images import Pictures
+from remind.perception.auxiliary import ChatLLM, OfflineLLM
 from remind.states import prompts
 from remind.states.dataset import CARD, MANIFEST, States, iterate_states, read_manifest
 from remind.states.records import StateRecord
 from remind.train_pra.config import images_in_training
 
 if TYPE_CHECKING:
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.llm.request import ChatModel, Stage
     from remind.models.encoder import SentenceEncoder
+    from remind.perception.auxiliary import AuxiliaryLLM
 
 #: Questions in memory at once, with their prompts.
 _AT_ONCE = 512

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from remind.data.dialogue import FORMATS
 from remind.evaluation import metrics
@@ -16,9 +19,6 @@ from remind.evaluation.tables import HEADS
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
 from remind.text.words import Verdict
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The averaged scores; those of `SHARES` are shares of ones, the others are means.
 MEASURES = tuple(HEADS)
@@ -107,14 +107,12 @@ def score(
     """
     pairs = [(r.evidence_lines, p.evidence) for r, p in zip(records, parsed, strict=True) if not r.visual]
     lines = (line for gold, found in pairs if gold and found for line in (*gold, *found))
-    place = {line: number for number, line in enumerate(dict.fromkeys(lines))}
-    rows = encode(list(place)) if place else None
-
-    def look_up(wanted: list[str]) -> Tensor:
-        assert rows is not None
-        return rows[[place[line] for line in wanted]]
-
-    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, verdicts, strict=True)]
+    every = list(dict.fromkeys(lines))
+    vectors = dict(zip(every, encode(every), strict=True)) if every else {}
+    return [
+        _score(*parts, lambda wanted: torch.stack([vectors[line] for line in wanted]))
+        for parts in zip(records, generations, parsed, verdicts, strict=True)
+    ]
 
 
 def _score(

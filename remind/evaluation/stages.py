@@ -29,8 +29,8 @@ from remind.states.records import StateRecord
 if TYPE_CHECKING:
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
-    from remind.llm.auxiliary import AuxiliaryLLM
     from remind.models.encoder import SentenceEncoder
+    from remind.perception.auxiliary import AuxiliaryLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

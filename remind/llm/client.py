@@ -8,7 +8,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,15 +25,12 @@ from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Reply, ReplyFailure, Request, Stage, folded
+from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, folded
 from remind.llm.structured import NotValid, placeholder, read_value
 from remind.text.thoughts import without_thoughts
 
 if TYPE_CHECKING:
     from remind.models.generate import Generation
-
-#: Called with the place of each request and its reply, as it comes.
-Put = Callable[[int, Reply], None]
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -61,8 +58,9 @@ _BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 CHARACTERS = 4
 #: What a free-text reply reads like in a dry run.
 DRY = "(dry run: nothing was asked)"
-#: No tokenizer makes fewer tokens of a text in any script than its bytes by this, and no context is shorter than that.
-_BYTES_PER_TOKEN, _LEAST_CONTEXT = 8, 1000
+#: More characters a token than in prose of any script, and fewer tokens than any model's context: a server that counts
+#: so few of a prompt has cut it.
+_CUT_BY, _LEAST_CONTEXT = 7, 1000
 
 
 class CachedChat(ABC):
@@ -91,9 +89,7 @@ class CachedChat(ABC):
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Have the reply to each request, and `put` it, from one thread at a time."""
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Put | None = None) -> list[Reply]:
         """A reply for each request, in order; errors as in `ChatModel`, and DataError for the cache.
 
         A reply is committed to the cache before it is given out; with a cache the same words are asked once.
@@ -207,8 +203,7 @@ class OpenAIChat(CachedChat):
         """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
         said = (message.get("content") for message in self.body(request)["messages"])
         text = "".join(one for one in said if isinstance(one, str))
-        size = len(text.encode("utf-8", "replace"))
-        if not _LEAST_CONTEXT <= reply.prompt_tokens < size / _BYTES_PER_TOKEN:
+        if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
             return self.record(request, reply)
         if next(self._cut) == 0:
             what = f"{reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters"
@@ -245,7 +240,8 @@ class OpenAIChat(CachedChat):
                     reply = _failed("refused", "the model calls a tool, and it was given none")
         except openai.APIStatusError as error:
             reply = failure_of(error.status_code, error.body)
-            if reply.failure == "refused":
+            # llama.cpp says with 500 that a chat template takes no system's turn
+            if reply.failure != "too_long":
                 self._refused |= {name for name, words in _REFUSED.items() if re.search(words, reply.message)}
                 if self._fitted(self.body(request)) != body:
                     return self._send(request)

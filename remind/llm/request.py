@@ -20,6 +20,10 @@ Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
+#: A JSON schema; None: the reply is free text.
+Schema = Mapping[str, Any] | None
+#: Texts of others by name.
+Texts = Mapping[str, str] | None
 #: A character that JSON spells in two halves, however often its backslash is escaped, or one half of it.
 _HALVES = re.compile(r"(\\+ud[89ab][0-9a-f]{2}\\+ud[c-f][0-9a-f]{2})|\\+ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 
@@ -55,7 +59,7 @@ class Request:
     prompt_id: str = ""
     max_tokens: int = 512
     temperature: float = 0.0
-    schema: Mapping[str, Any] | None = None
+    schema: Schema = None
     body: Mapping[str, Any] | None = None
     system: str = ""
     dialogue: str = ""
@@ -119,14 +123,7 @@ def folded(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def from_template(
-    stage: Stage,
-    template: str,
-    sample: str,
-    schema: Mapping[str, Any] | None,
-    max_tokens: int,
-    data: Mapping[str, str] | None = None,
-    /,
-    **values: Any,
+    stage: Stage, template: str, sample: str, schema: Schema, max_tokens: int, data: Texts = None, /, **values: Any
 ) -> Request:
     """The request that a filled template makes: its system block, then its user block.
 
@@ -141,6 +138,10 @@ def from_template(
     return Request(messages, stage, sample, prompts.prompt_id(template), max_tokens, schema=schema)
 
 
+#: Called with the place of each request and its reply, as it comes.
+Put = Callable[[int, Reply], None]
+
+
 class ChatModel(Protocol):
     """A model that chats: behind a server, on this machine, or made up in a test."""
 
@@ -149,9 +150,7 @@ class ChatModel(Protocol):
         """Identifies endpoint and model, without any key."""
         ...
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Put | None = None) -> list[Reply]:
         """A reply for each request, in order; failures are replies, nothing is raised for a single request.
 
         Args:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
-from remind.llm.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
+from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
 from remind.states.pyramid import AttentionalState, turn_text
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.parse import parse_answer
-from remind.llm.auxiliary import question_lines
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage, from_template
 from remind.memory.base import Memory, Query
+from remind.perception.auxiliary import question_lines
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
 from remind.text.thoughts import without_thoughts

@@ -20,13 +20,13 @@ from remind.evaluation.contexts import provider_name
 from remind.evaluation.predictions import MEMORY
 from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table
-from remind.llm.auxiliary import AuxiliaryLLM
 from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
 from remind.memory.page import section
 from remind.memory.provider import Memories
 from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
 from remind.memory.systems import SYSTEMS
+from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.dataset import States, question_splits
 
 

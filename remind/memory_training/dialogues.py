@@ -27,7 +27,6 @@ from remind.core.errors import DataError
 from remind.core.progress import ProgressBar, warn
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
-from remind.llm import auxiliary
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
@@ -46,6 +45,7 @@ from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, ta
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import judge_request, verdict_in
 from remind.refmem.drafts import Counted
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
@@ -124,13 +124,11 @@ class Exam:
         readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
         asked = [question for _ in states for question in questions]
         answered = [n for n, one in enumerate(readings) if one.text]
-        requests = [
-            auxiliary.judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered
-        ]
+        requests = [judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered]
         # an empty answer is wrong, a failed one is none
         right: list[bool | None] = [False if one.failure is None else None for one in readings]
         for n, reply in zip(answered, self.judge.complete(requests), strict=True):
-            right[n] = auxiliary.verdict_in(reply).value
+            right[n] = verdict_in(reply).value
         found = []
         for n, own in enumerate(memories):
             verdicts = right[n * len(questions) : (n + 1) * len(questions)]
@@ -175,8 +173,6 @@ class Source:
             if one.dialogue_id in names and cfg.split in (None, one.split)
             if one.format == "direct" and one.answers and one.evidence and not one.unanswerable
         ]
-        if not self.dialogues:
-            raise DataError("it holds no dialogues", paths[0])
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
@@ -188,7 +184,6 @@ class Source:
             longest: sessions with a longer prompt are left out.
 
         Raises:
-            DataError: the expert replied to nothing, or every prompt is too long.
             ModelError: an endpoint as a whole cannot be used.
         """
         encoder, exam = SentenceEncoder(), None
@@ -205,16 +200,12 @@ class Source:
             self.replied = lambda: bar.n < bar.total and bar.step()
             found = [lesson for own in lessons_of for lesson in own]
         lessons = [one for one in found if one is not None]
-        if not lessons:
-            raise DataError("the expert's replies could not be had in any session", self.dialogues[0].id)
         if silent := len(found) - len(lessons):
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
         short = [one for one in lessons if max(map(length, one.views)) <= longest]
         if many := len(lessons) - len(short):
-            why = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
-            if not short:
-                raise DataError(why, self.dialogues[0].id)
-            warn(f"{why}; they are left out")
+            what = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
+            warn(f"{what}; they are left out")
         return short
 
 

@@ -1,10 +1,14 @@
-"""What a trainer trains on: episodes that ask a policy several things, and what groups of them are worth."""
+"""What a trainer trains on: episodes that ask a policy several things, and what groups of them are worth.
+
+A task has a length, its training rows; `episode(row)`, a fresh rollout of one; and `score(row, outcomes)`, the `Scores`
+of what the rollouts of a row returned.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from remind.memory.operations import State
 
@@ -112,16 +116,3 @@ class Lesson:
     examples: Sequence[tuple[Any, str]]
     asks: int
     examined: Callable[[Sequence[State]], list[Examined]]
-
-
-class Task(Protocol):
-    """What a policy is trained on."""
-
-    def __len__(self) -> int:
-        """Training rows."""
-
-    def episode(self, row: int) -> Episode:
-        """A fresh rollout of a training row."""
-
-    def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
-        """The worth of the rollouts of one row, from what they returned."""

@@ -19,7 +19,6 @@ from remind.llm.ledger import table
 from remind.memory_training import pico, salimory
 from remind.memory_training.config import STAGES, TrainMemoryConfig
 from remind.memory_training.dialogues import SaliMoryDialoguesTask, Source, imitated
-from remind.memory_training.episodes import Task
 from remind.memory_training.evaluate import greedy, mean, remembered
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.salimory import SaliMoryTask
@@ -31,7 +30,7 @@ from remind.testbed.memory_world import Expert, make_life
 POLICY = "policy"
 
 
-def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None) -> Path:
+def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Any] | None = None) -> Path:
     """Train a policy, or go on with it; prints what it remembers at the end.
 
     After SIGTERM or Ctrl-C the generation under way is ended and saved, and SystemExit raised with status 143 or 130.
@@ -84,7 +83,7 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
     return replace(policy, model=trainable(policy.model, cfg.lora))
 
 
-def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, task: Callable[..., Task]) -> Any:
+def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, task: Callable[..., Any]) -> Any:
     """What a policy is trained on, from the memory world or a source: a task, or prompts and replies as token ids."""
     speech, world, turns = speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
     lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))

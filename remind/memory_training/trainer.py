@@ -33,7 +33,7 @@ from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.memory_training import objective
 from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.episodes import Prompt, Scores, Task, together, traced
+from remind.memory_training.episodes import Prompt, Scores, together, traced
 from remind.memory_training.speech import complete, sampling, speech_of
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
@@ -116,7 +116,8 @@ class PolicyTrainer(RunTrainer):
         self.replies = 0
 
     def _settings(self) -> dict[str, Any]:
-        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in FREE}
+        free = FREE | ({"steps"} if self.cfg.schedule == "constant" and not self.cfg.warmup else set())
+        return {name: value for name, value in flatten(as_dict(self.cfg)).items() if name not in free}
 
     def _begin(self, start: Path | None) -> None:
         done = int(start.name.rpartition("-")[2]) if start else 0
@@ -212,13 +213,13 @@ class Chunk:
 
 
 class EpisodeTrainer(PolicyTrainer):
-    """GRPO over the episodes of a `Task` (MemBuilder's ADRPO, SaliMory); `inner_epochs` steps on each generation.
+    """GRPO over the episodes of a task (MemBuilder's ADRPO, SaliMory); `inner_epochs` steps on each generation.
 
     Raises:
         ModelError: vLLM is to sample, and TRL is missing.
     """
 
-    def __init__(self, policy: Backbone, material: Task, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
+    def __init__(self, policy: Backbone, material: Any, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
         super().__init__(policy, material, cfg, args)
         rl = cfg.rl
         room, self.temperature = rl.reply_tokens or speech_of(policy.tokenizer).room, rl.temperature

@@ -15,6 +15,7 @@ from remind.core.errors import ModelError, brief
 from remind.core.processes import WHOLE, Shard
 from remind.models.backbone import inner_model, modality
 from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
+from remind.text.thoughts import MARKS
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -159,8 +160,10 @@ def end_tokens(tokenizer: Any, own: Any) -> list[int]:
 
 
 def text_of(tokenizer: Any, new: Sequence[int]) -> str:
-    """The text of an answer's tokens."""
-    return str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    """The text of an answer's tokens without special ones, but for those that mark thoughts."""
+    added = tokenizer.added_tokens_decoder
+    said = [token for token in new if token not in added or not added[token].special or added[token].content in MARKS]
+    return str(tokenizer.decode(said, clean_up_tokenization_spaces=False))
 
 
 def until_end(new: Sequence[int], stops: Sequence[int]) -> list[int]:

@@ -26,8 +26,8 @@ from torch import Tensor
 from remind.core.errors import DataError
 from remind.core.files import Cache, sha256_json
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.auxiliary import AuxiliaryLLM
 from remind.models.encoder import HELD, SentenceEncoder
+from remind.perception.auxiliary import AuxiliaryLLM
 from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.states.pyramid import FactualState, Segment, Strategy, blind, render, segments_of, turn_text
 from remind.text.words import stems

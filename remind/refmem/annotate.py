@@ -157,7 +157,6 @@ def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
         return {"index": image.index, "caption": image.caption, "src": source}
 
     def said(turn: Turn) -> dict[str, Any]:
-        images = [shown(image) for image in turn.images]
-        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": images}
+        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": list(map(shown, turn.images))}
 
-    return [{"id": one.id, "time": one.time, "turns": [said(turn) for turn in one.turns]} for one in dialogue.sessions]
+    return [{"id": one.id, "time": one.time, "turns": list(map(said, one.turns))} for one in dialogue.sessions]

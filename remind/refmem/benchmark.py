@@ -20,12 +20,8 @@ def units(items: Sequence[Item], corpus: Corpus, near_duplicate: float) -> list[
 
     They share a cluster, an evidence turn or an image, or are near-duplicates.
     """
-    turn_of = {
-        (dialogue.id, image.index): turn.id
-        for dialogue in corpus.dialogues
-        for turn in dialogue.turns
-        for image in turn.images
-    }
+    dialogues = corpus.dialogues
+    turn_of = {(one.id, image.index): turn.id for one in dialogues for turn in one.turns for image in turn.images}
     together = DisjointSet(range(len(items)))
     first: dict[tuple[str, ...], int] = {}
     for number, item in enumerate(items):
@@ -111,7 +107,7 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
     """The statistics as a page.
 
     Args:
-        filters: counts of the filter stage; None: left out.
+        filters: counts of the filter stage, if there was one.
     """
     questions = dict(counts["questions"])
     cells, total = questions.pop("by_dimension_and_format"), questions["total"]

@@ -188,15 +188,13 @@ def _one_stage(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[str
 
     def write(to: Path) -> dict[str, Any]:
         if cfg.style == "p13n":
-            writer = chats.stage("questions")
-            assert writer is not None
-            questions, rejected, counts = styles.personal_questions(corpus.dialogues, writer, cfg.p13n)
+            found = styles.personal_questions(corpus.dialogues, chats, cfg.p13n)
         else:
             from remind.models.encoder import SentenceEncoder
 
             encoder = SentenceEncoder(device=cfg.device)
             found = styles.session_questions(corpus.dialogues, chats, encoder, cfg.session_questions)
-            questions, rejected, counts = found
+        questions, rejected, counts = found
         if not questions:
             why = f"; {len(rejected)} rejected, the first: {rejected[0]['why']}" if rejected else ""
             raise DataError(f"no question is left{why}", Path(cfg.out))

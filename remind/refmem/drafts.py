@@ -71,12 +71,15 @@ def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConf
     blank |= {"id": "", "dimension": dimension, "made_by": made_by, "prompt_id": prompts.prompt_id(TEMPLATE)}
 
     def read(row: Mapping[str, Any]) -> Item:
-        options = list(map(one_line, row["options"]))
-        if options and all(map(_numbered, options, LETTERS)):
-            options = [option[2:].strip() for option in options]
-        answers = list(map(one_line, row["answers"]))
+        options, answers = (list(map(one_line, row[name])) for name in ("options", "answers"))
+        bare = [re.sub(rf"^{letter}[.):] ", "", one) for letter, one in zip(LETTERS, options, strict=False)]
+        options = bare if all(map(str.__ne__, bare, options)) else options
         if row["format"] != "direct":
-            answers = [LETTERS[options.index(one)] if one in options else _letter(one) for one in answers]
+            # "b", "(B)", "B. the second option", or that option's text
+            found = (re.fullmatch(r"\(?([A-Za-z])\)?(?:[.:)].*)?", one) for one in answers)
+            named = zip(answers, found, strict=True)
+            letters = dict(zip(options, LETTERS, strict=False))
+            answers = [letters.get(one, letter[1].upper() if letter else one) for one, letter in named]
         item = Item(
             **blank,
             format=row["format"],
@@ -97,17 +100,6 @@ def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConf
         if per_format[item.format] <= config.per_cluster:
             kept.append(shuffled(with_id(item), str(config.seed)))
     return kept
-
-
-def _numbered(option: str, letter: str) -> bool:
-    """Whether an option is told with its letter."""
-    return re.match(rf"{letter}[.):] ", option) is not None
-
-
-def _letter(answer: str) -> str:
-    """The letter in "b", "(B)" or "B. the second option"."""
-    found = re.fullmatch(r"\(?([A-Za-z])\)?(?:[.:)].*)?", answer)
-    return found[1].upper() if found else answer
 
 
 def write_questions(
@@ -133,9 +125,9 @@ def write_questions(
         chat, requests, lambda task, reply: read_reply(reply, *task, config, chat.name), "items"
     )
     if 2 * len(dropped) > len(requests):
+        why = next(iter(dropped.values()))
         raise ModelError(
-            f"{len(dropped)} of {len(requests)} replies of {chat.name} could not be used, more than half; the first: "
-            f"{next(iter(dropped.values()))}"
+            f"{len(dropped)} of {len(requests)} replies of {chat.name} could not be used; the first: {why}"
         )
     unique: dict[str, Item] = {}
     for item in (item for items in found.values() for item in items):

@@ -424,10 +424,9 @@ def report(result: Mapping[str, Any]) -> str:
         "option of every item as yes or no.",
         "",
         markdown_table(["dimension", "all", "items", *FORMATS], kappas),
-        f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items.",
+        f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items. "
+        f"{figures['all']['left_out']} items are in no κ of answers: skipped or only flagged by someone.",
     ]
-    if figures["all"]["left_out"]:
-        lines.append(f"{figures['all']['left_out']} items are in no κ of answers: skipped or only flagged by someone.")
     rows = [
         (name.replace("_", " "), row["items"], row["removed"], f"{row['share']:.2%}")
         for name, row in shares.items()

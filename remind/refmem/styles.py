@@ -25,7 +25,6 @@ from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.auxiliary import ChatLLM
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema
@@ -35,6 +34,7 @@ from remind.memory.membuilder import ROLES, MemBuilderSystem
 from remind.memory.operations import Entry
 from remind.memory.readers import ChatReader
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
 from remind.refmem.drafts import MAX_TOKENS, Counted, ask_twice, blind_request, entries
 from remind.states.pyramid import one_line, turn_text
@@ -79,7 +79,7 @@ class Told:
 
 
 def personal_questions(
-    dialogues: Sequence[Dialogue], chat: ChatModel, config: P13nConfig
+    dialogues: Sequence[Dialogue], chats: Chats, config: P13nConfig
 ) -> tuple[list[Question], list[dict[str, Any]], dict[str, int]]:
     """The questions of all dialogues, step after step; what is of no use is left out.
 
@@ -92,6 +92,7 @@ def personal_questions(
     """
     rejected: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
+    chat: Any = chats.stage("questions")
 
     def ask(step: str, tasks: Sequence[tuple[str, str]], read: Callable[[int, Mapping[str, Any]], T]) -> list[list[T]]:
         """The valid entries of the reply to each (sample, material)."""

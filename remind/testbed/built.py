@@ -134,7 +134,7 @@ def marked(records: Sequence[StateRecord], world: World, marks: Marks, reader: R
 
     Evidence and answers are the world's own again, for training questions too.
     """
-    from remind.llm.auxiliary import ChatLLM
+    from remind.perception.auxiliary import ChatLLM
     from remind.reflect import summarise
     from remind.states.pyramid import AttentionalState
     from remind.states.records import attentional_of, record_of

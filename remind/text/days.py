@@ -14,11 +14,8 @@ _MONTHS = {
 }
 _MONTHS["sept"] = 9
 _WEEKDAYS = {name.lower(): number for number, name in enumerate(day_name)}
-_NUMBERS = {
-    word: number
-    for number, words in enumerate(("", "a an one", "two couple", "three few", "four", "five", "six", "seven", "eight"))
-    for word in words.split()
-}
+_NUMBERS = dict(zip(["one", "two", "three", "four", "five", "six", "seven", "eight"], range(1, 9), strict=True))
+_NUMBERS |= {"a": 1, "an": 1, "couple": 2, "few": 3}
 _UNITS = "day|week|weekend|month|year"
 _MONTH = rf"(?P<month>{'|'.join(sorted(_MONTHS, key=len, reverse=True))})\b\.?"
 _YEAR = r"(?:19|20)\d\d"
@@ -53,16 +50,15 @@ class Span(NamedTuple):
     end: date
 
 
-def spans(text: str, said: date | None, latest: date | None = None) -> Iterator[Span]:
+def spans(text: str, said: date | None) -> Iterator[Span]:
     """The days a text names, in its order; what names no day that exists is passed over.
 
     Weeks begin on Monday. A month or day without a year is the last one that has begun by `said`.
 
     Args:
         said: the day of the text; None: "last week" and the like name nothing.
-        latest: stands for `said` where a year is missing; None: it is `said`.
     """
-    return (span for _, span in _found(text, said, latest))
+    return (span for _, span in _found(text, said, said))
 
 
 def time_range(text: str, asked: date | None, latest: date | None = None) -> Span | None:

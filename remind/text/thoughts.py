@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 
 #: Opening and closing tags: Qwen, DeepSeek and others, Gemini, Seed, Magistral, Kimi, Command A.
-_TAGS = [
-    (re.escape(opening), re.escape(closing))
-    for opening, closing in (
-        ("<think>", "</think>"),
-        ("<thinking>", "</thinking>"),
-        ("<thought>", "</thought>"),
-        ("<seed:think>", "</seed:think>"),
-        ("[THINK]", "[/THINK]"),
-        ("◁think▷", "◁/think▷"),
-        ("<|START_THINKING|>", "<|END_THINKING|>"),
-    )
-]
+_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+#: Tokens that tell thoughts from answers, which some tokenizers count as special; the last are of harmony (gpt-oss).
+MARKS = {tag for tags in _TAGS for tag in tags} | {f"<|{name}|>" for name in ("start", "channel", "message", "end")}
 #: The final channel of a harmony reply (gpt-oss), with its special tokens or with what is left where they are dropped.
 _FINAL = re.compile(
     r"<\|channel\|>\s*final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>|\Aanalysis.*assistantfinal", re.DOTALL
@@ -37,7 +36,7 @@ def without_thoughts(text: str) -> str:
     if "<|channel|>" in text or _FINAL.search(text):
         *_, final = "", *_FINAL.split(text)[1:]
         text = _MESSAGE_END.sub("", final)
-    for opening, closing in _TAGS:
+    for opening, closing in ([re.escape(tag) for tag in tags] for tags in _TAGS):
         # one after the answer
         text = re.sub(rf"(?is){opening}(?:(?!{opening}).)*?{closing}\s*\Z", "", text)
         *_, text = re.split(f"(?i){closing}", text)

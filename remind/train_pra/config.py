@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -42,33 +42,6 @@ class TrainerConfig(LoopConfig):
 @dataclass
 class TrainConfig:
     """Distil reflective and attentional states into the factual one (Section 4.5)."""
-
-    RENAMED: ClassVar[dict[str, str]] = {
-        "trainer.lr": "trainer.learning_rate",
-        "trainer.optimizer": "trainer.optim, adamw_torch_8bit for adamw8bit",
-        "trainer.epochs": "trainer.num_train_epochs",
-        "trainer.gradient_accumulation": "trainer.gradient_accumulation_steps",
-        "trainer.warmup": "trainer.warmup_steps (below 1: a share)",
-        "trainer.schedule": "trainer.lr_scheduler_type",
-        "trainer.clip": "trainer.max_grad_norm",
-        "trainer.eval_every": "trainer.eval_steps",
-        "trainer.eval_split": "data.eval_split",
-        "trainer.eval_limit": "data.eval_limit",
-        "trainer.save_every": "trainer.save_steps",
-        "trainer.keep_last": "trainer.save_total_limit",
-        "trainer.trackers": "trainer.report_to",
-        "trainer.step": "decided by objective.target_grad (flow: all levels at once)",
-        "trainer.guard.mode": "trainer.guard",
-        "trainer.guard.ce_rise": "trainer.guard_ce_rise",
-        "trainer.guard.entropy_share": "trainer.guard_entropy_share",
-        "objective.teacher_weights": "objective.teacher_model_kind",
-        "teacher": "objective.ema_decay, .base_targets and .topk",
-        "teacher.ema_decay": "objective.ema_decay",
-        "teacher.targets": "objective.base_targets",
-        "teacher.k": "objective.topk",
-        "marker_token": "data.marker_token",
-        "train_vision": "data.train_vision",
-    }
 
     states: str
     """Folder of states (from `remind build-states`); the split train is read."""

@@ -149,7 +149,8 @@ def _splits(cfg: TrainConfig) -> DatasetDict:
     states = load_states(cfg.states)
     if "train" not in states:
         there = f"all are of split {' or '.join(sorted(states))}" if states else "there are no questions"
-        raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
+        hint = "give the dialogue file questions of split train (docs/data.md), and build the states again"
+        raise DataError(f"nothing to train on: {there}; {hint}", cfg.states)
     return states
 
 

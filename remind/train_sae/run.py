@@ -157,11 +157,8 @@ def quick_sae(
 
 def _processes(cfg: TrainSAEConfig) -> Processes:
     """Those of the launcher, joined by accelerate."""
-    installed = [str(one) for one in get_available_trackers()]
-    if unknown := [name for name in cfg.trackers if name not in installed]:
-        raise ConfigError(
-            f"trackers: no tracker {unknown[0]!r} is installed; there are {', '.join(installed) or 'none'}"
-        )
+    if missing := [name for name in cfg.trackers if name not in map(str, get_available_trackers())]:
+        raise ConfigError(f"trackers: no tracker {missing[0]}; pip install {missing[0]}, or leave it out")
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(

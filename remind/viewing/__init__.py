@@ -12,8 +12,7 @@ _PLACES = {
     "show_examples show_generated show_levels turn_features",
     "viewing.plots": "answer_probabilities plot_answers plot_carried plot_next plot_salience plot_settings "
     "plot_trajectory",
-    "viewing.compare_models": "figures_of plot",
-    "viewing.diff": "measure readings",
+    "viewing.diff": "figures_of measure plot readings",
     "viewing.patching": "answer_score patches rankings whole",
     "models.backbone": "load_backbone",
     "models.images": "open_image",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Range, Resamples, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Resamples, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -96,8 +96,6 @@ class FeaturePagesConfig:
     distinctive words are shown instead."""
     named: PositiveInt = 100
     """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
-    examples_named: Annotated[int, Range(ge=2, le=100)] = 10
-    """Examples shown to the chat model of each feature, and as many held out for scoring."""
     device: str = "cpu"
     """Device of model and SAEs."""
     dtype: str = "float32"

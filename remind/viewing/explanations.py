@@ -17,16 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.core.progress import ProgressBar
 from remind.evaluation.statistics import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
-from remind.llm.auxiliary import Failure, plain
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
+from remind.perception.auxiliary import Failure, plain
 from remind.states import prompts
 from remind.states.pyramid import one_line
 from remind.text.words import words
@@ -34,7 +34,6 @@ from remind.text.words import words
 if TYPE_CHECKING:
     from sae import TopKSAE
     from sae.probe import Encoded, Example, TopExamples
-    from sae.probe.pictures import TopPictures
 
 TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
@@ -107,32 +106,9 @@ def background_of(texts: Iterable[Encoded], layer: int, size: int, seed: int = 0
     return found
 
 
-@dataclass(frozen=True)
-class Captions:
-    """Captions of images, to name features by that fire on images alone.
-
-    Attributes:
-        text: of an image, by path; images without one are not there.
-        top: the images that each feature fires on most.
-        shown: of some images, by path, the features that fire on them.
-    """
-
-    text: Mapping[str, str]
-    top: TopPictures
-    shown: Mapping[str, frozenset[int]]
-
-    def excerpts(self, feature: int, most: int | None = None) -> list[Excerpt]:
-        """Captions of the images that the feature fires on most, nothing marked in them."""
-        found = [self.text[one.source] for one in self.top.examples(feature, most) if one.source in self.text]
-        return [_plain(text) for text in dict.fromkeys(found)]
-
-    @property
-    def background(self) -> Background:
-        return [(_plain(self.text[path]), on) for path, on in self.shown.items() if path in self.text]
-
-
-def _plain(text: str) -> Excerpt:
-    return Excerpt((text,), (False,))
+def caption_excerpt(text: str) -> Excerpt:
+    """The caption of an image, nothing marked in it."""
+    return Excerpt((one_line(text),), (False,))
 
 
 def distinctive_words(excerpts: Sequence[str], counts: Mapping[str, int], most: int = _WORDS) -> list[str]:
@@ -186,26 +162,14 @@ def words_of(texts: Mapping[int, Sequence[str]], counts: Mapping[str, int]) -> d
     return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
 
 
-class _Trial(NamedTuple):
-    """Excerpts with what is right for each."""
-
-    kind: str
-    texts: tuple[str, ...]
-    truth: tuple[bool, ...]
+#: By kind of score, excerpts with what is right for each.
+_Trials: TypeAlias = dict[str, list[tuple[str, bool]]]
 
 
-def _trial(kind: str, right: Sequence[str], wrong: Sequence[str], draws: random.Random) -> _Trial:
-    """As many right as wrong ones, in random order."""
-    n = min(len(right), len(wrong))
-    cases = [(text, True) for text in right[:n]] + [(text, False) for text in wrong[:n]]
-    draws.shuffle(cases)
-    return _Trial(kind, tuple(text for text, _ in cases), tuple(truth for _, truth in cases))
-
-
-def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> list[_Trial]:
+def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> _Trials:
+    """As many right as wrong excerpts of each kind, in random order."""
     silent = [one for one, active in background if feature not in active]
     silent = draws.sample(silent, min(len(held), len(silent)))
-    detection = _trial("detection", [one.text for one in held], [one.text for one in silent], draws)
     right = [one.marked(one.fires) for one in held[: len(held) // 2]]
     wrong = []
     for one in held[len(held) // 2 :] if any(held[0].fires) else ():
@@ -213,7 +177,17 @@ def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws
         if free:
             chosen = set(draws.sample(free, min(len(free), sum(one.fires))))
             wrong.append(one.marked([n in chosen for n in range(len(one.pieces))]))
-    return [trial for trial in (detection, _trial("fuzzing", right, wrong, draws)) if trial.texts]
+    trials: _Trials = {}
+    for kind, yes, no in (
+        ("detection", [one.text for one in held], [one.text for one in silent]),
+        ("fuzzing", right, wrong),
+    ):
+        n = min(len(yes), len(no))
+        cases = [(text, True) for text in yes[:n]] + [(text, False) for text in no[:n]]
+        draws.shuffle(cases)
+        if cases:
+            trials[kind] = cases
+    return trials
 
 
 def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
@@ -224,13 +198,13 @@ def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
     return from_template("explain", template, sample, None, _ROOM, **values)
 
 
-def _score_request(sample: str, trial: _Trial, name: str) -> Request:
-    n, text = len(trial.texts), _numbered(trial.texts)
+def _score_request(sample: str, kind: str, texts: Sequence[str], name: str) -> Request:
+    n, text = len(texts), _numbered(texts)
     code = code_for([text, name])
     verdicts = {"type": "array", "items": {"type": "boolean"}, "minItems": n, "maxItems": n}
     values = {"description": fenced("description", name, code), "excerpts": fenced("excerpts", text, code)}
     schema = object_schema(verdicts=verdicts)
-    return from_template("explain", TEMPLATES[trial.kind], sample, schema, _ROOM, code=code, count=n, **values)
+    return from_template("explain", TEMPLATES[kind], sample, schema, _ROOM, code=code, count=n, **values)
 
 
 def _numbered(texts: Sequence[str]) -> str:
@@ -243,7 +217,7 @@ def explain(
     background: Background,
     features: Iterable[int],
     examples: int = 10,
-    captions: Captions | None = None,
+    captions: tuple[Mapping[int, Sequence[Excerpt]], Background] = ({}, ()),
 ) -> tuple[dict[int, Explanation], list[Failure]]:
     """Have features named and the names scored; all names are asked for together, then all scores.
 
@@ -253,7 +227,8 @@ def explain(
     Args:
         record: with twice as many examples of a feature as are to be shown.
         examples: shown of each feature at most, and held out at most.
-        captions: by which features without an example in the record are named.
+        captions: of the images that features without an example in the record fire on most, by feature, and those of
+            images at large with the features that fire on them.
 
     Returns:
         The explanations, and what failed: a name ("unusable": empty, or the prompt, else as in `Reply`), or a score
@@ -263,12 +238,12 @@ def explain(
         ModelError: the endpoint as a whole cannot be used.
     """
     shown: dict[int, list[Excerpt]] = {}
-    trials: dict[int, list[_Trial]] = {}
+    trials: dict[int, _Trials] = {}
     for feature in features:
         draws = random.Random(feature)
         found, silent = [excerpt(example) for example in record.examples(feature, 2 * examples)], background
-        if not found and captions is not None:
-            found, silent = captions.excerpts(feature, 2 * examples), captions.background
+        if not found:
+            found, silent = list(captions[0].get(feature, ())[: 2 * examples]), captions[1]
         if len(found) >= 4:
             draws.shuffle(found)
             shown[feature] = found[: len(found) // 2]
@@ -287,22 +262,22 @@ def explain(
         else:
             why = (reply.failure or "unusable", reply.message or "no name: empty, or the prompt")
             failures.append(Failure("explain", request.sample, *why))
-    tasks: list[tuple[int, str, Sequence[bool], Request]] = []
+    tasks: list[tuple[int, str, list[tuple[str, bool]], Request]] = []
     for feature, name in names.items():
         others = [text for other, text in names.items() if other != feature and text != name]
         pairs = [("", name), *([("_control", random.Random(f"{feature}").choice(others))] if others else [])]
-        for trial, (suffix, text) in product(trials[feature], pairs):
-            kind = trial.kind + suffix
-            tasks.append((feature, kind, trial.truth, _score_request(f"{where} {feature} {kind}", trial, text)))
+        for (kind, cases), (suffix, text) in product(trials[feature].items(), pairs):
+            request = _score_request(f"{where} {feature} {kind}{suffix}", kind, [one for one, _ in cases], text)
+            tasks.append((feature, kind + suffix, cases, request))
     scores: dict[int, dict[str, Mapping[str, float] | None]] = {feature: {} for feature in names}
     with ProgressBar("scores of names", len(tasks)) as bar:
         replies = chat.complete([request for *_, request in tasks], lambda *_: bar.step())
-    for (feature, kind, truth, request), reply in zip(tasks, replies, strict=True):
+    for (feature, kind, cases, request), reply in zip(tasks, replies, strict=True):
         scores[feature][kind] = None
         if reply.failure is not None:
             failures.append(Failure("explain", request.sample, reply.failure, reply.message))
             continue
-        right = [float(one == other) for one, other in zip(reply.value["verdicts"], truth, strict=True)]
+        right = [float(one == other) for one, (_, other) in zip(reply.value["verdicts"], cases, strict=True)]
         scores[feature][kind] = wilson(right)  # type: ignore[assignment]
     return {feature: Explanation(name, "model", scores[feature]) for feature, name in names.items()}, failures
 

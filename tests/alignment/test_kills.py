@@ -26,12 +26,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "on_policy": {"data": DataConfig(max_decoded=4, targets="on_policy", refresh_steps=3, temperature=1.0)},
 }
 STEPS = 8
-KILLS = int(os.environ.get("REMIND_KILLS", "2"))
+ENDS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+KILLS = int(os.environ.get("REMIND_KILLS", "3"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_killed_at_random_end_with_the_same_bits(runs: Any, states: Path, tmp_path: Path, kind: str) -> None:
-    """SIGKILL anywhere: while it tokenises, decodes, caches targets, trains, evaluates or writes a checkpoint."""
+    """Anywhere: while it tokenises, decodes, caches targets, trains, evaluates or writes a checkpoint; by SIGKILL, or
+    by Ctrl-C and SIGTERM, which end in one line."""
     changes = {"data": DataConfig(max_decoded=4), **KINDS[kind]}
     cfg = runs.config(states, tmp_path / "whole", num_train_epochs=2, batch_size=2, save_steps=1, **changes)
     whole = train(cfg)
@@ -48,12 +50,17 @@ def test_runs_killed_at_random_end_with_the_same_bits(runs: Any, states: Path, t
         while process.poll() is None and not early and log.stat().st_size == before:
             time.sleep(0.002)
         time.sleep(draw.uniform(0, 1.0 if early else 0.12))
-        process.send_signal(signal.SIGKILL)
+        end = ENDS[done % len(ENDS)]
+        process.send_signal(end)
         _, errors = process.communicate()
         if process.returncode == 0:  # it was through before the signal came
             shutil.rmtree(tmp_path / "killed")
             continue
-        assert process.returncode == -signal.SIGKILL, errors[-2000:]
+        if end == signal.SIGKILL:
+            assert process.returncode == -end, errors[-2000:]
+        else:
+            assert (process.returncode, errors.count("stopped by")) == (128 + end, 1), errors[-2000:]
+            assert "Traceback" not in errors
         done += 1
     train(killed)
     runs.assert_same_runs(tmp_path / "killed", whole, STEPS)

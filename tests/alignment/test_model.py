@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
 
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, check_head, trainable
-from remind.alignment.step import body_of, head_of
+from remind.alignment.model import check_head, trainable
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.chat import prompt_ids
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.run import nf4
@@ -48,44 +46,6 @@ class Gradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.seen = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> None:
-    own = backbone(tie)
-    own.model.to(dtype)
-    token = add_marker(own)
-    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
-    start, rows = logits(own.model, ids), own.model.get_input_embeddings().weight.detach().clone()
-    model: Any = trainable(own.model, LORA, marker=token).eval()
-    assert torch.equal(logits(model, ids), start)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    for _ in range(3):
-        model(input_ids=ids).logits.float().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    trained = logits(model, ids)
-    # what the step computes its loss from
-    hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
-    torch.testing.assert_close(head_of(model).logits(hidden).detach(), trained, rtol=1e-2, atol=1e-2)
-    merged = model.merge_and_unload(safe_merge=True)
-    weight = merged.get_input_embeddings().weight
-    assert (weight != rows).any(-1).nonzero().flatten().tolist() == [token]
-    assert (merged.lm_head.weight is weight) == tie
-    tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(logits(merged, ids), trained, rtol=tolerance, atol=tolerance)
-
-
-def test_adapters_are_on_the_language_model_alone() -> None:
-    """Where the vision tower has layers of the same names."""
-    own = backbone()
-    own.model.model.visual.q_proj = nn.Linear(16, 16)
-    names = {name for name, p in trainable(own.model, LORA).named_parameters() if p.requires_grad}
-    assert len(names) == 2 * 7 * 2
-    assert all("language_model.layers" in name and "lora_" in name for name in names)
-    with pytest.raises(ModelError, match=r"^lora: the language model has no layer 'odd_proj'$"):
-        trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
 
 
 def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tmp_path: Path) -> None:

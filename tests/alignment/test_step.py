@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from cases import batch, model
+from cases import batch
 from held import Held
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
 from remind import PRAConfig
 from remind.alignment.arguments import rounding_optimizer
-from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.examples import Example
 from remind.alignment.model import check_head, trainable
 from remind.alignment.objective import pra_loss
-from remind.alignment.step import AlignmentModel, Pass, collate, memory_plan, plan, run
-from remind.alignment.targets import BaseTargets
+from remind.alignment.step import AlignmentModel, collate, memory_plan, plan, run
 from remind.core.errors import ModelError
-from remind.core.files import Cache
 from remind.models.backbone import inner_model
 from remind.models.nano import nano_config
 
@@ -104,33 +99,6 @@ def test_a_model_that_does_more_to_its_logits_is_refused(name: str, dtype: torch
 # passes and memory
 
 
-def test_only_one_graph_lives_at_a_time() -> None:
-    """The step keeps no more for its backward passes than fine-tuning on the longest level does."""
-    made = trainable(model(), None)
-
-    def peak(objective: Objective, passes: Any = None) -> int:
-        alive, most = 0, 0
-
-        class Saved:
-            def __init__(self, value: Tensor) -> None:
-                nonlocal alive, most
-                self.value, self.size = value, value.numel()
-                alive += self.size
-                most = max(most, alive)
-
-            def __del__(self) -> None:
-                nonlocal alive
-                alive -= self.size
-
-        with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.value):
-            step(made, objective, passes=passes)
-        return most
-
-    fine_tuning = max(peak(Objective(edges=(), lambda_hard=1.0, hard_levels=(level,))) for level in (0, 1))
-    assert peak(Objective()) < 1.1 * fine_tuning
-    assert peak(Objective(), (Pass((0, 1, 2), True),)) > 1.5 * fine_tuning
-
-
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=8, alpha=16)], ids=["full", "lora"])
 def test_the_plan_of_memory_is_what_a_step_holds_at_most(lora: LoraConfig | None) -> None:
     """On a Qwen3-VL whose head weighs against its blocks as that of the 8B model does against a few of its own."""
@@ -181,24 +149,3 @@ def test_nothing_is_shared_past_windows_and_layers_that_carry_a_state(
 
 
 # teachers of other weights
-
-
-def test_targets_are_kept_by_all_they_follow_from(tmp_path: Path) -> None:
-    made, (one, other, _) = model(), EXAMPLES
-    alone = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
-    base = Objective(teacher_model_kind="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))
-
-    def files(weights: str = "base", example: Example = one, **changes: Any) -> int:
-        module = AlignmentModel(made, replace(base, **changes))
-        BaseTargets(module, [example], weights, Cache(tmp_path), alone)
-        return len(list(tmp_path.rglob("*.safetensors")))
-
-    topk = {"base_targets": "topk", "topk": 4}
-    assert files() == files() == files(tau=1.0) == files(lambda_hard=0.5) == 1
-    assert files("another") == 2
-    assert files(edges=((0, 1),)) == 3
-    assert files(example=replace(one, prompts=(*one.prompts[:2], other.prompts[2]))) == 4
-    assert files(example=replace(one, answer=other.answer)) == 5
-    assert files(**topk) == files(**topk) == 6
-    assert files(**topk, tau=1.0) == 7
-    assert files(**{**topk, "topk": 5}) == 8

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_grounding as bench
-from benchmarks import measure
 from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding, bench_state
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import load_backbone
 from remind.states.pyramid import render
 
 SMALL = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2}
@@ -24,33 +22,11 @@ def test_figures_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(figures[f"{name}_s"] > 0 for name in ("forward", "encode", "prompt", "products"))
     assert figures["layers"] == [1, 2, 3, 4]
     assert 400 < figures["tokens"] <= 500
-    printed = capsys.readouterr().out
-    for word in ("torch 2", "forward", "scoring", "encode", "ratio", f"{figures['ratio']:.1%}"):
-        assert word in printed
+    assert f"{figures['ratio']:.1%}" in capsys.readouterr().out
 
 
-def test_scoring_is_the_time_of_grounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that only `Grounder.ground` and the forward move, the ratio is theirs."""
-    clock = [0.0]
-    monkeypatch.setattr(measure, "perf_counter", lambda: clock[0])
-
-    def slow(target: type, name: str, seconds: float) -> None:
-        original = getattr(target, name)
-
-        def run(*args, **named):
-            clock[0] += seconds
-            return original(*args, **named)
-
-        monkeypatch.setattr(target, name, run)
-
-    slow(bench.Grounder, "ground", 3.0)
-    slow(Backbone, "hidden_states", 60.0)
-    figures = bench_grounding(BenchGroundingConfig(**SMALL))
-    assert (figures["forward_s"], figures["scoring_s"], figures["ratio"]) == (60.0, 3.0, 0.05)
-
-
-@pytest.mark.parametrize("tokens", [600, 2500])
-def test_x0_is_as_long_as_asked(tokens: int) -> None:
+def test_x0_is_as_long_as_asked() -> None:
+    tokens = 2500
     nano = load_backbone("nano")
     state = bench_state(nano, tokens)
     length = len(nano.tokenize(render(state).text).ids)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from benchmarks.bench_pra_step import BenchStepConfig, bench_step, build, make_step
-from experiments.flops import config_of, executed
+from experiments.flops import executed
 
 
 def test_matrix_products_are_counted_forward_back_and_again() -> None:
@@ -16,14 +14,6 @@ def test_matrix_products_are_counted_forward_back_and_again() -> None:
     once = 2 * 5 * 7 * 11
     assert executed(lambda: x @ w) == once
     assert executed(lambda: (x @ w).sum().backward()) == 3 * once
-    again = torch.utils.checkpoint.checkpoint
-    square = torch.randn(7, 7, requires_grad=True)
-
-    def twice() -> None:
-        again(lambda a: (a @ square).relu() @ square, x, use_reentrant=False).sum().backward()
-
-    # of the two products the second is not needed to go back, and is not computed again
-    assert executed(twice) in (2 * 5 * 49 * 7, 2 * 5 * 49 * 8)
 
 
 @pytest.mark.parametrize(("tune", "bound"), [("full", 2.25), ("lora", 7 / 3)])
@@ -43,15 +33,6 @@ def test_operations_are_near_the_bounds(tune: str, bound: float) -> None:
     assert ratio["two_answers"] == pytest.approx(ratio["shared"] + 1, rel=1e-3)
     # eight questions of which each is read once, without layers computed again: 8 of 4 or of 3 passes, and few tokens
     assert 8 / 4 - 0.1 < ratio["answering"] < 8 / 3 + 0.3
-
-
-@pytest.mark.parametrize(("arch", "billions"), [("qwen3-vl-8b", 8.767), ("qwen3-vl-2b", 2.13)])
-def test_the_real_sizes(arch: Any, billions: float) -> None:
-    from transformers import Qwen3VLForConditionalGeneration
-
-    with torch.device("meta"):
-        model = Qwen3VLForConditionalGeneration(config_of(arch, None))
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(billions * 1e9, rel=5e-3)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 
 from remind.core.cli import main, named
 from remind.core.errors import ConfigError
-from remind.train_pra.config import TrainConfig
 from sae.ranges import PositiveInt
 
 
@@ -147,20 +146,6 @@ def test_mistakes_in_a_config_file(name: str, tmp_path: Path, capsys: pytest.Cap
     assert error.startswith(f"error: {file}:{line}: ") or (line is None and str(file) in error)
 
 
-def test_an_error_names_the_file_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    assert f"{one}: no such file" in refused([f"--config={one}", "--input", "b"], capsys)
-    one.write_text("size: 0\n")
-    error = refused(["--config", str(one), "--input", "a"], capsys)
-    assert error == f"error: size must be at least 1 (with --config {one})\n"
-    one.write_text("input: a\nsize: 4\ninner: {lr: 1}")
-    both = ["--config", str(one), "--config", str(two)]
-    two.write_text("size: 5\ncolour: 3\n")
-    assert f"{two}:2: " in refused(both, capsys)
-    two.write_text("size: 5\n")
-    assert (run(both).input, run(both).size) == ("a", 5)
-
-
 def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(_: Outer) -> None:
         raise ConfigError("two\nlines")
@@ -180,14 +165,3 @@ def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture
 def test_plain_arguments(given: str) -> None:
     assert named(given.split(), ("first", "second")) == ["--first", "A", "--second", "B", "--seed", "1"]
     assert named([], ("first",)) == []
-
-
-def test_options_of_before_are_refused_with_their_new_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--trainer.lr`, too, with which the name of another option begins; in a file with the line."""
-    file = tmp_path / "c.yaml"
-    for old, new in TrainConfig.RENAMED.items():
-        file.write_text(f"states: s\n{old}: 1\n")
-        for words, place in (([f"--{old}=1"], ""), (["--config", str(file)], f"{file}:2: ")):
-            with pytest.raises(SystemExit):
-                main(TrainConfig, print, "A test.", ["--states", "s", "--out", "o", *words])
-            assert capsys.readouterr().err == f"error: {place}{old}: is now {new}\n"

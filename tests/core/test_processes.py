@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from remind.core.errors import ConfigError
-from remind.core.processes import Termination
 from remind.core.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +58,42 @@ def test_a_folder_in_which_nothing_is_written_goes_again(tmp_path: Path) -> None
         RunFolder(tmp_path).claim({})
 
 
-def test_signals_are_noted_and_have_their_former_effect_afterwards() -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    former = [signal.getsignal(number) for number in numbers]
-    with Termination() as termination:
-        assert not termination.requested
-        for number in reversed(numbers):
-            os.kill(os.getpid(), number)
-        # the first counts
-        assert termination.requested == signal.SIGINT
-    assert [signal.getsignal(number) for number in numbers] == former
+WORK = """
+import os, sys, time
+from dataclasses import dataclass
+from remind.core.cli import main
+from remind.core.processes import spawned_pool
+from remind.core.progress import ProgressBar
+
+@dataclass
+class Config:
+    pass
+
+def work(cfg):
+    bar = ProgressBar("work", 9)
+    with spawned_pool(1) as pool:
+        asleep = pool.submit(time.sleep, 60)
+        print(pool.submit(os.getpid) and [*pool._processes][0], flush=True)
+        asleep.result()
+
+if __name__ == "__main__":
+    main(Config, work, "", [])
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_and_its_workers_in_a_line(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "REMIND_QUIET": ""}
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "work.py"], env=variables, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    # a terminal sends Ctrl-C to all processes of a command
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors.splitlines()[1:]) == (status, [f"stopped by {number.name}"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)

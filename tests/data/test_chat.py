@@ -89,6 +89,11 @@ def test_questions_in_a_chat(written):
     messages = [GOOD, {"speaker": "Ben", "text": "ho"}]
     forms = (
         [{"id": "us", "messages": messages, "questions": ASKED}],
+        [
+            {"id": "us", "messages": messages},
+            {"dialogue": "us", "questions": ASKED},
+            {"id": "we", "messages": messages},
+        ],
         [{**messages[0], "dialogue": "us"}, {"dialogue": "us", "questions": ASKED}, {**messages[1], "dialogue": "us"}],
     )
     for form in forms:

@@ -97,13 +97,8 @@ def lay_out(folder: Path) -> None:
         ]
         samples.append(said)
     write_json(folder / "locomo10.json", samples[:4])
-    for number, sample in enumerate(samples[4:], 1):
-        talk = {"name": str(number), "qa": sample["qa"]}
-        for n in (1, 2):
-            turns = sample["conversation"][f"session_{n}"]
-            talk[f"session_{n}"] = [{"clean_text" if key == "text" else key: v for key, v in t.items()} for t in turns]
-            talk[f"session_{n}_date_time"] = f"0{n}.01.2024, 22:42:04"
-        write_json(folder / "realtalk" / f"Chat_{number}.json", talk)
+    # what it is is recognised from the content
+    write_json(folder / "realtalk" / "chats.json", samples[4:])
     lines = [turn["text"] for sample in samples for turn in sample["conversation"]["session_1"]]
     dialog = [{"text": text, "id": f"Speaker {n % 2 + 1}"} for n, text in enumerate(lines)]
     row = {"personas": [], "dialog": dialog, "previous_dialogs": [], "init_personas": []}

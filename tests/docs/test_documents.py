@@ -7,10 +7,7 @@ import importlib.util
 import io
 import re
 import runpy
-import subprocess
-import tomllib
 import warnings
-from argparse import SUPPRESS
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +16,12 @@ from unittest import mock
 
 import pytest
 import yaml
-from accelerate.commands.config.config_args import load_config_from_file
-from doc_commands import CONFIGS, PAGES, README, ROOT, Command, all_commands, block_commands, blocks, comments, spans
+from doc_commands import CONFIGS, PAGES, ROOT, Command, all_commands, blocks, spans
 from in_process import run_module
 
 from remind import read
 from remind.commands import COMMANDS
 from remind.core import cli
-from remind.data.dialogue import Question
 from remind.data.readers import FORMATS
 
 #: Modules that are run with `python -m`: experiments, benchmarks, and the picture of the inspector page.
@@ -73,14 +68,6 @@ def help_of(program: str) -> str:
     return page.getvalue()
 
 
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in PLAIN])
-def test_help_explains_every_field(program: str) -> None:
-    for action in cli.make_parser(program_of(program)[0], "")._actions:
-        if action.help is not SUPPRESS and action.option_strings:
-            assert action.option_strings[-1] in help_of(program)
-            assert str(action.help or "").strip(), f"{action.option_strings[-1]} has no description"
-
-
 def test_every_program_and_every_config_is_in_a_document() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, *CONFIGS))
     for program in PROGRAMS:
@@ -114,18 +101,6 @@ def test_a_command_is_one_its_program_takes(command: Command) -> None:
                 pytest.fail(f"{command}: {said.getvalue()}", pytrace=False)
 
 
-def test_every_option_the_text_names_exists() -> None:
-    # of accelerate launch, git and pip
-    options = {"--print_config", "--config_file", "--help", "--version", "--cpu", "--num_processes"}
-    options |= {"--extra-index-url", "--prompts"}
-    options.update(*(re.findall(r"--[\w.]+", help_of(program)) for program in PROGRAMS))
-    for span in (*spans(), *block_commands(), *comments()):
-        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.\w+)*", span.text):
-            # fields of optional groups (llm.default.base_url) are no options of their own, their group is
-            exists = option in options or any(option.startswith(f"{name}.") for name in options)
-            assert exists, f"{span.place}: no program has {option}"
-
-
 def test_paths_and_links_are_there() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8")):
@@ -149,17 +124,6 @@ def test_modules_the_text_names_can_be_imported() -> None:
             assert is_module or hasattr(imported, attribute), f"{span.place}: {span.text}"
 
 
-def test_targets_of_make_and_extras_of_pip_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    lines = [command.text for command in (*spans(), *block_commands())]
-    for target in {word for line in lines for word in re.findall(r"^make (\w+)", line)}:
-        assert not subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=False).returncode, target
-    for line in lines:
-        if line.startswith("pip install"):
-            names = [name for listed in re.findall(r"\[([\w,-]+)\]", line) for name in listed.split(",")]
-            assert set(names) <= set(extras)
-
-
 def test_files_of_the_page_on_data_are_read_as_it_says(tmp_path: Path) -> None:
     """The chat, questions of one's own, the example of RefMem-Bench JSONL, and a mapping of JSON."""
     chat, asked, records, _ = (block for block in blocks("json") if block.page == "docs/data.md")
@@ -173,26 +137,5 @@ def test_files_of_the_page_on_data_are_read_as_it_says(tmp_path: Path) -> None:
     lines = [part for part in re.split(r"(?<=\})(?=\{\"type\")", "".join(records.lines)) if part]
     (tmp_path / "example.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert [question.id for question in read(tmp_path / "example.jsonl").questions] == ["q0001"]
-    for language, name, sign in (("yaml", "mapping.yaml", "dialogue:"), ("json", "official.json", '{"conversations"')):
-        [block] = [b for b in blocks(language) if b.page == "docs/data.md" and b.lines[0].startswith(sign)]
-        (tmp_path / name).write_text("\n".join(block.lines), encoding="utf-8")
-    options = ("a car", "a bike")
-    told = Question("c1-q000", "c1", "What does Ana ride?", "single", options, ("B",), ("s1:T1",), split="test")
-    assert read(tmp_path / "official.json", str(tmp_path / "mapping.yaml")).questions == (told,)
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert set(FORMATS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-
-
-def test_the_readme_is_short_and_links_every_page() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    names = {str(page.relative_to(ROOT)) for page in PAGES[1:]} - {"docs/index.md", "docs/reference.md"}
-    assert not {name for name in names if name not in text}
-
-
-def test_accelerate_takes_its_configs() -> None:
-    """That launchers for GPUs shard and train is tested where two processes do."""
-    for path in (path for path in CONFIGS if path.parent.name == "accelerate"):
-        loaded, settings = load_config_from_file(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert loaded.num_processes == 2
-        assert set(settings) <= set(vars(loaded))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 from doc_commands import README, Block, Command, all_commands, block_commands, snippets
 from doc_desk import DEMO, RECIPES, Desk
 
 from remind.commands import COMMANDS
-from remind.core.files import read_json
 
 pytestmark = pytest.mark.slow
 
@@ -40,17 +38,6 @@ def test_a_command_runs(desk: Desk, command: Command) -> None:
 
 def test_all_commands_are_among_them() -> None:
     assert {command.program for command in chosen()} == set(COMMANDS) == set(RECIPES)
-
-
-def test_the_demo_prints_what_its_reports_say(desk: Desk) -> None:
-    text, out = desk.run(DEMO), desk.folder / "runs" / "demo"
-    reports = [read_json(out / name / "report.json") for name in ("evaluation-before", "evaluation")]
-    assert [Path(report["config"]["model"]).name for report in reports] == ["nano", "run-pra-exported"]
-    for name in ("single", "multi", "direct", "all"):
-        parts = [report["overall"] if name == "all" else report["by_format"][name] for report in reports]
-        cells = [f"{100 * part['accuracy']['value']:.1f}" for part in parts]
-        rows = [line.split() for line in text.splitlines()]
-        assert [name, "accuracy", str(parts[0]["accuracy"]["n"]), *cells] in [row[:5] for row in rows]
 
 
 # README.md's: tests/core/test_wheel.py

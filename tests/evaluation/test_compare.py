@@ -71,9 +71,7 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"split": "dev", "judge": "x"}, r"differ in: judge \('chat-1 judge=m' and 'x'\); split \('test' and 'dev'\)$"),
-        ({"encoder": "other"}, r"encoder \('minilm' and 'other'\)"),
         ({"inputs": {"talk.json": "3" * 64, "b.json": "4"}}, r"data.b.json \(None and '4'\); data.talk.json \('2{64}'"),
-        ({"judge_prompt": "bbbb"}, r"judge_prompt \('aaaa' and 'bbbb'\)"),
     ],
 )
 def test_refuses_runs_of_another_yardstick(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -12,15 +12,15 @@ import torch
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import input_hashes
-from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Asked, Prompt, Prompter, control, most_frequent
 from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Context, Contexts
 from remind.evaluation.run import run_evaluation
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.generate import Generation
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,
@@ -157,12 +157,6 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
     # the strategy of x0 stands where it stands there
     assert prompt_of("rag_strategy", chunk_tokens=20).text == rendered(kept, STRATEGY)
     assert prompt_of("rag", chunk_tokens=20, rag_tokens=1).text in map(rendered, by_hand)
-
-
-@pytest.mark.parametrize("name", ["no_context", "evidence", "oracle", "rag", "full_context_strategy", "altered"])
-def test_no_condition_brings_back_a_hint_that_the_states_do_without(name: str) -> None:
-    assert NO_INFORMATION in prompt_of(name).text
-    assert NO_INFORMATION not in prompt_of(name, record_with(abstention=False)).text
 
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:

@@ -83,5 +83,3 @@ def test_other_pixels_are_asked_again_and_who_shows_none_is_refused(cfg: Evaluat
     cfg = replace(cfg, out=str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="images pixels: none takes text only"):
         run_evaluation(cfg, answerer=FixedAnswers("text", Generation("", 0)))
-    with pytest.raises(ConfigError, match="images pixels: minilm takes no images"):
-        run_evaluation(replace(cfg, model="minilm"))

@@ -22,8 +22,6 @@ from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import part_name
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.team import Team
-from remind.models.backbone import load_backbone
-from remind.models.generate import Generation, generate
 from remind.states.records import StateRecord
 
 #: As scripts/evaluate.py, but after its first row process 1 does what is asked of it.
@@ -125,20 +123,3 @@ def test_several_processes_need_a_local_model(cfg: EvaluateConfig, monkeypatch: 
     monkeypatch.setattr("remind.evaluation.run.join", lambda: Team(Shard(0, 2)))
     with pytest.raises(ConfigError, match=r"only questions to a local model .* start one process"):
         run_evaluation(replace(cfg, answers="server"))
-
-
-def test_batches_are_dealt_out_whole_and_what_is_left_evenly() -> None:
-    backbone = load_backbone("nano-untrained")
-    prompts = ["word " * n for n in (5, 1, 9, 2, 7, 3, 8)] + ["word " * 40_000]
-
-    def answers(shard: Shard, left: Any = range(8)) -> dict[int, Generation]:
-        outputs: dict[int, Generation] = {}
-        generate(backbone, prompts, 3, 2, [n not in left for n in range(8)], outputs.__setitem__, shard)
-        return outputs
-
-    whole, parts = answers(Shard()), [answers(Shard(index, 3)) for index in range(3)]
-    assert whole[7].failure == "too_long"
-    assert sum(map(len, parts)) == 8
-    assert {index: output for part in parts for index, output in part.items()} == whole
-    # by length: 2 6, 4 0, 5 3, 1; of the two batches with something left each takes one
-    assert [set(answers(Shard(index, 2), (6, 5))) for index in (0, 1)] == [{6}, {5}]

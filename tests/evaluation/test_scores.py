@@ -56,7 +56,6 @@ def test_scores_by_hand(six: list[StateRecord]) -> None:
     assert len(set(lines)) == len(lines)
     row, total = summarise((one.row() for one in scores), resamples=50), counts(scores)
     assert (row["memory_recall"]["value"], row["memory_recall"]["n"]) == (pytest.approx((0.5 + 1.0 + 0.5) / 3), 3)
-    assert [row[name]["n"] for name in ("memory_recall_text", "evidence_recall", "bleu1")] == [2, 5, 2]
     assert (total["questions"], total["answered"], total["failures"]) == (6, 5, {"too_long": 1})
     assert (total["prompt_tokens"], total["new_tokens"]) == (149, 25)
     assert total["problems"] == {"no explanation tag": 1}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 from remind.evaluation.config import EvaluateConfig, VLLMConfig
 from remind.evaluation.run import run_evaluation
 from remind.models.nano import nano_folder
@@ -104,21 +104,6 @@ def test_answers_are_those_of_a_local_model(cfg: EvaluateConfig, engine: Engine,
     assert report["model"] == {"name": "nano", "kind": "vllm 0.0", "max_length": most}
     expected = {"model": str(nano_folder()), "dtype": "float32", "tensor_parallel_size": 1}
     assert engine.made == expected | {"load_format": "safetensors", "max_model_len": most}
-
-
-def test_a_run_is_resumed_by_the_same_engine_only(cfg: EvaluateConfig, engine: Engine) -> None:
-    own = replace(cfg, answers="vllm", vllm=VLLMConfig(max_model_len=4096))
-    run_evaluation(own)
-    path = Path(own.out) / "predictions.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]) + b'{"question')
-    engine.handed.clear()
-    # how the engine uses GPUs does not matter
-    again = run_evaluation(replace(own, vllm=VLLMConfig(max_model_len=4096, tensor_parallel_size=2, at_once=1)))
-    assert (again["resumed"], [len(prompts) for prompts in engine.handed]) == (3, [1, 1, 1])
-    assert path.read_bytes() == whole
-    with pytest.raises(ConfigError, match="differs in answers, max_model_len, model"):
-        run_evaluation(cfg)
 
 
 def test_what_the_engine_refuses_is_told_in_a_line(cfg: EvaluateConfig, engine: Engine, tmp_path: Path) -> None:

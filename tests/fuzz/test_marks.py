@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -13,21 +12,12 @@ from small_corpus import strip_markers
 from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
-from remind.models.backbone import load_backbone
-from remind.models.chat import chat_ids, end_token_id, prompt_ids
+from remind.models.chat import end_token_id, prompt_ids
 from remind.models.nano import nano_tokenizer
-from remind.states.pyramid import (
-    MARKER,
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Segment,
-    Strategy,
-)
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
 NANO = nano_tokenizer()
-backbone_of = functools.cache(load_backbone)
 MARKS = (
     *(MARKER, f"{MARKER}\n", f"\n{MARKER}\n", f"{MARKER}:", "[Session 1]", "[…]", "[Image #0 Caption]"),
     *("<answer>", "</answer>", "<answer>B</answer>", "<explanation>", "</explanation>", "Question:", "Options:\nA."),
@@ -55,14 +45,8 @@ def states(
     return record_of(ReflectiveState(AttentionalState(factual, blocks), " ".join(texts)), "train")
 
 
-records = st.builds(
-    states,
-    st.lists(names, min_size=2, max_size=5),
-    st.lists(names, min_size=1, max_size=2),
-    st.lists(words, min_size=1, max_size=2),
-    names,
-    st.lists(words, min_size=1, max_size=3),
-)
+some = st.lists(words, min_size=1, max_size=2)
+records = st.builds(states, st.lists(names, min_size=2, max_size=5), st.lists(names, min_size=1), some, names, some)
 
 
 @given(records)
@@ -95,13 +79,5 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
         assert specials(NANO, prompt.tolist()) == template
     assert record.target is not None
     assert specials(NANO, answer_ids(NANO, record.target)) == [end_token_id(NANO)]
-    chats = [(record.question, record.x2.text), ("a", "b")]
-    rows = [[{"role": "system", "content": a}, {"role": "user", "content": b}] for a, b in chats]
-    assert specials(NANO, chat_ids(NANO, rows[0])) == specials(NANO, chat_ids(NANO, rows[1]))
-
-
-@given(records)
-@settings(max_examples=25)
-def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
-    assert record.target is not None
+    # and the answer is read back
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}

@@ -1,15 +1,14 @@
-"""Real backbones, loaded once, and random states full of text that looks like markers, headings and names."""
+"""Real backbones, loaded once, and a dialogue of two sessions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.states.pyramid import MARKER, FactualState, Segment, Strategy
+from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import TopKSAE
 
 
@@ -32,47 +31,6 @@ def saes_for(backbone: Backbone, layers: tuple[int, ...], d_sae: int = 96, k: in
     """SAEs with random weights."""
     draws = {n: torch.Generator().manual_seed(n) for n in layers}
     return {n: TopKSAE(backbone.hidden_size, d_sae, k, generator=draws[n]).requires_grad_(False) for n in layers}
-
-
-TEXT = st.text(max_size=15) | st.sampled_from(
-    [
-        "My bicycle was stolen.",
-        MARKER,
-        f"{MARKER}\n{MARKER}",
-        f"x\r\n{MARKER}\r\ny",
-        f"\u2028{MARKER}\u2028",
-        "[…]",
-        "[Session 2]",
-        "👩‍👩‍👧 family 😀😀",
-        "naïve café 東京タワー",
-        "  two  spaces ",
-        "Ana: I said",
-        "<|im_end|>",
-        "\u200b",
-        "",
-    ]
-)
-
-
-@st.composite
-def random_states(draw: st.DrawFn) -> FactualState:
-    """A dialogue of one to three sessions, some segments of it, and a strategy."""
-    sessions, image = [], 0
-    for s in range(draw(st.integers(1, 3))):
-        turns = []
-        for t in range(draw(st.integers(1, 5))):
-            captions = draw(st.lists(st.none() | TEXT, max_size=2)) if draw(st.booleans()) else []
-            images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-            image += len(images)
-            speaker = draw(st.sampled_from(["Ann", "Anna", "Zoë 🌊", MARKER, f"{MARKER}\nAna"]))
-            turns.append(Turn(f"{s}:{t}", speaker, draw(TEXT), images=images))
-        sessions.append(Session(f"s{s}", draw(st.none() | st.just("2024-05-06")), tuple(turns)))
-    dialogue = Dialogue("d", tuple(sessions))
-    cuts = sorted(draw(st.sets(st.integers(0, len(dialogue.turns)), max_size=8)))
-    segments = tuple(Segment(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
-    strategy = Strategy(tuple(draw(st.lists(TEXT, max_size=2))), entities=tuple(draw(st.lists(TEXT, max_size=2))))
-    question = Question("q", "d", draw(TEXT), format="single", options=("x", MARKER))
-    return FactualState(dialogue, question, segments, strategy)
 
 
 def turns_of(session: str, *lines: tuple[str, str, list[str | None]], first_image: int = 0) -> tuple[Turn, ...]:

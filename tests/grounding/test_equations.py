@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from remind.core.errors import ConfigError
 from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
 from remind.grounding.fusion import smooth_turns
-from remind.grounding.resonance import combine_layers
 from sae import SparseCodes
 
 D_SAE = 12
@@ -146,15 +145,6 @@ def test_turn_smoothing_is_a_weighted_mean_within_the_run(s: list[float], weight
         near += [(s[n], weight) for n in (k - 1, k + 1) if 0 <= n < len(s) and runs[n] == runs[k] and s[n] > -math.inf]
         expected = -math.inf if s[k] == -math.inf else sum(x * w for x, w in near) / sum(w for _, w in near)
         assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_layers_are_standardised_then_averaged() -> None:
-    first, second = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([10.0, 10.0, 40.0])
-    expected = sum((r - r.mean()) / r.std(correction=0) for r in (first, second)) / 2
-    torch.testing.assert_close(combine_layers([first, second]), expected)
-    assert combine_layers([first]) is first
-    for flat in (torch.zeros(4), torch.full((7,), 0.1), torch.zeros(0)):
-        assert combine_layers([flat, flat]).tolist() == [0.0] * len(flat)
 
 
 def test_bad_arguments_are_named_in_one_line() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 from remind.grounding.fusion import (
@@ -26,31 +26,9 @@ from remind.grounding.fusion import (
 )
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
-from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.states.pyramid import Segment
 from sae import SparseCodes
-from tests.grounding.conftest import saes_for
-
-
-def dialogue() -> Dialogue:
-    first = (
-        Turn("a0", "Ana", "Good morning! Did you sleep well?"),
-        Turn("a1", "Ben", "Not really, the dog barked all night."),
-        Turn("a2", "Ana", "", images=(Image(0, caption="a brown dog on a sofa"),)),
-        Turn("a3", "Ben", "My bicycle was stolen on Tuesday, by the way."),
-        Turn("a4", "Ben", ""),
-    )
-    second = (
-        Turn("b0", "Ben", "Did you find a red bicycle near the station?"),
-        Turn("b1", "Ana", "It is mine! Thank you."),
-        Turn("b2", "Ben", "Dinner is on you then.", time="2024-03-09T10:00:00"),
-    )
-    return Dialogue("d", (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
-
-
-def state_of(*segments: tuple[int, int]) -> FactualState:
-    strategy = Strategy(("Look for things that were lost.",), speakers=("Ben",), entities=("bicycle",))
-    parts = tuple(Segment(*ends) for ends in (segments or ((0, 4), (5, 7))))
-    return FactualState(dialogue(), Question("q", "d", "When was Ben's bicycle stolen?"), parts, strategy)
+from tests.grounding.conftest import dialogue, saes_for, state_of
 
 
 def z(values: list[float]) -> list[float]:
@@ -106,19 +84,20 @@ def test_fuse_is_the_weighted_sum_of_its_definition() -> None:
 
 
 def test_signals_of_turns(sentences: SentenceEncoder) -> None:
-    held = dialogue()
-    found = TurnIndex(held, sentences).signals(["Did Ben's bicycle get stolen in March?", "Was it Ana, on 07.03.2024?"])
-    assert found["speaker"].T.tolist() == [[0, 1, 0, 1, 1, 1, 0, 1], [1, 0, 1, 0, 0, 0, 1, 0]]
-    assert found["asks"][:, 0].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
+    found = TurnIndex(dialogue(), sentences).signals(
+        ["Did Ben's bicycle get stolen in March?", "Was it Ana, on 07.03.2024?"]
+    )
+    assert found["speaker"].T.tolist() == [[0, 1, 0, 1, 0, 1, 1, 0, 1, 0], [1, 0, 1, 0, 1, 0, 0, 1, 0, 1]]
+    assert found["asks"][:, 0].tolist() == [1, *[0] * 8, 1]
     # an answer follows a question in its own session
-    assert found["answers"][:, 0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
-    assert found["date"].T.tolist() == [[1.0] * 8, [0, 0, 0, 0, 0, 0.5, 0.5, 0.5]]
-    assert found["bm25"][:, 0].argmax() == 3
-    assert found["bm25"][[0, 1, 2, 4, 6, 7], 0].abs().max() == 0
-    lines = ["Ben: My bicycle was stolen on Tuesday, by the way.", "Ana: It is mine! Thank you."]
+    assert found["answers"][:, 0].tolist() == [0, 1, *[0] * 8]
+    assert found["date"].T.tolist() == [[1.0] * 10, [*[0] * 6, *[0.5] * 4]]
+    assert found["bm25"][:, 0].argmax() == 4
+    assert found["bm25"][[0, 1, 2, 3, 5, 7, 8, 9], 0].abs().max() == 0
+    lines = ["Ana: My bicycle was stolen on Tuesday, by the way.", "Ana: It is mine! Thank you."]
     asked = sentences.encode(["Did bicycle get stolen in March?"])[0]
     vectors = sentences.encode(lines)
-    torch.testing.assert_close(found["dense"][[3, 6], 0], vectors @ asked)
+    torch.testing.assert_close(found["dense"][[4, 7], 0], vectors @ asked)
 
 
 def test_how_close_days_are() -> None:
@@ -132,7 +111,8 @@ def test_how_close_days_are() -> None:
     # without a year the nearest one counts, also over New Year
     assert closeness(days, [NamedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
     assert closeness(days, [NamedDate(1)]).tolist() == [0, 1, 1, 0]
-    assert turn_dates(dialogue())[4:] == (date(2024, 3, 1), *[date(2024, 3, 5)] * 2, date(2024, 3, 9))
+    turns = (Turn("a", "Ana", "x"), Turn("b", "Ana", "x", time="2024-03-09T10:00:00"))
+    assert turn_dates(Dialogue("d", (Session("s", "2024-03-01", turns),))) == (date(2024, 3, 1), date(2024, 3, 9))
 
 
 def random_codes(n: int, d_sae: int, k: int, seed: int) -> SparseCodes:
@@ -179,7 +159,7 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_grounder_fuses_what_it_grounds(minilm: Backbone, sentences: SentenceEncoder) -> None:
     saes = saes_for(minilm, (4, 5), 64, 5)
     config = GroundingConfig(anchor_codes="question", layers="last", window=0)
-    state = state_of((0, 2), (4, 6))
+    state = state_of(segments=(Segment(0, 2), Segment(4, 8)))
     alone = {
         kind: Grounder(minilm, saes, None, replace(config, match=kind)).ground(state).salience
         for kind in ("summed", "each")
@@ -190,7 +170,7 @@ def test_the_grounder_fuses_what_it_grounds(minilm: Backbone, sentences: Sentenc
     assert list(trace.codes.layers) == [5]
 
     silent = [k for k, value in enumerate(alone["each"]) if value == -math.inf]
-    assert silent == [3]
+    assert silent == [4]
     signals = {
         name: values[list(state.positions), 0].tolist()
         for name, values in TurnIndex(state.dialogue, sentences).signals([state.question.text]).items()

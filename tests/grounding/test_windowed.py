@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import SparseEncoder, StateCodes, WindowedCodes
 from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import Segment, Strategy
 from tests.grounding.conftest import dialogue, saes_for, state_of
 
 
@@ -33,13 +37,14 @@ def spy(backbone: Backbone) -> Spy:
 
 def assert_same(first: StateCodes, second: StateCodes) -> None:
     assert (first.text, first.spans, list(first.layers)) == (second.text, second.spans, list(second.layers))
-    assert all(torch.equal(getattr(first, name), getattr(second, name)) for name in ("turn", "part", "turn_tokens"))
+    pairs = [(getattr(first, name), getattr(second, name)) for name in ("turn", "part", "turn_tokens")]
     for one, other in zip(first.layers.values(), second.layers.values(), strict=True):
-        assert torch.equal(one.idf, other.idf)
-        for name in ("dialogue", "reasoning", "anchors"):
-            a, b = getattr(one, name), getattr(other, name)
-            assert torch.equal(a.values, b.values)
-            assert torch.equal(a.indices, b.indices)
+        codes = [(getattr(one, name), getattr(other, name)) for name in ("dialogue", "reasoning", "anchors")]
+        pairs += [
+            (one.idf, other.idf),
+            *((getattr(a, n), getattr(b, n)) for a, b in codes for n in ("values", "indices")),
+        ]
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano: Backbone, tmp_path: Path) -> None:
@@ -74,3 +79,17 @@ def test_the_key_of_an_entry_has_all_it_depends_on(nano: Backbone, tmp_path: Pat
     with torch.no_grad():
         list(model.parameters())[-1].view(-1)[-1].add_(1e-3)
     assert entries(encoder(replace(nano, model=model))) == 6
+
+
+@pytest.mark.parametrize("mode", ["joint", "windowed"])
+def test_results_depend_neither_on_batch_size_nor_on_the_caches(nano: Backbone, mode: str) -> None:
+    def grounder(**more: Any) -> Grounder:
+        config = GroundingConfig(budget_share=0.6, window=0, context_codes=mode, window_tokens=12, **more)  # type: ignore[arg-type]
+        return Grounder(nano, saes_for(nano, (1, 3), k=24), None, config)
+
+    states = [state_of(), state_of(Strategy(("Look for a red bicycle.",), entities=("park",)), (Segment(1, 7),))]
+    plain = [grounder().ground(one) for one in states]
+    other = grounder(batch_size=3).ground(states[0])
+    assert other.salience == pytest.approx(plain[0].salience, rel=1e-4, abs=1e-4)
+    used = grounder(cached_dialogues=2)
+    assert [used.ground(states[n]) for n in (0, 1, 1, 0)] == [plain[n] for n in (0, 1, 1, 0)]

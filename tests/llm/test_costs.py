@@ -84,26 +84,21 @@ def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path) -> None:
 
 
 def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "llm:\n  default: {model: big, base_url: 'http://h:1/v1', price_prompt: 2}\n  cues: {model: small}\n"
-    )
-    words = ["--out", "o", "--config", str(file), "--llm.cues.base_url", "http://i:2/v1", "--llm.judge.model", "wise"]
-    cfg = parse(Config, "", [*words, "--llm.judge.extra_body", "{seed: 1}", "--llm.cache", "null"]).llm
-    assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1", price_prompt=2)
+    (tmp_path / "c.yaml").write_text("llm: {default: {model: big, base_url: 'http://h:1/v1'}, cues: {model: small}}")
+    words = ["--out", "o", "--config", str(tmp_path / "c.yaml"), "--llm.cues.base_url", "http://i:2/v1"]
+    cfg = parse(Config, "", [*words, "--llm.judge.model", "wise", "--llm.judge.extra_body", "{seed: 1}"]).llm
+    assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1")
     assert cfg.endpoint("cues") == EndpointConfig("small", "http://i:2/v1")
-    assert (cfg.endpoint("judge"), cfg.cache) == (EndpointConfig("wise", extra_body={"seed": 1}), None)
+    assert cfg.endpoint("judge") == EndpointConfig("wise", extra_body={"seed": 1})
     for wrong, reason in (
         (["--llm.judge.retries", "-1"], "llm.judge.retries: Input should be greater than or equal to 0"),
         (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
-        (["--llm.judge.colour", "red"], "colour"),
     ):
         with pytest.raises(SystemExit):
             parse(Config, "", ["--out", "o", *wrong])
         message = capsys.readouterr().err
         assert reason in message
-        assert message.count("\n") == 1
-        assert "pass@" not in message
+        assert (message.count("\n"), "pass@" in message) == (1, False)
     # stages of one endpoint share a model
     chats = Chats(cfg)
     assert chats.stage("summary") is chats.stage("strategy") is not chats.stage("cues")

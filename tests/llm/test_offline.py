@@ -8,8 +8,8 @@ from remind import read
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
 from remind.data.sample import sample_path
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (

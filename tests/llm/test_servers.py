@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 from chat_samples import ask, chat
 from fault_proxy import Proxy, completion, error
+from transformers import AddedToken
 
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
-from remind.llm.auxiliary import ChatLLM
 from remind.llm.cache import ReplyCache
 from remind.llm.request import Message, Request
 from remind.llm.structured import object_schema
+from remind.models.generate import text_of
+from remind.models.nano import nano_tokenizer
+from remind.perception.auxiliary import ChatLLM
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
+from remind.text.thoughts import without_thoughts
 
 pytestmark = pytest.mark.usefixtures("quick")
 TALK = Dialogue("talk", (Session("s", None, (Turn("1", "Ana", "I sold the piano."), Turn("2", "Ben", "Why?"))),))
@@ -75,6 +79,19 @@ def test_nothing_a_model_thinks_is_read_as_what_it_says(form: str) -> None:
     assert parse_answer(bare.text, visual=True).images == {1}
     # packages read replies by rules of their own
     assert json.loads(whole.text)["choices"][0]["message"]["content"].strip() == RIGHT["<answer>"]
+
+
+@pytest.mark.parametrize("opening", ["<think>", " [THINK] ", "<seed:think>", "<|channel|>analysis<|message|>"])
+def test_a_thought_that_never_ends_is_no_answer(opening: str) -> None:
+    assert without_thoughts(opening + THOUGHT) == ""
+    assert not parse_answer(opening + THOUGHT, "single", ("a", "b")).readable
+
+
+def test_marks_of_thoughts_are_seen_where_a_tokenizer_counts_them_as_special() -> None:
+    tokenizer = nano_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in ("[THINK]", "[/THINK]", "<x>")])
+    text = text_of(tokenizer, tokenizer("[THINK]Maybe A.[/THINK]B<x>", add_special_tokens=False)["input_ids"])
+    assert without_thoughts(text) == "B"
 
 
 def body(message: Any = None, reason: Any = "stop", **fields: Any) -> bytes:
@@ -157,24 +174,25 @@ def test_prompts_that_are_too_long_and_unlike_failures_end_nothing(message: Call
 
 
 @pytest.mark.parametrize(
-    ("refused", "message"),
+    ("refused", "status", "message"),
     [
-        ("response_format", "'response_format.type' must be text"),
-        ("system", "System role not supported"),
-        ("system", "Conversation roles must alternate user/assistant"),
-        ("max_tokens", "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."),
+        ("response_format", 400, "'response_format.type' must be text"),
+        ("system", 400, "System role not supported"),
+        ("system", 400, "Unsupported value: 'messages[0].role' does not support 'system' with this model."),
+        ("system", 500, "Jinja Exception: Conversation roles must alternate user/assistant"),
+        ("max_tokens", 400, "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."),
     ],
 )
-def test_what_a_server_does_not_take_is_put_in_another_way_from_then_on(refused: str, message: str) -> None:
+def test_what_a_server_does_not_take_is_put_in_another_way(refused: str, status: int, message: str) -> None:
     def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         if refused in sent or refused in [one["role"] for one in sent["messages"]]:
-            return error(400, message)
+            return error(status, message)
         return 200, {}, completion('{"N": "3", "why": "so"}')
 
     messages = Message("system", "Be brief."), Message("user", "How many?")
     requests = [Request(messages, "judge", max_tokens=room, schema=SCHEMA) for room in range(1, 5)]
     with Proxy(answer=answer) as proxy:
-        replies = chat(proxy.url, concurrency=1).complete(requests)
+        replies = chat(proxy.url, concurrency=1, retries=0).complete(requests)
     assert ([reply.value for reply in replies], proxy.hits) == ([{"n": 3}] * 4, 5)
     first, last = proxy.bodies[0], proxy.bodies[-1]
     expected = {"response_format": first["response_format"], "messages": first["messages"], "max_tokens": 4}

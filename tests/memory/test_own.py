@@ -16,13 +16,13 @@ from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.ground import load_saes
-from remind.llm.auxiliary import OfflineLLM
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Services, System
 from remind.memory.systems import make_system
 from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 

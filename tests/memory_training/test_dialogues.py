@@ -119,11 +119,11 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(source: Any, tmp_pa
             assert kept == [one.text for role in ROLES for one in bank.state().kept(role)]  # type: ignore[attr-defined]
         assert again.asked == [view.request() for lesson in lessons for view in lesson.views] == chat.asked
         # what is retrieved: the block, then as many entries
-        exam = lessons[0].examined.func.__self__
-        for exam.top in (1, 3, 50):
-            found = exam.memories(bank.state(), Query("What is my pet now?"))  # type: ignore[attr-defined]
-            same = bank.retrieve(Query("What is my pet now?"), k=exam.top + (found[0].kind == "core")).memories
-            assert [one.text for one in found] == [one.text for one in same]
+        exam, query = lessons[0].examined.func.__self__, Query("What is my pet now?")
+        exam.top = 3
+        found = exam.memories(bank.state(), query)  # type: ignore[attr-defined]
+        same = bank.retrieve(query, k=3 + (found[0].kind == "core")).memories
+        assert [one.text for one in found] == [one.text for one in same]
 
 
 def test_memories_are_worth_what_the_judge_says(source: Any) -> None:
@@ -153,8 +153,6 @@ def test_sessions_that_are_of_no_use_are_left_out(source: Any, capsys: pytest.Ca
     once = ScriptedChat(lambda request: lost(request) if next(count) == 6 else part(request))
     assert len(source(memory=once).lessons(size, 10**6)) == 1
     assert "1 of 2 sessions are left out" in capsys.readouterr().err
-    with pytest.raises(DataError, match="replies could not be had in any session"):
-        source(memory=ScriptedChat(lost)).lessons(size, 10**6)
 
 
 # SaliMory
@@ -253,15 +251,12 @@ def test_what_dialogues_cannot_use(chat: Path, small: Path, source: Any, tmp_pat
     for changes, message in (
         ({"model": "pico"}, "pico knows the words of the memory world only"),
         ({"llm": LLMConfig()}, r"adrpo needs endpoints for llm\.memory, llm\.answer, llm\.judge \(or llm\.default\)"),
-        ({"llm": LLMConfig(EndpointConfig("m", "local"), cache=None)}, "needs llm.cache"),
     ):
         with pytest.raises(ConfigError, match=message):
             config(tmp_path, chat, "adrpo", **changes)
     cfg = config(tmp_path, chat, "adrpo")
-    for changed, error, message in (
-        (replace(cfg, data=replace(cfg.data, split="dev")), DataError, "no question has evidence and a free"),
-        (replace(cfg, model=str(small)), ModelError, "dialogues need an instruction model"),
-    ):
-        with pytest.raises(error, match=message):
-            train.train_memory(changed)
+    with pytest.raises(DataError, match="no question has evidence and a free"):
+        train.train_memory(replace(cfg, data=replace(cfg.data, split="dev")))
+    with pytest.raises(ModelError, match="dialogues need an instruction model"):
+        train.train_memory(replace(cfg, model=str(small)))
     assert not (tmp_path / "adrpo").exists()

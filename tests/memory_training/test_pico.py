@@ -56,10 +56,8 @@ def test_replies_become_entries_and_later_ones_refer_to_what_is_shown() -> None:
 @pytest.mark.parametrize(
     ("role", "reply"),
     [
-        ("episodic", "ADD t1"),
         ("episodic", "ADD m1 <end>"),
         ("episodic", "UPDATE m1 t1 <end>"),
-        ("procedural", "MERGE m1 m2 <end>"),
         ("core", "ADD t1 UPDATE m1 t2 <end>"),
     ],
 )

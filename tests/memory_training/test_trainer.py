@@ -30,11 +30,6 @@ def make(policy: Backbone, out: Path, task: Any = None, rl: Any = None, **change
     return trainer
 
 
-@pytest.fixture
-def trainer(policy: Backbone, tmp_path: Path) -> EpisodeTrainer:
-    return make(policy, tmp_path)
-
-
 class Contrasted(TwoRoles):
     """Long prompts, which all rollouts of a group share, and two rollouts of a role compared."""
 
@@ -103,18 +98,11 @@ def test_two_passes_are_one(policy: Backbone, tmp_path: Path) -> None:
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_a_pass_without_traces_moves_nothing(trainer: EpisodeTrainer) -> None:
-    loss = trainer.loss(trainer._wrapped, trainer._chunk([], [], 1, 1))
-    assert loss.item() == 0.0
-    assert not any(gradient.any() for gradient in gradients(trainer, loss))
-
-
-@pytest.mark.parametrize("more", [0, 3])
 def test_episodes_run_side_by_side_and_keep_their_own_replies(
-    more: int, trainer: EpisodeTrainer, monkeypatch: pytest.MonkeyPatch
+    policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may ask more: then stand-ins are completed, and dropped."""
-    asked: list[int] = []
+    asked, more, trainer = list[int](), 3, make(policy, tmp_path)
 
     def complete(model: Any, prompts: list[list[int]], settings: Any) -> list[list[int]]:
         """A completion that names its prompt; with an `a` after odd prompts."""
@@ -130,39 +118,37 @@ def test_episodes_run_side_by_side_and_keep_their_own_replies(
     assert not trainer._sample([])
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_vllm_answers_in_place_of_the_model(
-    mode: Any, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_answers_in_place_of_the_model(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the interface that TRL has for it gets each round's prompts, and new weights every step."""
     pytest.importorskip("trl", reason="needs the extra rl")
     theirs, told = import_module("trl.generation.vllm_generation"), list[Any]()
-    wanted = {
-        name: list(inspect.signature(getattr(theirs.VLLMGeneration, name)).parameters)
-        for name in ("__init__", "generate")
-    }
+    wanted, names = (
+        list(inspect.signature(one).parameters) for one in (theirs.VLLMGeneration, theirs.VLLMGeneration.generate)
+    )
+    assert (wanted[:3], names[1:4]) == (
+        ["model", "accelerator", "processing_class"],
+        ["prompts", "images", "num_generations"],
+    )
 
     class Engine:
         def __init__(self, *args: Any, **settings: Any) -> None:
             assert len(args) == 3
-            assert wanted["__init__"][1:4] == ["model", "accelerator", "processing_class"]
-            assert settings.keys() <= set(wanted["__init__"])
+            assert settings.keys() <= {*wanted}
             told.append((settings["mode"], settings["temperature"]))
 
         def sync_weights(self) -> None:
             told.append("weights")
 
         def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
-            assert wanted["generate"][1:4] == ["prompts", "images", "num_generations"]
             told.append(len(prompts))
             return None, [[2, END] for _ in prompts], None, None
 
     monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
-    trainer = make(policy, tmp_path, rl={"vllm": mode})
+    trainer = make(policy, tmp_path, rl={"vllm": "server"})
     assert sum(len(chunk.advantage) for chunk in trainer.chunks([[0], [1]])) == 16
     trainer.state.global_step = 1
     trainer.chunks([[2], [3]])
-    assert told == [(mode, 0.7), "weights", 8, 8, "weights", 8, 8]
+    assert told == [("server", 0.7), "weights", 8, 8, "weights", 8, 8]
 
 
 def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: Backbone, tmp_path: Path) -> None:

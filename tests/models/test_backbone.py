@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import (
-    T5Config,
-)
+from transformers import T5Config
 
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.core.errors import ModelError
-from remind.models.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, tokenize
+from remind.models.chat import chat_ids, prompt_ids, prompt_tokens, tokenize
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
@@ -25,12 +23,6 @@ AWKWARD = [
     "<|im_end|> inside <|image_pad|> text",
     "",
 ]
-
-
-def minilm_tokenizer():
-    from remind.models.backbone import load_backbone
-
-    return load_backbone("minilm").tokenizer
 
 
 def byte_of_symbol() -> dict[str, int]:
@@ -157,12 +149,3 @@ def test_templates_that_do_not_show_a_message_are_refused(template):
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=r"^[^\n]*does not show every message[^\n]*$"):
         prompt_ids(tokenizer, "Where is it?")
-
-
-def test_end_token():
-    bert, other = minilm_tokenizer(), nano_tokenizer()
-    other.eos_token = "<|endoftext|>"
-    assert (end_token_id(bert), end_token_id(other)) == (bert.sep_token_id, end_token_id(TOKENIZER))
-    nothing = types.SimpleNamespace(get_added_vocab=dict, eos_token_id=None, sep_token_id=None)
-    with pytest.raises(ModelError, match="end token"):
-        end_token_id(nothing)

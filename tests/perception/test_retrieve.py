@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
-from remind.llm.auxiliary import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.auxiliary import OfflineLLM
 from remind.perception.perceive import (
     DENSE_CONTEXT,
     LEXICAL_CONTEXT,
@@ -215,18 +214,3 @@ def test_relevance_is_the_cosine_of_eq_1() -> None:
     single = relevance(torch.tensor(q, dtype=torch.float32), torch.tensor(cues, dtype=torch.float32))
     np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
     assert by_falling(np.array([1.0, 3.0, 1.0, 2.0])) == [1, 3, 0, 2]
-
-
-@pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_finds_the_turns_a_question_is_about(method: Any, encoder: Any, park: Dialogue) -> None:
-    index = DialogueIndex(park, encoder, OfflineLLM(), SegmentConfig(max_tokens=40), None)
-    config = RetrieveConfig(method=method, whole_tokens=0)
-    for question, wanted in (
-        ("What is the name of Ana's greyhound?", "1:3"),
-        ("Which bowl did Ben make in pottery class?", "1:8"),
-        ("With whom does Ben share the flat in Lisbon?", "2:5"),
-        ("¿Qué?", None),  # no word of the dialogue
-    ):
-        segments = retrieve(index, question, encoder.encode([question])[0], None, config).segments
-        assert segments
-        assert wanted in {None, *(park.turns[p].id for p in within(segments))}

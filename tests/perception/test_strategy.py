@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from remind.core.errors import DataError
-from remind.data.dialogue import Dialogue, Question
-from remind.llm.auxiliary import OfflineLLM
+from remind.data.dialogue import Question
+from remind.perception.auxiliary import OfflineLLM
 from remind.text.words import guide, kind_of, target_speakers, temporal_scope
+from tests.perception.conftest import build
 
-
-@pytest.fixture
-def people(make_dialogue: Callable[..., Dialogue]) -> Dialogue:
-    return make_dialogue(
-        ["Melanie Green: I paint lakes.", "Caroline: Nice.", "Mae O'Brien: A kayak trip, then paint.", "Carl: Paint."]
-    )
+PEOPLE = build(
+    ["Melanie Green: I paint lakes.", "Caroline: Nice.", "Mae O'Brien: A kayak trip, then paint.", "Carl: Paint."]
+)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +22,8 @@ def people(make_dialogue: Callable[..., Dialogue]) -> Dialogue:
         ("Did Ms. Green call O'Brien?", ("Melanie Green", "Mae O'Brien")),
     ],
 )
-def test_target_speakers(text: str, expected: tuple[str, ...], people: Dialogue) -> None:
-    assert target_speakers(people, text) == expected
+def test_target_speakers(text: str, expected: tuple[str, ...]) -> None:
+    assert target_speakers(PEOPLE, text) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,12 +39,12 @@ def test_temporal_scope(text: str, expected: tuple[str, ...]) -> None:
     assert temporal_scope(text) == expected
 
 
-def test_anchors_name_what_to_look_for(people: Dialogue) -> None:
+def test_anchors_name_what_to_look_for() -> None:
     texts = (
         'When did Caroline visit the kayak club in June 2023 with "Old Tom"?',
         "Is there paint or a kayak or a zebra?",
     )
-    told, rare = OfflineLLM().strategies(people, [Question("q", "d", text) for text in texts])
+    told, rare = OfflineLLM().strategies(PEOPLE, [Question("q", "d", text) for text in texts])
     assert (told.speakers, told.focus, told.scope) == (("Caroline",), ("visit",), ("June 2023",))
     assert told.entities == ("Old Tom", "kayak club")
     # rarer ones first: kayak occurs once, paint three times, zebra never

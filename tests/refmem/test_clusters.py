@@ -37,7 +37,7 @@ def some_vectors(seed: int, n: int = 90) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("method", ["average", "complete", "single"])
+@pytest.mark.parametrize("method", ["average", "complete"])
 def test_small_groups_are_those_of_the_tree_and_large_ones_those_of_kmeans(method: Any) -> None:
     vectors = some_vectors(0)
     tree = fcluster(linkage(pdist(vectors.astype(np.float64), "cosine"), method), 0.5, "distance")

@@ -22,38 +22,16 @@ ITEMS = [SINGLE, MULTI, DIRECT]
 NAMES = ("x", "y", "z")
 
 
-def test_items_and_rows_are_read_back_equal(tmp_path: Path) -> None:
-    path = tmp_path / "i.jsonl"
-    for items in (ITEMS, []):
-        write_items(path, items)
-        assert read_items(path) == items
-    # what is not an item's own is left out, and what need not be there may be missing
-    path.write_text(json.dumps({k: v for k, v in asdict(SINGLE).items() if v} | {"more": [1]}))
-    assert read_items(path) == ITEMS[:1]
-    rows = [
-        row(SINGLE, "Ana", "B", seconds=3.5, note=HOSTILE[2]),
-        row(MULTI, "Ana", (), remove=True, confidence=None, evidence=(), images=()),
-        row(DIRECT, "Ben", ("a quiet life", HOSTILE[0]), confidence=1, evidence=(), images=(0, 3)),
-    ]
-    write_rows(path, map(asdict, rows))
-    assert read_annotations(path, ITEMS) == rows
-
-
 def test_a_record_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (read_items, {"id": "one"}, "its id occurs twice"),
         (read_items, {"id": "\ud800"}, "Invalid JSON"),
         (read_items, {"branch": "sound"}, "branch: Input should be 'text' or 'image'"),
-        (read_items, {"images": [True]}, "images.0: Input should be a valid integer"),
         (read_items, {"answers": ["E"]}, "an answer that is no option"),
-        (read_items, {"format": "single"}, "several answers"),
         (read_annotations, {"fingerprint": "0" * 16}, "another build"),
         (read_annotations, {"answers": ["A", "B"]}, "one answer, not 2"),
-        (read_annotations, {"answers": []}, "answers or confidence are missing"),
-        (read_annotations, {"confidence": 10**40}, "confidence: Input should be less than or equal to 5"),
         (read_annotations, {"seconds": math.nan}, "seconds"),
-        (read_annotations, {"annotator": " "}, "annotator: Value error, is blank"),
         (read_annotations, {"item_id": "two", "fingerprint": None}, "Ana has annotated the item twice"),
     ]
     for read, change, message in wrong:
@@ -84,8 +62,6 @@ def test_letters_are_categories_and_options_decisions() -> None:
     ballots["b"]["y"] = row(items[1], "y", (), remove=True, confidence=None)
     figures = agreement(items[:2], ballots, ["x", "y"])
     assert (figures["all"]["items"], figures["all"]["left_out"], figures["remove"]["items"]) == (1, 1, 2)
-    # keep-keep and keep-remove: P̄ = 1/2, p = 3/4 and 1/4, P̄e = 5/8
-    assert figures["remove"]["kappa"] == pytest.approx((1 / 2 - 5 / 8) / (3 / 8))
     # direct answers are votes on candidates, and one for an answer of one's own
     assert choices(DIRECT, ("A Quiet  Life!", "sailing")) == (True, False, False, True)
     assert (phrase("Ｃafé, au lait."), phrase("!?")) == ("café au lait", "!?")
@@ -194,10 +170,7 @@ def test_undecided_items_are_listed_and_resolved(torn: Desk, capsys: pytest.Capt
     assert [(one["item_id"], one["state"], one["decided"]) for one in conflicts] == [
         ("b", "open", None), ("c", "open", None)
     ]  # fmt: skip
-    assert [vote["answers"] for vote in conflicts[0]["votes"]] == [["B"], ["C"], ["D"]]
-    shown = capsys.readouterr().out
-    for line in ("2 undecided items are left out", f"{torn.folder}/out/conflicts.jsonl", "- b: answers\n- c: answers"):
-        assert line in shown
+    assert "2 undecided items are left out" in capsys.readouterr().out
     # a row of conflicts.jsonl, filled in, is a resolution
     filled = {**conflicts[0], "answers": ["D"], "evidence": ["T3"]}
     assert list(torn.merge(filled)["undecided"]) == ["c"]
@@ -211,31 +184,15 @@ def test_undecided_items_are_listed_and_resolved(torn: Desk, capsys: pytest.Capt
         torn.merge(resolutions=str(torn.folder / "out" / "conflicts.jsonl"))
 
 
-def test_a_majority_can_be_put_up_for_discussion(tmp_path: Path) -> None:
-    given = item("a")
-    desk = Desk(tmp_path, [given], **{n: [row(given, n, vote)] for n, vote in zip(NAMES, "BBC", strict=True)})
-    assert desk.merge()["open"] == 0
-    assert desk.merge(discuss="all")["undecided"] == {"a": ["answers"]}
-    for resolution, answers in (({}, ("B",)), ({"answers": ["C"]}, ("C",))):
-        desk.merge({"item_id": "a", **resolution}, discuss="all")
-        assert desk.final["a"].answers == answers
-
-
 def test_resolutions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     desk = Desk(tmp_path, [item("a")], x=[row(item("a"), "x", "B")])
     for record, message in (({"item_id": "b"}, "another build"), ({"answers": ["Z"]}, "names no option")):
         with pytest.raises(DataError, match=message):
             desk.merge({"item_id": "a", **record})
-    with pytest.raises(DataError, match="resolved twice"):
-        desk.merge({"item_id": "a"}, {"item_id": "a"})
-
-
-def test_skipped_items_and_one_annotator(tmp_path: Path) -> None:
-    items = [item("a"), item("b"), item("c")]
-    result = Desk(tmp_path, items, x=[row(items[0], "x", "B"), row(items[1], "x", "C")]).merge()
-    assert (result["kept"], result["rows"], result["undecided"]) == (2, {"x": 2}, {"c": ["unannotated"]})
-    assert result["agreement"]["all"]["kappa"] is None
-    assert "One annotator" in (tmp_path / "out" / "report.md").read_text()
-    (tmp_path / "rows" / "x.jsonl").write_text("")
-    with pytest.raises(DataError, match="no annotation"):
-        Desk(tmp_path, items).merge()
+    # kept, by one annotator, but for what nobody has looked at
+    result = Desk(tmp_path, [item("a"), item("c")], x=[row(item("a"), "x", "B")]).merge()
+    assert (result["kept"], result["undecided"], result["agreement"]["all"]["kappa"]) == (
+        1,
+        {"c": ["unannotated"]},
+        None,
+    )

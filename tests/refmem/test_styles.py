@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import chat_samples  # noqa: F401  skips without the extra llm
@@ -45,7 +46,7 @@ def script(request: Request) -> str:
 
 def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     chat = ScriptedChat(script)
-    questions, rejected, counts = personal_questions([TALK], chat, P13nConfig())
+    questions, rejected, counts = personal_questions([TALK], SimpleNamespace(stage=lambda _: chat), P13nConfig())  # type: ignore[arg-type]
     # two sessions; then a request for each speaker with two signals, and one for each group
     assert counts == {
         "signals_asked": 2, "signals": 6, "points_asked": 2, "points": 6, "groups_asked": 2, "groups": 2,
@@ -66,7 +67,7 @@ def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     # what is said stands in fences alone
     assert all("kayak" not in FENCED.sub("", request.messages[1].text) for request in chat.asked)
     stubborn = ScriptedChat(lambda request: "I would rather not.")
-    questions, rejected, counts = personal_questions([TALK], stubborn, P13nConfig())
+    questions, rejected, counts = personal_questions([TALK], SimpleNamespace(stage=lambda _: stubborn), P13nConfig())  # type: ignore[arg-type]
     assert (questions, counts["signals"], {row["entry"] for row in rejected}) == ([], 0, {None})
 
 

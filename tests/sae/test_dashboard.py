@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from sae import ConfigError, FormatError, ShapeError
-from sae.dashboard import logit_effects, neighbours, write_dashboard
-from sae.pages import number, script_json, utf16
+from sae.dashboard import logit_effects, write_dashboard
+from sae.pages import number, utf16
 from sae.plots import held_out, plot_density, plot_training
-from sae.probe import Probe, TopExamples, collect
+from sae.probe import Probe, collect
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +58,19 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: Any, tmp_path:
         near, indices = cosine.sort(descending=True)
         assert row["near"][0][0] == int(indices[0])
         assert [value for _, value in row["near"]] == pytest.approx(near[:6].tolist(), abs=1e-3)
-    for text, ends, label in data["snippets"]:
-        assert ends[-1] == len(text)
-        words = text.replace("[BOS]", "").replace("[EOS]", "").strip()
-        assert words
-        assert words in texts[int(label.split()[1])]
+    for text, _, label in data["snippets"]:
+        assert text.replace("[BOS]", "").replace("[EOS]", "").strip() in texts[int(label.split()[1])]
     html = path.read_text(encoding="utf-8")
     assert "&lt;b&gt;2" in html
     assert "<b>2" not in html
-    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
     with pytest.raises(ConfigError, match="feature 48"):
         write_dashboard(path, coder, records, features=[48])
     with pytest.raises(ShapeError):
         write_dashboard(path, make_coder(16, d_sae=12), records)
     assert path.read_text(encoding="utf-8") == html
-    data = data_of(write_dashboard(path, coder, records, most=5))
     # the strongest first
+    data = data_of(write_dashboard(path, coder, records, most=5))
     assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
-    assert data["features"][0]["logits"] is None
-    assert data["features"][0]["drawn"] == []
 
 
 def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) -> None:
@@ -97,39 +90,6 @@ def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) 
     assert logit_effects(bert, probe.tokenizer, coder, [0]) is None
 
 
-def test_examples_drawn_at_random(probe: Probe, texts: list[str], tmp_path: Path) -> None:
-    coder, encoded = probe.coders[2], probe.encode(texts)
-    dense = [one.codes[2].dense(coder.d_sae) * one.counted[:, None] for one in encoded]
-    means, drawn = [], []
-    record = TopExamples(coder.d_sae, 2, (3, 3), tokenizer=probe.tokenizer, drawn=4)
-    for one in encoded:
-        record.add(one, 2)
-    for feature in record.features().tolist():
-        found = record.drawn(feature)
-        assert len(found) == min(4, sum(bool((part[:, feature] > 0).any()) for part in dense))
-        assert len({one.source for one in found}) == len(found)
-        for one in found:
-            assert one.value == pytest.approx(float(dense[one.source][one.position, feature]), abs=1e-6)
-        every = torch.cat(dense)[:, feature]
-        means.append(float(every[every > 0].mean()) / record.examples(feature)[0].value)
-        drawn.append(sum(one.value for one in found) / len(found) / record.examples(feature)[0].value)
-    # as strong as what fires at all, not as the strongest
-    assert sum(drawn) / len(drawn) == pytest.approx(sum(means) / len(means), abs=0.05)
-    row = data_of(write_dashboard(tmp_path / "page.html", coder, record, most=1))["features"][0]
-    top = {one.position for one in record.examples(row["id"])}
-    assert len(row["drawn"]) >= len(record.drawn(row["id"])) - len(top)
-
-
-def test_data_cannot_leave_its_block() -> None:
-    value = ["</script><!--<script>", "\u2028\u2029&", "\ud83d alone", "\U0001f634"]
-    text = script_json(value)
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == value
-    text.encode("utf-8")
-    with pytest.raises(ValueError):
-        script_json(math.nan)
-
-
 def test_offsets_are_those_of_a_browser() -> None:
     text = "a\U0001f634b\u05d0"
     assert utf16(text).tolist() == [0, 1, 3, 4, 5]
@@ -137,57 +97,11 @@ def test_offsets_are_those_of_a_browser() -> None:
     assert [number(value) for value in (None, -1.5, 0.12345, 12345.0)] == ["–", "−1.5", "0.123", "12,345"]
 
 
-def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, browser: Any) -> None:
-    label = "</script><img src=x onerror=window.hacked=1>"
-    records = collect(probe, [(label, text) for text in texts])[2]
-    path = write_dashboard(
-        tmp_path / "page.html", probe.coders[2], records, title="</title><script>window.hacked=2</script>"
-    )
-    messages: list[str] = []
-    page = browser.new_page()
-    page.set_default_timeout(60_000)
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.goto(path.as_uri())
-    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
-    data = data_of(path)
-    first = data["features"][0]
-    row = page.locator("details.feature").first
-    assert row.locator(".example").count() == len(first["examples"])
-    assert label in row.locator(".example").first.inner_text()
-    # each bar, and what catches the pointer above it
-    assert row.locator(".strength").first.locator("g").count() == len(first["counts"])
-    *_, active, value = first["examples"][0]
-    assert max(active) == pytest.approx(value, rel=5e-3)
-    title = row.locator(".example .peak").first.get_attribute("title")
-    assert float(title.removeprefix("activation ")) == pytest.approx(value, rel=5e-3)
-    other = row.locator(".near button").first
-    name = other.inner_text()
-    other.click()
-    assert page.locator(f"#f{name}").evaluate("row => row.open && row.contains(document.activeElement)")
-    # the address is that of the feature that was opened last
-    page.locator(f"#f{name} summary").click()
-    assert page.evaluate("location.hash") == f"#f{name}"
-    page.fill("#find", name)
-    seen = [row["id"] for row in data["features"] if str(row["id"]).startswith(name)]
-    assert page.locator("details.feature:visible").count() == len(seen)
-    page.fill("#find", "")
-    page.select_option("#order", "rare")
-    ids = page.evaluate("[...document.querySelectorAll('details.feature')].map(row => Number(row.id.slice(1)))")
-    fired = {row["id"]: row["fired"] for row in data["features"]}
-    assert [fired[feature] for feature in ids] == sorted(fired.values())
-    assert page.evaluate("window.hacked") is None
-    page.close()
-    assert messages == []
-
-
 def test_pictures(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    for error in ("no such file", "not JSON", "no layer_"):
-        with pytest.raises(FormatError, match=error):
-            plot_training(tmp_path)
-        row = json.dumps({"step": 2, "layer": 4, "fvu": 0.5})
-        metrics.write_text(row if metrics.exists() else "{")
+    with pytest.raises(FormatError, match="no such file"):
+        plot_training(tmp_path)
+    metrics.write_text(json.dumps({"step": 2, "layer": 4, "fvu": 0.5}))
     histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
     kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
     record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
@@ -201,5 +115,4 @@ def test_pictures(tmp_path: Path) -> None:
     [axes] = picture.figure.axes
     assert [patch.get_label() for patch in axes.patches] == ["all", "text", "visual"]
     assert "all 3, text 3, visual 3" in axes.get_title(loc="left")
-    assert picture._repr_png_().startswith(b"\x89PNG")
     assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")

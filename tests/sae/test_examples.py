@@ -87,6 +87,13 @@ def test_collect_and_search(gpt2: Any, make_tokenizer: Any, make_coder: Any, mak
             assert example.label == f"#{example.source}"
             assert example.text.split() == list(tokens[start : start + len(example.ids)])
             assert example.text[slice(*example.span)] == tokens[example.position]
+    drawing = TopExamples(48, 2, (3, 3), drawn=4)
+    drawing.add(encoded, 2)
+    for feature in drawing.features().tolist():
+        columns = [one.codes[2].dense(48)[:, feature] * one.counted for one in encoded]
+        drawn = drawing.drawn(feature)
+        assert len({one.source for one in drawn}) == min(4, sum(bool(column.any()) for column in columns))
+        assert all(one.value == pytest.approx(float(columns[one.source][one.position])) for one in drawn)
     best = search(examples, "The CAT!", 3)[0]
     assert best.score == max(match.score for match in search(examples, "the cat", 48))
     assert {"the", "cat"} & set(best.example.text.split())

@@ -54,93 +54,67 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def lens(folder: Path, cfg: dict[str, Any] | None = None, **metadata: Any) -> None:
-    """A folder of sae-lens; `cfg`: before version 6."""
-    write(folder / "cfg.json", cfg or {**TOPK, "metadata": {"sae_lens_version": "6.0.0", **metadata}})
+def publish(kind: str, folder: Path, **config: Any) -> dict[str, Tensor]:
+    """Write a random SAE as a library does; dictionary_learning's with a scalar threshold, a bool buffer and a bool."""
     w = {"W_enc": random(D, N), "W_dec": random(N, D), "b_enc": random(N), "b_dec": random(D)}
-    save_file(w, folder / "sae_weights.safetensors")
-
-
-def sparsify(folder: Path, **config: Any) -> dict[str, Tensor]:
-    w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "W_dec": random(N, D), "b_dec": random(D)}
-    write(folder / "cfg.json", {"activation": "topk", "d_in": D, "k": K, "num_latents": N, **config})
-    save_file(w, folder / "sae.safetensors")
-    return w
-
-
-def gemma_scope(folder: Path) -> dict[str, Tensor]:
-    w = {"W_enc": random(D, N), "W_dec": random(N, D), "b_enc": random(N), "b_dec": random(D)}
-    w["threshold"] = torch.rand(N, dtype=torch.float64) * 10
+    linear = {"encoder.weight": w["W_enc"].t().contiguous(), "encoder.bias": w["b_enc"], "b_dec": w["b_dec"]}
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "params.npz", **{name: tensor.numpy() for name, tensor in w.items()})
+    if kind == "sae-lens":
+        write(folder / "cfg.json", config.get("cfg", {**TOPK, "metadata": {"sae_lens_version": "6.0.0", **config}}))
+        save_file(w, folder / "sae_weights.safetensors")
+    elif kind == "sparsify":
+        write(folder / "cfg.json", {"activation": "topk", "d_in": D, "k": K, "num_latents": N, **config})
+        save_file({**linear, "W_dec": w["W_dec"]}, folder / "sae.safetensors")
+    elif kind == "Gemma Scope":
+        w["threshold"] = torch.rand(N, dtype=torch.float64) * 10
+        np.savez(folder / "params.npz", **{name: tensor.numpy() for name, tensor in w.items()})
+    elif kind == "Qwen-Scope":
+        torch.save({**w, "W_enc": w["W_enc"].T, "W_dec": w["W_dec"].T}, folder / "layer2.sae.pt")
+    else:
+        w["threshold"] = torch.tensor(9.0)
+        buffers = {"threshold": w["threshold"], "k": torch.tensor(K), "trained": torch.tensor(True), "scaled": True}
+        torch.save({**linear, "decoder.weight": w["W_dec"].T, **buffers}, folder / "ae.pt")
+        write(folder / "config.json", {"trainer": {"dict_class": kind, "k": K, **config}})
     return w
 
 
-def qwen_scope(path: Path) -> dict[str, Tensor]:
-    w = {"W_enc": random(N, D), "W_dec": random(D, N), "b_enc": random(N), "b_dec": random(D)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(w, path)
-    return w
-
-
-def dictionary(folder: Path, kind: str, **trainer: Any) -> dict[str, Tensor]:
-    """A folder of dictionary_learning, with the plain number and the bool buffer that some hold."""
-    w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "decoder.weight": random(D, N), "b_dec": random(D)}
-    buffers = {"threshold": torch.tensor(9.0), "k": torch.tensor(K), "trained": torch.tensor(True), "scaled": True}
-    folder.mkdir(parents=True)
-    torch.save({**w, **buffers}, folder / "ae.pt")
-    write(folder / "config.json", {"trainer": {"dict_class": kind, "k": K, **trainer}, "buffer": {"ctx_len": 128}})
-    return w
-
-
-def test_sparsify(tmp_path: Path) -> None:
-    w = sparsify(tmp_path / "layers.3")
-    acts = topk(((states() - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu())
+@pytest.mark.parametrize(
+    ("kind", "folder", "layer", "sparse", "subtract"),
+    [
+        ("sparsify", "layers.3", 4, True, True),  # the output of block 3
+        ("Qwen-Scope", "SAE-Res-Test-W96-L0_7", 3, True, False),
+        ("Gemma Scope", "layer_5/width_96/average_l0_9", 6, False, False),
+        ("AutoEncoderTopK", "resid_post_layer_3/trainer_0", 4, True, True),
+        ("BatchTopKSAE", "resid_post_layer_3/trainer_0", 4, False, True),
+    ],
+)
+def test_formats_by_their_own_equations(
+    tmp_path: Path, kind: str, folder: str, layer: int, sparse: bool, subtract: bool
+) -> None:
+    w = publish(kind, tmp_path / folder)
+    pre = (states() - w["b_dec"] * subtract) @ w["W_enc"] + w["b_enc"]
+    acts = topk(pre.relu()) if sparse else pre * (pre > w["threshold"])
     coders = sae.load_layers(tmp_path)
-    assert list(coders) == [4]  # the output of block 3
-    same(coders[4], acts, acts @ w["W_dec"] + w["b_dec"])
-    sparsify(tmp_path / "layers.3.mlp")
+    assert list(coders) == [layer]
+    coders[layer].save(tmp_path / "again")
+    for coder in (coders[layer], sae.load(tmp_path / folder), sae.load(tmp_path / "again")):
+        assert isinstance(coder, JumpReLUSAE) != sparse
+        same(coder, acts, acts @ w["W_dec"] + w["b_dec"])
+
+
+def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(tmp_path: Path) -> None:
+    for name in ("layers.3", "layers.3.mlp"):
+        publish("sparsify", tmp_path / name)
     with pytest.warns(UserWarning, match=r"layers\.3\.mlp: left out"):
         assert list(sae.load_layers(tmp_path)) == [4]
-    sparsify(tmp_path / "layers.3", activation="groupmax")
+    publish("sparsify", tmp_path / "layers.3", activation="groupmax")
     with pytest.raises(FormatError, match="activation is 'groupmax'"):
         sae.load_layers(f"{tmp_path}:layers.3")
-
-
-def test_qwen_scope(tmp_path: Path) -> None:
-    folder = tmp_path / "SAE-Res-Test-W96-L0_7"
-    w = qwen_scope(folder / "layer2.sae.pt")
-    acts = topk(states() @ w["W_enc"].T + w["b_enc"])  # no b_dec subtracted, no ReLU
-    assert bool((acts.topk(K).values > 0).all()), "the ReLU of Eq. 2 must not matter here"
-    coders = sae.load_layers(folder)
-    assert list(coders) == [3]
-    same(coders[3], acts, acts @ w["W_dec"].T + w["b_dec"])
-
-
-def test_gemma_scope(tmp_path: Path) -> None:
-    folder = tmp_path / "layer_5" / "width_96" / "average_l0_9"
-    w = gemma_scope(folder)
+    w = publish("Gemma Scope", tmp_path)
     pre = states() @ w["W_enc"] + w["b_enc"]
-    acts = pre * (pre > w["threshold"])
-    coders = sae.load_layers(tmp_path)
-    assert list(coders) == [6]
-    coders[6].save(tmp_path / "again")
-    for coder in (coders[6], sae.load(tmp_path / "again")):
-        assert isinstance(coder, JumpReLUSAE)
-        same(coder, acts, acts @ w["W_dec"] + w["b_dec"])
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):
-        codes = sae.load(folder, k=5).encode(states())
-    torch.testing.assert_close(codes.dense(N), topk(acts, 5))
-
-
-@pytest.mark.parametrize("kind", ["AutoEncoderTopK", "BatchTopKSAE"])
-def test_dictionary_learning(tmp_path: Path, kind: str) -> None:
-    w = dictionary(tmp_path / "resid_post_layer_3" / "trainer_0", kind, layer=3, submodule_name="resid_post_layer_3")
-    pre = ((states() - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu()
-    acts = topk(pre) if kind == "AutoEncoderTopK" else pre * (pre > 9)
-    coders = sae.load_layers(tmp_path)
-    assert list(coders) == [4]
-    same(coders[4], acts, acts @ w["decoder.weight"].T + w["b_dec"])
+        codes = sae.load(tmp_path / "params.npz", k=5).encode(states())
+    torch.testing.assert_close(codes.dense(N), topk(pre * (pre > w["threshold"]), 5))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
@@ -168,13 +142,9 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
     ("change", "message"),
     [
         ({"tensors": {"W_enc": "no", "b_enc": "b", "W_dec": "d"}}, "no tensor 'no' for W_enc; there are: b, d, e"),
-        ({"tensors": {"W_enc": "e.T", "W_dec": "d"}}, "names no tensor for b_enc"),
         ({"tensors": {"W_enc": "e", "b_enc": "b", "W_dec": "d"}}, "W_dec is .96, 24., not .24, 96."),
-        ({"k": None}, "k must be a positive integer"),
         ({"activation": "tanh"}, "activation is tanh"),
-        ({"layer": {}}, "layer is {}"),
         ({"layers": {"9" * 5000: "a.safetensors"}}, r"layers\.9+"),
-        ({"layers": {}}, "names no layers"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ],
 )
@@ -211,7 +181,7 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
     ],
 )  # fmt: skip
 def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str, Any], layer: int | None) -> None:
-    lens(tmp_path / name, **recorded)
+    publish("sae-lens", tmp_path / name, **recorded)
     for given in (tmp_path, tmp_path / name):
         if layer is None:
             with pytest.raises(FormatError, match=f"{tmp_path / name}: "):
@@ -222,7 +192,8 @@ def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str
     # before version 6, architecture and normalisation could be missing, and the hook was a hook_point
     old = {"d_in": D, "d_sae": N, "dtype": "torch.float64", "normalize_activations": None}
     renamed = {"hook_name": "hook_point", "hook_layer": "hook_point_layer"}
-    lens(tmp_path / name, {**old, **{renamed.get(key, key): value for key, value in recorded.items()}})
+    cfg = {**old, **{renamed.get(key, key): value for key, value in recorded.items()}}
+    publish("sae-lens", tmp_path / name, cfg=cfg)
     if layer is not None:
         assert [type(coder) for coder in sae.load_layers(tmp_path).values()] == [JumpReLUSAE]
 
@@ -239,7 +210,7 @@ def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str
     ],
 )
 def test_the_submodule_of_dictionary_learning_decides(tmp_path: Path, trainer: Any, layer: int | None) -> None:
-    dictionary(tmp_path / "trainer_0", "BatchTopKSAE", **trainer)
+    publish("BatchTopKSAE", tmp_path / "trainer_0", **trainer)
     if layer is None:
         with pytest.raises(FormatError, match="trainer_0: "):
             sae.load_layers(tmp_path)
@@ -266,7 +237,7 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = snapshot("google/gemma-scope-2b-pt-res")
     for path in ("layer_5/width_96/average_l0_9", "layer_5/width_96/average_l0_70", "layer_7/width_96/average_l0_71"):
-        gemma_scope(root / path)
+        publish("Gemma Scope", root / path)
     with pytest.raises(FormatError, match=r"2 SAEs read layer 6; .*: layer_5/width_96/average_l0_70/.*_l0_9/params"):
         sae.load_layers("google/gemma-scope-2b-pt-res")
     for chosen, layers in (
@@ -278,10 +249,10 @@ def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pyt
         for given in (f"google/gemma-scope-2b-pt-res:{chosen}", f"{root}:{chosen}"):
             assert list(sae.load_layers(given)) == layers
     assert isinstance(sae.load("google/gemma-scope-2b-pt-res:average_l0_9"), JumpReLUSAE)
-    gemma_scope(snapshot("google/gemma-scope-2b-pt-mlp") / "layer_5/width_96/average_l0_9")
-    qwen_scope(snapshot("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7") / "layer2.sae.pt")
+    publish("Gemma Scope", snapshot("google/gemma-scope-2b-pt-mlp") / "layer_5/width_96/average_l0_9")
+    publish("Qwen-Scope", snapshot("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7"))
     assert sae.load_layers("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7")[3].k == K
-    lens(snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
+    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
     assert TopKSAE.from_pretrained("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre").d_sae == N
     for missing, message in (
         ("google/gemma-scope-2b-pt-mlp", "does not read the residual stream"),
@@ -327,7 +298,7 @@ def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
     torch.save({"W_enc": one.expand(10**6, 10**5), "W_dec": one, "b_enc": one, "b_dec": one}, path)
     with pytest.raises(FormatError, match="larger than the file"):
         sae.load(path, k=3)
-    lens(tmp_path / "layer_03")
+    publish("sae-lens", tmp_path / "layer_03")
     with (tmp_path / "layer_03" / "cfg.json").open("ab") as file:
         file.truncate(2**27)
     with pytest.raises(FormatError, match="larger than 64 MB"):
@@ -338,25 +309,23 @@ def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
     "changes",
     [
         {"activation_fn": "topk", "activation_fn_kwargs": ["k"]},
-        {"k": True},
         {"d_in": 10**30},
         {"dtype": []},
         {"architecture": "temporal"},
         {"metadata": {"hook_name": f"blocks.{'9' * 5000}.hook_resid_pre"}},
         {"normalize_activations": True, "scale": 10**400},
-        {"normalize_activations": "layer_norm"},
     ],
 )
 def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = tmp_path / "layer_03"
-    lens(folder, {**TOPK, **changes})
+    publish("sae-lens", folder, cfg={**TOPK, **changes})
     write(folder / "activation_scaler.json", {"scaling_factor": changes.get("scale")})
     with pytest.raises(FormatError, match=r"^[^\n]*layer_03[^\n]*$"):
         sae.load_layers(tmp_path)
 
 
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
-    path, w = tmp_path / "layer0.sae.pt", qwen_scope(tmp_path / "layer0.sae.pt")
+    path, w = tmp_path / "layer2.sae.pt", publish("Qwen-Scope", tmp_path)
     whole = path.read_bytes()
     # a tensor that claims more than the file holds
     source, short = zipfile.ZipFile(io.BytesIO(whole)), io.BytesIO()
@@ -365,7 +334,7 @@ def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
             target.writestr(name, source.read(name)[:8] if name.endswith("data/0") else source.read(name))
     for content in (b"", whole[: len(whole) // 2], short.getvalue(), pickle.dumps(Path)):
         path.write_bytes(content)
-        with pytest.raises(FormatError, match=r"layer0\.sae\.pt: (cannot be read|damaged)"):
+        with pytest.raises(FormatError, match=r"layer2\.sae\.pt: (cannot be read|damaged)"):
             sae.load(path, k=3)
     for held, message in (({**w, "more": tmp_path}, "more than tensors"), ([w], "no dictionary of tensors")):
         torch.save(held, path)
@@ -427,7 +396,8 @@ def test_architectures_of_sae_lens(sae_lens: Any, tmp_path: Path, name: str, set
     ],
 )
 def test_folders_of_sae_lens_before_version_6(sae_lens: Any, tmp_path: Path, old: dict[str, Any]) -> None:
-    lens(tmp_path / "a", {"d_in": D, "d_sae": N, "dtype": "float64", "hook_point": "blocks.3.hook_resid_pre", **old})
+    sizes = {"d_in": D, "d_sae": N, "dtype": "float64", "hook_point": "blocks.3.hook_resid_pre"}
+    publish("sae-lens", tmp_path / "a", cfg={**sizes, **old})
     other = sae_lens.SAE.load_from_disk(tmp_path / "a")
     acts = other.encode(states()).detach()
     (coder,) = sae.load_layers(tmp_path).values()
@@ -436,7 +406,7 @@ def test_folders_of_sae_lens_before_version_6(sae_lens: Any, tmp_path: Path, old
 
 @pytest.mark.slow
 def test_a_release_of_sae_lens(snapshot: Any, sae_lens: Any) -> None:
-    lens(snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
+    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
     assert TopKSAE.from_pretrained("gpt2-small-res-jb", "blocks.8.hook_resid_pre").d_sae == N
     for names in (("gpt2-small-res-jb", "blocks.99"), ("no-release", "blocks.8.hook_resid_pre")):
         with pytest.raises(FormatError):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sae import DocumentFrequency, ShapeError, SparseCodes, TopKSAE, load_idf, save_idf
+from sae import DocumentFrequency, SparseCodes, TopKSAE, load_idf, save_idf
 from sae.harvest import TokenBatch
 from sae.metrics import LayerEvaluation, evaluate
 
@@ -74,8 +74,6 @@ def test_text_and_visual_tokens_apart(mixed, chunk: int, monkeypatch: pytest.Mon
     loaded = LayerEvaluation(6, 40)
     loaded.load_sums(first.sums() + second.sums())
     torch.testing.assert_close(loaded.sums(), result.sums(), rtol=1e-12, atol=0)
-    with pytest.raises(ShapeError):
-        loaded.load_sums(first.all.sums())
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any), st.integers(0, 99), st.integers(0, 48))
@@ -94,8 +92,6 @@ def test_document_frequency_matches_sets(lengths: list[int], seed: int, cut: int
     assert (frequency.df.tolist(), frequency.n_documents) == (expected, len(sets))
     idf = [math.log((1 + len(sets)) / (1 + df)) for df in expected]
     torch.testing.assert_close(frequency.idf(), torch.tensor(idf), rtol=1e-6, atol=1e-7)
-    with pytest.raises(ShapeError):
-        frequency.add(SparseCodes(values, indices), documents - 1)
     with TemporaryDirectory() as folder:
         assert load_idf(folder) is None
         save_idf(folder, frequency)

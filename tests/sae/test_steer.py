@@ -108,16 +108,13 @@ def test_generation_with_a_cache(name, mode, request, picture, make_coder, by_ha
 @pytest.mark.parametrize(
     ("features", "options", "error", "message"),
     [
-        ({2: {1: 1.0}}, {}, LayerError, r"layer 2 has no coder; there are coders of \[1, 3, 9\]"),
-        ({9: {1: 1.0}}, {}, LayerError, "layer 9 does not exist"),
-        ({3: {1: 1.0}}, {}, ShapeError, "hidden states of 8, the model has 16"),
+        ({2: {1: 1.0}}, {}, LayerError, "layer 2 has no coder"),
         ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
         ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not a finite number"),
-        ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
     ],
 )
 def test_mistakes_are_reported_before_the_forward(gpt2, make_coder, features, options, error, message) -> None:
-    coders = {1: make_coder(16), 3: make_coder(8), 9: make_coder(16)}
+    coders = {1: make_coder(16)}
     with pytest.raises(error, match=message), steer(gpt2, coders, features, **options):
         pytest.fail("entered the block")
     with steer(gpt2, coders, {1: {3: 2.0}}, positions=lambda at: at), pytest.raises(ShapeError, match="be bool"):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sae
-from sae import FormatError, ShapeError, StorageError, TopKSAE, files, layer_folder, load_layers
-from sae.errors import ActivationError, ConfigError
+from sae import FormatError, StorageError, TopKSAE, files, layer_folder, load_layers
 from sae.topk import largest
 
 
@@ -82,18 +81,6 @@ def test_largest_finds_what_sorting_finds(seed: int, n: int, width: int, k: int)
     assert all(len(set(row)) == k for row in indices.tolist())
 
 
-def test_wrong_inputs_are_named() -> None:
-    coder = random_coder(6, 12, 3)
-    for call, error, message in (
-        (lambda: coder.encode(torch.zeros(2, 5)), ShapeError, r"\[2, 5\] must be \[\.\.\., 6\]"),
-        (lambda: coder.encode(torch.tensor([[0.0] * 6, [math.nan] * 6])), ActivationError, "1 of 2 tokens"),
-        (lambda: TopKSAE(6, 4, 5), ConfigError, "k = 5"),
-        (lambda: coder.encode(torch.zeros(2, 6))[..., 0], ShapeError, "leading"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
-
-
 def test_finalize_makes_a_normalised_coder_take_raw_states() -> None:
     coder = random_coder(6, 24, 4)
     h, mean, scale = torch.randn(9, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64), 0.37
@@ -139,16 +126,8 @@ def test_what_cannot_be_read_or_written_says_why_and_changes_nothing(tmp_path: P
         assert str(tmp_path) in str(caught.value)
         assert "\n" not in str(caught.value)
 
-    for changes, message in (
-        ({"architecture": "temporal"}, "architecture is 'temporal'"),
-        ({"normalize_activations": "layer_norm"}, "'layer_norm' is applied to each token"),
-        ({"normalize_activations": "expected_average_only_in"}, r"activation_scaler\.json: cannot be read: No such"),
-        ({"k": 0}, "k must be a positive integer"),
-        ({"k": 25}, "k must be a positive integer up to the 24 features"),
-        ({"d_in": 7}, r"W_dec is \[24, 6\]|W_enc is \[6, 24\]"),
-    ):
-        config.write_text(json.dumps({**settings, **changes}))
-        refused(message)
+    config.write_text(json.dumps({**settings, "k": 25}))
+    refused("k must be a positive integer up to the 24 features")
     config.write_text(json.dumps(settings))
     weights.write_bytes(whole[:999])
     refused("sae_weights.safetensors: cannot be read")

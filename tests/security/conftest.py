@@ -41,19 +41,12 @@ def _saes(folder: Path) -> Path:
 
 def _hostile(path: Path) -> Path:
     """Two dialogues in which text, speakers, ids, captions, questions, options and answers are all hostile."""
-    rows: list[dict[str, object]] = []
+    speakers, rows = ("Ana <b onclick=window.hacked=4>", HOSTILE[1]), []
+    texts = [(n, f"{HOSTILE[n % 4]} We drank tea {n}.") for n in range(8)]
+    images = [[{"path": None, "caption": HOSTILE[n % 4], "source": None}] if n < 3 else [] for n, _ in texts]
+    turns = [{"id": f"t{n}", "speaker": speakers[n % 2], "text": text, "images": images[n]} for n, text in texts]
     for number in range(2):
         name = f"d{number} {HOSTILE[0]}"
-        turns = [
-            {
-                "id": f"t{n} {HOSTILE[1]}" if n == 0 else f"t{n}",
-                "speaker": ("Ana <b onclick=window.hacked=4>", HOSTILE[1])[n % 2],
-                "text": f"{HOSTILE[n % 4]} We drank tea {n}.",
-                "time": None,
-                "images": [{"path": None, "caption": HOSTILE[n], "source": None}] if n < 3 else [],
-            }
-            for n in range(8)
-        ]
         rows.append({"type": "context", "id": name, "sessions": [{"id": "s1", "time": HOSTILE[2], "turns": turns}]})
         common = {"type": "question", "context_id": name, "images": [], "category": HOSTILE[0], "time": None}
         common |= {"evidence": ["t1", "t4"], "dimension": None, "split": ("train", "test")[number]}

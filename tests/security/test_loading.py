@@ -13,14 +13,12 @@ from unittest import mock
 import pytest
 import torch
 from in_process import run_module
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from remind import PRAConfig, PRATrainer
 from remind.core.errors import ModelError, RemindError
 from remind.data.sample import sample_path
 from remind.grounding.ground import load_saes
 from remind.models.backbone import load_backbone
-from remind.refmem.cluster import clip_encoder
 from remind.train_pra.config import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
@@ -82,8 +80,8 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
     words = ("--input", sample_path() / "test.jsonl", "--out", tmp_path / "out", "--backbone", model, "--sae", saes)
     status, _, output = run_module("remind", "build-states", *words, "--limit", "1", "--cache", tmp_path / "cache")
     assert status == 2
-    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert error == output.splitlines()[-1]
+    error = output.splitlines()[-1]
+    assert error.startswith("error: ")
     assert str(model) in error
     assert reason in error
     assert not (tmp_path / "out").exists()
@@ -98,20 +96,6 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: 
         assert load_backbone(model).tokenize("hi").ids
 
 
-def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> None:
-    folder = tmp_path / "clip"
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    CLIPModel(
-        CLIPConfig(text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 32}, projection_dim=8)
-    ).save_pretrained(folder)
-    CLIPImageProcessor().save_pretrained(folder)
-    auto_map = {"AutoImageProcessor": "own.Own"}
-    plant(folder, canary, "preprocessor_config.json", image_processor_type="Own", auto_map=auto_map)
-    # by default the library asks at the terminal; this answer would let it
-    with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
-        clip_encoder(str(folder))
-
-
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
 def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
     folder = layer_folder(saes, 1)
@@ -123,30 +107,20 @@ def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name:
         load_saes(saes)
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of an alignment, with a checkpoint after the first of two steps."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    aligning(out, max_steps=1).train()
-    state = out / "checkpoint-1" / "trainer_state.json"
-    content = json.loads(state.read_text())
-    content["stateful_callbacks"]["RunState"]["attributes"]["settings"]["max_steps"] = 2
-    state.write_text(json.dumps(content))
-    return out
-
-
 def aligning(out: Path, **settings: Any) -> PRATrainer:
     row = {"x0": "Ana: hi", "x1": "Ana: hi!", "x2": "Ana: hi, hi", "target": "<answer>hi</answer>"}
     args = PRAConfig(str(out), batch_size=1, use_cpu=True, disable_tqdm=True, **settings)
     return PRATrainer("nano-untrained", args, [row, row])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "training_args.bin"])
-def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(
-    interrupted: Path, tmp_path: Path, canary: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
+def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
     """What is no part of a checkpoint is not looked at."""
-    folder = shutil.copytree(interrupted, tmp_path / "run") / "checkpoint-1"
+    aligning(tmp_path / "run", max_steps=1).train()
+    folder = tmp_path / "run" / "checkpoint-1"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    state["stateful_callbacks"]["RunState"]["attributes"]["settings"]["max_steps"] = 2
+    (folder / "trainer_state.json").write_text(json.dumps(state))
     part = (folder / name).is_file()
     torch.save({"state": Bomb(canary), "weight": Bomb(canary)}, folder / name)
     trainer = aligning(tmp_path / "run", max_steps=2)

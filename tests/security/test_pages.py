@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,23 @@ import torch
 from in_process import run_module
 
 from remind import read
-from remind.core.files import write_rows
 from remind.models.backbone import load_backbone
-from remind.refmem.items import Item
 from sae import TopKSAE
 from sae.dashboard import write_dashboard
 from sae.probe import Probe, collect
 
-PAGES = ("inspector", "index", "report", "annotation", "dashboard")
+PAGES = ("inspector", "index", "report", "dashboard")
 
 
 @pytest.fixture(scope="module")
 def pages(hostile: Path, tiny: Path) -> dict[str, Path]:
     """One page of each kind, made from hostile dialogues by the command that makes it."""
-    states, out, data = hostile / "states", hostile / "pages", hostile / "data.jsonl"
+    states, out = hostile / "states", hostile / "pages"
     answering = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
     runs: dict[str, list[object]] = {
         "inspect": ["--states", states, "--all", "true", "--out", out / "inspector"],
         "evaluate": ["--states", states, "--model", tiny, "--out", out / "evaluation", *answering],
-        "annotate-refmem": ["--drafts", _drafts(hostile), "--input", data, "--out", out / "annotation"],
     }
-    runs["annotate-refmem"] += ["--annotators", "['<b>Ana</b>']"]
     for name, words in runs.items():
         status, _, errors = run_module("remind", name, *words)
         assert status == 0, errors
@@ -39,24 +34,8 @@ def pages(hostile: Path, tiny: Path) -> dict[str, Path]:
         "inspector": next(path for path in (out / "inspector").glob("*.html") if path.name != "index.html"),
         "index": out / "inspector" / "index.html",
         "report": out / "evaluation" / "report.html",
-        "annotation": next((out / "annotation").glob("*.html")),
         "dashboard": _dashboard(hostile, tiny, out / "dashboard.html"),
     }
-
-
-def _drafts(folder: Path) -> Path:
-    """Items as hostile as the dialogues they are about."""
-    items = [
-        Item(
-            id=question.id, dialogue_id=question.dialogue_id, cluster_id="c0", branch="text",
-            dimension="pattern_induction", format=question.format, question=question.text, options=question.options,
-            answers=question.answers, candidates=question.answers if question.format == "direct" else (),
-            evidence=question.evidence, made_by="m", prompt_id="p",
-        )
-        for question in read(folder / "data.jsonl").questions
-    ]  # fmt: skip
-    write_rows(folder / "drafts.jsonl", map(asdict, items))
-    return folder / "drafts.jsonl"
 
 
 def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:

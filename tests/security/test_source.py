@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("remind", "sae", "scripts", "experiments", "benchmarks")
 IMPORTS = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -50,15 +48,6 @@ def offences(tree: ast.Module, file: str = "") -> set[str]:
                 if kind in MODELS and options.get("use_safetensors") is not True:
                     bad.add(f"{name} without use_safetensors=True")
     return bad
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["import pickle", "torch.load('x')", "eval('1')", "f(trust_remote_code=True)", "AutoModel.from_pretrained('x')"],
-)
-def test_the_scan_finds(text: str) -> None:
-    assert offences(ast.parse(text))
-    assert not offences(ast.parse("re.compile('x')\nmodel.eval()\ntorch.load('x', weights_only=True)"))
 
 
 def test_nothing_is_unpickled_or_run_from_text() -> None:

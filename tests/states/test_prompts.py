@@ -5,19 +5,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from remind.data.dialogue import (
-    NO_INFORMATION,
-    Dialogue,
-    Image,
-    Question,
-    Session,
-    Turn,
-)
-from remind.llm.auxiliary import cue_request, judge_request, strategy_request, summary_request
-from remind.llm.request import Request, code_for, fenced
+from remind.data.dialogue import NO_INFORMATION, Dialogue, Image, Question, Session, Turn
+from remind.llm.request import Request
+from remind.perception.auxiliary import cue_request, judge_request, strategy_request, summary_request
 from remind.states import prompts
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy
 
@@ -69,28 +60,6 @@ def test_texts_are_those_the_shipped_model_learnt(name: str, format: str, visual
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, format, visual]
 
 
-def test_the_exact_messages_of_a_summary() -> None:
-    question = replace(ASKED, time="1 June 2023", dimension="implicit_boundary_modeling")
-    system, user = (message.text for message in summary_request(state(question)).messages)
-    code = re.findall(r"<<<conversation (\w+)", user)[0]
-
-    def fence(name: str, *lines: str) -> str:
-        return "\n".join([f"<<<{name} {code}", *lines, f"{name} {code}>>>"])
-
-    mark, caption = f"[ATTENTION {code}]", "[Image #0 Caption] running shoes beside a misty river"
-    first, last = "Ana: I quit smoking in March.", "Ana: My sister bought a violin."
-    assert user.split("\n\n") == [
-        fence("conversation", "[Session 1, 8 May 2023]", first, mark, "Ben: Here.", caption, mark, last),
-        fence("guide", "Target speaker: Ana", "Step 1: Look."),
-        fence("question", "Asked on: 1 June 2023", "What does Ana avoid?"),
-        fence("options", "A. smoke", "B. music", "C. rivers"),
-    ]
-    assert f"a pair of lines [ATTENTION {code}]" in system
-    assert "each of the options A, B, C" in system
-    unmarked = summary_request(replace(state(question), blocks=()))
-    assert "ATTENTION" not in text_of(unmarked)
-
-
 def test_gold_is_in_no_request() -> None:
     secret = "zebra-crossing"
     gold = replace(ASKED, answers=(secret,), evidence=("1:3",), images=(0,), category=secret, split=secret)
@@ -115,14 +84,3 @@ def test_hostile_words_stay_inside_the_fence() -> None:
     user = made[2].messages[1].text
     assert len(re.findall(r"^\[ATTENTION \w+\]$", user, re.MULTILINE)) == 2
     assert MARKER not in user.splitlines()
-
-
-@given(st.lists(st.text(), max_size=4), st.text())
-def test_a_fence_code_is_in_no_text_and_repeats(texts: list[str], more: str) -> None:
-    code = code_for(texts)
-    assert not any(code in text for text in texts)
-    assert code == code_for(list(texts))
-    # a text that quotes the code, as one made to break out would, gets another
-    quoting = [*texts, f"{more}{code}>>>"]
-    assert code_for(quoting) not in "".join(quoting)
-    assert fenced("excerpt", "a\n", code) == f"<<<excerpt {code}\na\nexcerpt {code}>>>"

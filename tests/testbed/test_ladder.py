@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import solver
@@ -12,7 +11,7 @@ from scipy.stats import binom
 from remind.data.dialogue import Question
 from remind.states.dataset import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.world import World, WorldConfig, make_world
 
 
@@ -83,12 +82,3 @@ def test_wrong_labels_follow_from_other_values_and_are_nested(world: World) -> N
     few = [{name for name, question in train(world, labelled=count).items() if question.answers} for count in (50, 150)]
     assert (len(few[0]), len(few[1]), few[0] < few[1]) == (50, 150, True)
     assert len(train(world, labelled=50, pool=False)) == 50
-
-
-def test_dev_and_test_files_stay_as_they_are_byte_by_byte(tmp_path: Path) -> None:
-    world = make_world(WorldConfig(train=2, dev=1, test=2))
-    clean = write_states(world, tmp_path / "clean", LadderConfig())
-    other = write_states(world, tmp_path / "wrong", LadderConfig(), LabelConfig(noise=1, paraphrased=True))
-    names = sorted((path.name for path in clean.glob("*.parquet")), reverse=True)
-    same = [(clean / name).read_bytes() == (other / name).read_bytes() for name in names]
-    assert same == [False, False, True, True, True]

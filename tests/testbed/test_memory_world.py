@@ -20,19 +20,6 @@ def answer(state: State, form: str, key: str) -> str:
     return w.read(state, [w.Ask(form, key, "")])[0].answer
 
 
-def test_sessions_are_as_described() -> None:
-    lives = [w.make_life(0, number) for number in range(30)]
-    assert lives[5] == w.make_life(0, 5) != w.make_life(1, 5)
-    told = [turn for life in lives for one in life.meetings for turn in one.turns]
-    assert 0.4 < sum(bool(turn.store) for turn in told) / len(told) < 0.55
-    known = set(w.vocabulary())
-    assert all(set(turn.text.split()) <= known for turn in told)
-    for one in (one for life in lives for one in life.meetings):
-        assert not set(one.rewarded) & set(one.held_out)
-        keys = [turn.key for turn in one.turns if turn.store]
-        assert len(set(keys)) == len(keys)
-
-
 def test_answers_from_a_memory() -> None:
     state = memory(
         ("core", "2023-03-10", "my city is rome"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remind.llm.auxiliary import ChatLLM
+from remind.perception.auxiliary import ChatLLM
 from remind.reflect import summarise
 from remind.states.dataset import read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState

@@ -20,14 +20,6 @@ from sae import TopKSAE, pages
 
 WIDTH, D_SAE, K = 16, 192, 6
 WORDS = re.findall(r"\w+", "dog walk rain tea garden blue train music bread night letter stone bird river cake sister")
-#: What must stay text: ends of scripts and of strings, markup, handlers, line separators, another direction.
-HOSTILE = (
-    "</script><script>window.hacked = 1</script>",
-    '<img src=x onerror="window.hacked = 2"> & "quotes" \'single\' `ticks` ${window.hacked = 3}',
-    "<!--<script> --> ]]> \\u003c/script> {{ 7 * 7 }} {% raw %}",
-    "line\u2028separator \u2029 and \u202eturned\u202c text \U0001f634 end",
-    "אני אוהב את הכלב שלי <b>מאוד</b>",
-)
 
 
 class Table:
@@ -86,20 +78,6 @@ def long_state(turns: int, words: int = 17) -> FactualState:
     question = Question("q-long", "long", "What does Ana like?", answers=("tea",), evidence=gold)
     strategy = Strategy(("Collect what is said about tea.",), speakers=("Ana",), entities=("tea", "cake"))
     return FactualState(Dialogue("long", sessions), question, (Segment(0, turns - 1),), strategy)
-
-
-def hostile_state() -> FactualState:
-    """Every part that can hold text holds what could be taken for something else."""
-    turns = tuple(
-        Turn(f"<i>{n}</i>", ("<b>Ana</b>", "דנה")[n % 2], text, images=(Image(n, caption=text),))
-        for n, text in enumerate(HOSTILE)
-    )
-    options = (HOSTILE[1], "</li><script>window.hacked = 5</script>")
-    about, asked = "</title><script>window.hacked = 4</script>", f"{HOSTILE[0]} {HOSTILE[4]}?"
-    question = Question("<q>&\"'", about, asked, "single", options, ("A",), (turns[0].id, turns[4].id))
-    strategy = Strategy((HOSTILE[0],), entities=(HOSTILE[2], "הכלב"))
-    dialogue = Dialogue(question.dialogue_id, (Session("s", "<u>now</u>", turns),))
-    return FactualState(dialogue, question, (Segment(0, len(turns) - 1),), strategy)
 
 
 class Opened:

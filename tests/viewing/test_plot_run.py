@@ -48,9 +48,6 @@ def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
     # a smoothed value is the mean of a step and those before it
     smoothed = plot_trajectory(run, ["jsd"], smooth=2).figure.axes[0]
     assert np.allclose(line(smoothed, "x0 and x1").get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])
-    # plain fine-tuning, after a single step
-    rows = [{"step": 1, "kind": "train", "share_hard": 1.0, "ce0": 2.0}, {"step": 1, "kind": "eval", "ce1": 1.0}]
-    assert plot_trajectory({"": rows}).figure.axes[0].get_ylabel() == "share of the loss"
     plot_run(PlotRunConfig([str(run)], panels=("shares", "lr")))
     assert (run / "trajectory.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from remind.core.errors import DataError, FormatError, shown
 from remind.data.dialogue import Corpus, note_ids
@@ -26,25 +26,19 @@ _log = logging.getLogger(__name__)
 Drafts = Callable[[Sequence[Path]], Iterator[Draft]]
 
 
-class Reader(NamedTuple):
-    """How a format is told by the `head` of a file, and read."""
-
-    matches: Callable[[dict[str, Any]], bool]
-    drafts: Drafts
-
-
-_READERS = {
-    "refmem": Reader(lambda first: first.get("type") in refmem.TYPES, refmem.drafts),
-    "locomo": Reader(lambda first: isinstance(first.get("conversation"), dict), locomo.drafts),
-    "longmemeval": Reader(lambda first: "haystack_sessions" in first, longmemeval.drafts),
-    "realtalk": Reader(lambda first: any(map(locomo.SESSION.fullmatch, first)), realtalk.drafts),
-    "msc": Reader(lambda first: isinstance(first.get("dialog"), list), msc.drafts),
-    "dialogcc": Reader(lambda first: isinstance(first.get("dialogue"), list), dialogcc.drafts),
-    "friends": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.drafts),
+#: How a format is told by the `head` of a file, and read.
+_READERS: dict[str, tuple[Callable[[dict[str, Any]], bool], Drafts]] = {
+    "refmem": (lambda first: first.get("type") in refmem.TYPES, refmem.drafts),
+    "locomo": (lambda first: isinstance(first.get("conversation"), dict), locomo.drafts),
+    "longmemeval": (lambda first: "haystack_sessions" in first, longmemeval.drafts),
+    "realtalk": (lambda first: any(map(locomo.SESSION.fullmatch, first)), realtalk.drafts),
+    "msc": (lambda first: isinstance(first.get("dialog"), list), msc.drafts),
+    "dialogcc": (lambda first: isinstance(first.get("dialogue"), list), dialogcc.drafts),
+    "friends": (lambda first: first.keys() >= friends.COLUMNS, friends.drafts),
     # only where it is asked for: the same files are recognised as friends
-    "friends_seasons": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.season_drafts),
+    "friends_seasons": (lambda first: first.keys() >= friends.COLUMNS, friends.season_drafts),
     # last: it accepts any record with a text; True is a column of a CSV file
-    "chat": Reader(lambda first: any(first.get(key, True) is not True for key in chat.KEYS), chat.drafts),
+    "chat": (lambda first: any(first.get(key, True) is not True for key in chat.KEYS), chat.drafts),
 }
 #: Names of the formats.
 FORMATS = tuple(_READERS)
@@ -108,7 +102,7 @@ def mapping_files(format: str | None) -> list[Path]:
 def sniff(path: Path) -> str | None:
     """The format of a file by its content, or None."""
     first = head(path)
-    return next((name for name, reader in _READERS.items() if reader.matches(first)), None)
+    return next((name for name, (matches, _) in _READERS.items() if matches(first)), None)
 
 
 def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
@@ -128,7 +122,7 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
         raise FormatError(f"unknown format {shown(format)}; known: {known}", path)
     found: dict[str | None, list[Path]] = {}
     for file in files:
-        fits = format is not None and _READERS[format].matches(head(file))
+        fits = format is not None and _READERS[format][0](head(file))
         found.setdefault(format if fits else sniff(file), []).append(file)
     names = [name for name in found if name is not None]
     if format is None and len(names) > 1:
@@ -141,4 +135,4 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
     for file in files:
         if file not in found[name]:
             _log.warning("%s: left out, not a %s file", file, name)
-    return found[name], name, _READERS[name].drafts
+    return found[name], name, _READERS[name][1]

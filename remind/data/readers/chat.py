@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.errors import shown
-from remind.data.dialogue import Image
+from remind.data.dialogue import Corpus, Image
 from remind.data.readers import refmem
 from remind.data.readers.builder import Draft, Place, objects
 
@@ -35,32 +35,33 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     for path in paths:
-        # a later turn may belong to any dialogue of single turns: from the first one on all are held till the file ends
+        # questions about a whole dialogue may follow it, so the last one is held; a later turn may belong to any
+        # dialogue of single turns: from the first turn on all are held till the file ends
         held: dict[str, _Chat] = {}
+        whole = True
         for number, place, record in objects([path], "a line"):
             turns = _first(record, _TURNS)
             key, name = ("dialogue", path.stem) if turns is None else ("id", f"{path.stem}-{number:05d}")
             if record.get(key) is not None:
                 name = place.name(record[key], key)
             if turns is None:
+                whole &= name in held
                 chat = held.setdefault(name, _Chat(Place(path).at(name), name))
                 if "questions" not in record or _first(record, _WORDS) is not None:
                     chat.add(place, record)
+            elif name in held:
+                raise place.error(f"dialogue id {shown(name)} occurs twice")
             else:
-                chat = _Chat(place.at(name), name)
+                if whole:
+                    yield from held.values()
+                    held.clear()
+                chat = held[name] = _Chat(place.at(name), name)
                 for count, value in enumerate(chat.place.sequence(turns, "messages"), start=1):
                     where = chat.place.at(f"turn {count}")
                     chat.add(where, where.mapping(value, "a turn"))
             asked = place.sequence(record.get("questions") or [], "questions")
             chat.asked += [(place, place.mapping(value, "a question")) for value in asked]
-            if turns is not None and name in held:
-                raise place.error(f"dialogue id {shown(name)} occurs twice")
-            if turns is not None and held:
-                held[name] = chat
-            elif turns is not None:
-                yield chat.finished()
-        for chat in held.values():
-            yield chat.finished()
+        yield from held.values()
 
 
 def _first(record: dict[str, Any], keys: Sequence[str]) -> Any:
@@ -98,11 +99,10 @@ class _Chat(Draft):
             raise place.error("an image without path, url, source or caption")
         return image
 
-    def finished(self) -> Draft:
-        """The dialogue with its questions. Raises DataError."""
+    def corpus(self) -> Corpus:
         for number, (place, asked) in enumerate(self.asked):
             self._ask(place, f"{self.id}-q{number:03d}", asked)
-        return self
+        return super().corpus()
 
     def _ask(self, place: Place, name: str, asked: dict[str, Any]) -> None:
         """Add a question: the fields of `refmem`'s without type and context, all but the text optional.

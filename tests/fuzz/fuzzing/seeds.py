@@ -9,84 +9,50 @@ _TURNS = [
     {"speaker": "Ana", "dia_id": "D1:1", "text": "We went to the lake.", "blip_caption": "a lake", "img_url": ["u"]},
     {"speaker": "Ben", "dia_id": "D1:2", "text": "Which one?"},
 ]
+_TALK = {"speaker_a": "Ana", "speaker_b": "Ben", "session_1_date_time": "1:56 pm on 8 May, 2023", "session_1": _TURNS}
+_TALK |= {"session_2": [{"speaker": "Ana", "dia_id": "D2:1", "text": "The blue one."}]}
+_QA = [
+    {"question": "Where?", "answer": "the lake", "evidence": ["D1:1; D2:1", "D1:1-2"], "category": 4},
+    {"question": "Why?", "adversarial_answer": "no", "evidence": [], "category": 5},
+]
 LOCOMO = [
-    {
-        "sample_id": "s1",
-        "conversation": {
-            "speaker_a": "Ana",
-            "speaker_b": "Ben",
-            "session_1_date_time": "1:56 pm on 8 May, 2023",
-            "session_1": _TURNS,
-            "session_2": [{"speaker": "Ana", "dia_id": "D2:1", "text": "The blue one."}],
-        },
-        "qa": [
-            {"question": "Where?", "answer": "the lake", "evidence": ["D1:1; D2:1", "D1:1-2"], "category": 4},
-            {"question": "Why?", "adversarial_answer": "no", "evidence": [], "category": 5},
-        ],
-    },
+    {"sample_id": "s1", "conversation": _TALK, "qa": _QA},
     {"sample_id": "s2", "conversation": {"session_1": _TURNS}, "qa": []},
 ]
-REALTALK = {
-    "name": {},
-    "session_1_date_time": "29.12.2023",
-    "session_1": [
-        {"clean_text": "hi", "speaker": "Emi", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"},
-        {"clean_text": "", "speaker": "Kim", "dia_id": "D1:2", "img_file": ["a.jpg", "a_opt.jpg"], "blip_caption": "c"},
-    ],
-    "qa": [{"question": "Who?", "answer": 3, "evidence": ["D1:1, 2"], "category": 1}],
-}
-LONGMEMEVAL = [
-    {
-        "question_id": "q1",
-        "question_type": "multi-session",
-        "question": "What?",
-        "answer": "tea",
-        "question_date": "2023/05/30 (Tue) 23:40",
-        "haystack_session_ids": ["a", "answer_b"],
-        "haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/19 (Fri) 02:21"],
-        "haystack_sessions": [
-            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}],
-            [{"role": "user", "content": "I like tea", "has_answer": True}],
-        ],
-        "answer_session_ids": ["answer_b"],
-    }
+_SAID = [
+    {"clean_text": "hi", "speaker": "Emi", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"},
+    {"clean_text": "", "speaker": "Kim", "dia_id": "D1:2", "img_file": ["a.jpg", "a_opt.jpg"], "blip_caption": "c"},
 ]
+REALTALK = {"name": {}, "session_1_date_time": "29.12.2023", "session_1": _SAID}
+REALTALK |= {"qa": [{"question": "Who?", "answer": 3, "evidence": ["D1:1, 2"], "category": 1}]}
+_HAYSTACK = [
+    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}],
+    [{"role": "user", "content": "I like tea", "has_answer": True}],
+]
+_ASKED = {"question_id": "q1", "question_type": "multi-session", "question": "What?", "answer": "tea"}
+_ASKED |= {"question_date": "2023/05/30 (Tue) 23:40", "haystack_session_ids": ["a", "answer_b"]}
+_ASKED |= {"haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/19 (Fri) 02:21"], "haystack_sessions": _HAYSTACK}
+LONGMEMEVAL = [{**_ASKED, "answer_session_ids": ["answer_b"]}]
 _IMAGE = {"path": None, "caption": "a", "source": "b"}
 _QUESTION = {"id": "q1", "context_id": "c1", "question": "Which?", "format": "multi", "options": ["one", "two"]}
 _QUESTION |= {"answers": ["A"], "evidence": ["t1"], "images": [0], "dimension": "pattern_induction"}
+_SPOKEN = [
+    {"id": "t1", "speaker": "Ana", "text": "hi"},
+    {"id": "t2", "speaker": "Ben", "text": "", "images": [_IMAGE]},
+]
 REFMEM = [
-    {
-        "type": "context",
-        "id": "c1",
-        "sessions": [
-            {
-                "id": "s1",
-                "time": "2024-03-01",
-                "turns": [
-                    {"id": "t1", "speaker": "Ana", "text": "hi"},
-                    {"id": "t2", "speaker": "Ben", "text": "", "images": [_IMAGE]},
-                ],
-            }
-        ],
-    },
+    {"type": "context", "id": "c1", "sessions": [{"id": "s1", "time": "2024-03-01", "turns": _SPOKEN}]},
     {"type": "question", **_QUESTION, "split": "train", "category": None, "time": None},
 ]
-MSC = [
-    {
-        "dialog": [{"text": "hi", "id": "Speaker 1"}, {"text": "ho", "id": "Speaker 2"}],
-        "previous_dialogs": [{"dialog": [{"text": "a"}, {"text": "b"}], "time_back": "1 day"}],
-        "metadata": {"initial_data_id": "x_1"},
-    }
-] * 2
-DIALOGCC = [
-    {
-        "dialogue_id": "d1",
-        "dialogue": [
-            {"utterance": "look", "speaker": "A", "shared_image": [{"image_url": "http://e.org/x", "caption": "x"}]},
-            {"utterance": "nice", "speaker": "B", "shared_image": [], "description": "d"},
-        ],
-    }
+_EARLIER = {"dialog": [{"text": "a"}, {"text": "b"}], "time_back": "1 day"}
+_NOW = [{"text": "hi", "id": "Speaker 1"}, {"text": "ho", "id": "Speaker 2"}]
+MSC = [{"dialog": _NOW, "previous_dialogs": [_EARLIER], "metadata": {"initial_data_id": "x_1"}}] * 2
+_SHARED = [{"image_url": "http://e.org/x", "caption": "x"}]
+_SHOWN = [
+    {"utterance": "look", "speaker": "A", "shared_image": _SHARED},
+    {"utterance": "nice", "speaker": "B", "shared_image": [], "description": "d"},
 ]
+DIALOGCC = [{"dialogue_id": "d1", "dialogue": _SHOWN}]
 CHAT = [
     {"id": "a", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
     {"speaker": "Ana", "text": "one", "session": "S1", "dialogue": "b", "images": ["https://e.org/a.png"]},
@@ -98,37 +64,14 @@ FRIENDS = (
     "Hey,\"['Ross Geller', 'Joey']\",1,2,1,1,\n"
     "Bye,Rachel,1,1,1,2,\n"
 )
-SHAPED = {
-    "data": [
-        {
-            "conv": "c1",
-            "parts": [
-                {"no": 1, "date": "2024-03-01", "says": [{"who": "Ana", "what": "hi", "pics": [{"alt": "a"}]}]},
-                {"no": 2, "date": None, "says": [{"who": "Ben", "what": "ho"}, {"who": "Ana", "what": "hm"}]},
-            ],
-            "qa": [
-                {
-                    "ask": "Which?",
-                    "kind": "SC",
-                    "of": ["one", "two"],
-                    "gold": 1,
-                    "ev": [[1, 0]],
-                    "pics": [0],
-                    "in": "x",
-                },
-                {
-                    "ask": "All?",
-                    "kind": "MC",
-                    "of": {"A": "1", "B": 2},
-                    "gold": [0, 1],
-                    "ev": [[2, 1], [9, 9]],
-                    "pics": 0,
-                },
-                {"ask": "Why?", "kind": "open", "gold": ["so", 5], "ev": [], "pics": None},
-            ],
-        }
-    ]
-}
+_PARTS = [
+    {"no": 1, "date": "2024-03-01", "says": [{"who": "Ana", "what": "hi", "pics": [{"alt": "a"}]}]},
+    {"no": 2, "date": None, "says": [{"who": "Ben", "what": "ho"}, {"who": "Ana", "what": "hm"}]},
+]
+_CHOICE = {"ask": "Which?", "kind": "SC", "of": ["one", "two"], "gold": 1, "ev": [[1, 0]], "pics": [0], "in": "x"}
+_SEVERAL = {"ask": "All?", "kind": "MC", "of": {"A": "1", "B": 2}, "gold": [0, 1], "ev": [[2, 1], [9, 9]], "pics": 0}
+_OPEN = {"ask": "Why?", "kind": "open", "gold": ["so", 5], "ev": [], "pics": None}
+SHAPED = {"data": [{"conv": "c1", "parts": _PARTS, "qa": [_CHOICE, _SEVERAL, _OPEN]}]}
 MAPPING = """\
 dialogue: {records: data, id: conv, sessions: parts, questions: qa}
 session: {id: no, time: date, turns: says}

@@ -17,7 +17,7 @@ from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
+from remind.llm.request import ChatModel, Reply, Request, Schema, Stage, Texts, code_for, fenced, from_template
 from remind.llm.structured import TRUTH, NotValid, object_schema
 from remind.states import prompts
 from remind.states.pyramid import (
@@ -212,7 +212,9 @@ def verdict_in(reply: Reply) -> Verdict:
     return Verdict(value)
 
 
-def _request(stage: Stage, sample: str, schema: Any, data: Any = None, template: str = "", **values: Any) -> Request:
+def _request(
+    stage: Stage, sample: str, schema: Schema, data: Texts = None, template: str = "", /, **values: Any
+) -> Request:
     return from_template(stage, template or TEMPLATES[stage], sample, schema, ROOM[stage], data, **values)
 
 
