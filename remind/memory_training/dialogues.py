@@ -31,7 +31,7 @@ from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
-from remind.memory import membuilder, salimory
+from remind.memory import salimory
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import dated, numbered
 from remind.memory.membuilder import ROLES, MemBuilderSystem
@@ -227,22 +227,38 @@ def _lessons(
     exam: Exam | None,
 ) -> Iterator[Lesson | None]:
     """The sessions of a dialogue in order; None for one where not every role replied."""
-    services = Services(encoder, lambda system, name, stage: expert)
+    heard: list[tuple[Request, Reply]] = []
+
+    class Heard:
+        """The expert, whose replies to the roles are what a policy imitates."""
+
+        name = expert.name
+
+        def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
+            replies = expert.complete(requests, on_reply)
+            heard.extend(zip(requests, replies, strict=True))
+            return replies
+
+    services = Services(encoder, lambda system, name, stage: Heard())
     with (
         TemporaryDirectory() as folder,
         MemBuilderSystem().open(Path(folder) / "bank", dialogue.id, services) as bank,
     ):
         for session in (one for one in dialogue.sessions if one.turns):
-            state = bank.state()
+            state, near = bank.state(), list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
+            shown_to = {role: bank.nearest(near, bank.system.shown, role) for role in ROLES[1:]}
+            entries = [bank.entries(shown_to.get(role, bank.store.numbers("core"))) for role in ROLES]
+            heard.clear()
             bank.ingest(session)
-            if len(bank.told) < len(ROLES):
+            # a block that is too long is compressed after them
+            told = heard[: len(ROLES)]
+            if any(reply.failure not in (None, "invalid") for _, reply in told):
                 yield None
                 continue
             place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
-            ask = partial(membuilder.request, dialogue=dialogue.id, session=session)
-            told = [(role, *bank.told[role][:2]) for role in ROLES]
-            views = [View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told]
-            replies = [text for _, text, _ in told]
+            named = zip(ROLES, told, entries, strict=True)
+            views = [View(role, asked, tuple(own), place) for role, (asked, _), own in named]
+            replies = [reply.text for _, reply in told]
             examples = [
                 (view, text)
                 for view, text in zip(views, replies, strict=True)

@@ -26,12 +26,6 @@ from remind.core.errors import ConfigError, DataError, FormatError
 from remind.llm.request import Reply
 from remind.text.words import Verdict
 
-ROWS = [
-    {"question_id": "a", "hypothesis": "größer 東京 \u2028 😀", "n": 1.0, "m": 1e22, "t": True},
-    {"question_id": "b", "hypothesis": "x\n\t\"'</script>", "deep": {"list": [1, 2.50, None]}},
-    {"question_id": "c", "hypothesis": ""},
-]
-
 
 def save(path: Path, raw: bytes) -> Path:
     path.write_bytes(raw)
@@ -40,36 +34,6 @@ def save(path: Path, raw: bytes) -> Path:
 
 def lines(path: Path, rows: Sequence[object]) -> str:
     return str(save(path, "".join(json.dumps(row) + "\n" for row in rows).encode()))
-
-
-# bytes
-
-
-@pytest.mark.parametrize(
-    ("escape", "marks", "end", "last"), [(True, (", ", ": "), "\n", True), (False, (",", ":"), "\r\n", False)]
-)
-def test_lines_stay_and_one_edit_changes_one_line(
-    tmp_path: Path, escape: bool, marks: tuple[str, str], end: str, last: bool
-) -> None:
-    written = [json.dumps(row, ensure_ascii=escape, separators=marks) for row in ROWS]
-    raw = ("\ufeff" + written[0] + end + end + end.join(written[1:]) + (end if last else "")).encode()
-    file = ResultFile(save(tmp_path / "r.jsonl", raw))
-    assert file.dump() == raw
-    file.records[1]["label"] = {"model": "jüdge", "label": None}
-    changed = json.dumps(file.records[1], ensure_ascii=escape, separators=marks)
-    assert file.dump() == raw.replace(written[1].encode(), changed.encode())
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b'{"a": 1}\n{"a": \n', "line 2"),
-        (b'{"a": "\xff"}\n', r"line 1\]: not UTF-8 \(byte 7\)"),
-    ],
-)
-def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        ResultFile(save(tmp_path / "r.jsonl", raw))
 
 
 def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data: Path) -> None:
@@ -130,6 +94,8 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None
 def test_what_is_no_official_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 1.*hypothesis"):
         check_rows(ResultFile(lines(tmp_path / "r.jsonl", [{"question_id": "a"}])))
+    with pytest.raises(DataError, match=r"line 1\]: not UTF-8 \(byte 7\)"):
+        ResultFile(save(tmp_path / "r.jsonl", b'{"a": "\xff"}\n'))
     listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
     path = lines(tmp_path / "q.jsonl", [listed])
     assert load_references(path) == {"q": Reference("q", "how many?", "3", "multi-session")}

@@ -21,7 +21,6 @@ from experiments.paper.judging import read_sheet
 from experiments.paper.settings import Setting, pooled, settings
 from experiments.paper.systems import OURS, FileAnswers, foreign_rows, named_paths
 from experiments.paper.trained import ALTERED, UNTRAINED
-from experiments.paper.trajectory import phases
 from remind.core.cli import main
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
@@ -110,13 +109,6 @@ def test_every_combination_of_strategy_markers_and_summary(world: World) -> None
             assert ("\nReflection\n" in text) == summarised
         found.add(tuple(texts))
     assert len(found) == len(STAGES) == 8
-
-
-def test_phases_of_training_by_hand() -> None:
-    rows: list[dict[str, Any]] = [{"step": step, "kind": "train", "jsd01": float(step)} for step in range(1, 11)]
-    # a step measured again after a resumed run counts once, a measurement of the held-out loss not at all
-    found = phases([*rows, rows[3], {"step": 3, "kind": "eval", "jsd01": 99.0}])
-    assert [(one["steps"], one["jsd01"]) for one in found] == [(3, 2.0), (4, 5.5), (3, 9.0)]
 
 
 # whole items

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
 import pytest
@@ -58,13 +58,6 @@ def test_roles_follow_each_other_and_see_what_the_one_before_left() -> None:
     ]
     (profile,) = outcome.profiles
     assert (profile.answer(ASK), profile.quality(ASK)) == ("dog", 1.0)
-
-
-def test_working_memory_ends_after_a_week() -> None:
-    again = [turns(TALK, day=DAY + timedelta(days)) for days in (7, 8)]
-    replies = [s.YES, "ADD WORKING time flies <end>", s.YES, "<end>", s.YES, "<end>", "<end>"]
-    assert [one.store for one in play(replies[:4] + replies[-1:], turns(TALK), again[0])[0].bank] == ["working"]
-    assert not play(replies, turns(TALK), *again)[0].bank
 
 
 def scored(cfg: SaliMoryConfig) -> Any:

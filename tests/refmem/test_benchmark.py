@@ -8,7 +8,7 @@ from random import Random
 from refmem_samples import drafted, talk
 
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-from remind.refmem.benchmark import as_markdown, split, statistics, units
+from remind.refmem.benchmark import as_markdown, split, statistics
 from remind.refmem.drafts import near_pairs
 
 TALKS = Corpus((talk(), talk("chat", 1)))
@@ -36,19 +36,6 @@ def test_the_sides_share_nothing() -> None:
             assert not first & second
     assert all(sides[items[i].id] == sides[items[j].id] for i, j in near_pairs(items, 0.85))
     assert split(list(reversed(items)), TALKS, 0.2, seed, 0.85) == sides
-
-
-def test_the_share_is_met_where_units_are_small() -> None:
-    turns = [turn.id for turn in TALKS.dialogues[0].turns]
-    items = [
-        drafted(str(n), cluster_id=f"talk/{n}", evidence=(turns[n],), question=f"Question {n} about {n * 7}?")
-        for n in range(100)
-    ]
-    assert len(units(items, TALKS, 0.85)) == 100
-    sides = split(items, TALKS, 0.2, 0, 0.85)
-    assert sum(side == "train" for side in sides.values()) == 20
-    for share, only in ((0.0, {"test"}), (1.0, {"train"})):
-        assert set(split(items, TALKS, share, 0, 0.85).values()) == only
 
 
 def test_the_counts_are_those_of_a_hand() -> None:

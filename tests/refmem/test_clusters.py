@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
-from refmem_samples import talk
 from safetensors.torch import load_file, save_file
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 
 from remind.core.errors import ModelError
-from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
-from remind.perception.config import SegmentConfig
-from remind.refmem.cluster import clip_encoder, groups, image_clusters, text_clusters
+from remind.refmem.cluster import clip_encoder, groups
 from remind.refmem.config import ClusterConfig
-from remind.states.pyramid import Segment, turn_text
 
 
 def parted(labels: np.ndarray) -> list[list[int]]:
@@ -61,34 +56,6 @@ def test_wards_linkage_is_scipys_on_unit_vectors() -> None:
     # lengths do not count: cosine distance knows none
     assert groups(vectors * np.linspace(1, 7, len(vectors), dtype=np.float32)[:, None], config) == expected
     assert 3 < len(expected) < 60
-
-
-class Encoder:
-    """Stands for the sentence encoder: a vector is told by a text's first words; others have one of their own."""
-
-    def __init__(self, vectors: dict[str, tuple[float, float]]) -> None:
-        self.vectors = vectors
-        self.texts: list[str] = []
-
-    def encode(self, texts: Sequence[str]) -> torch.Tensor:
-        self.texts += texts
-        rows = [next((v for start, v in self.vectors.items() if text.startswith(start)), (1.0, 1.0)) for text in texts]
-        return torch.tensor(rows).reshape(len(texts), 2)
-
-    def count_many(self, texts: Sequence[str]) -> list[int]:
-        return [1] * len(texts)
-
-
-def test_a_text_cluster_spans_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    # two segments of session 1, two alike of sessions 2 and 3
-    pieces = [Segment(0, 4), Segment(5, 9), Segment(10, 14), Segment(20, 24)]
-    vectors = [(1.0, 0.0), (1.0, 0.01), (0.0, 1.0), (0.01, 1.0)]
-    starts = {turn_text(talk().turns[piece.start]): vector for piece, vector in zip(pieces, vectors, strict=True)}
-    monkeypatch.setattr("remind.refmem.cluster.segment", lambda *_: pieces)
-    encoder: Any = Encoder(starts)
-    clusters, count = text_clusters(Corpus((talk(),)), encoder, SegmentConfig(), ClusterConfig())
-    assert [(one.turns[0], one.turns[-1]) for one in clusters] == [("D2:1", "D3:5")]
-    assert count == 4
 
 
 @pytest.fixture(scope="module")
@@ -136,22 +103,3 @@ def test_clip_vectors_are_its_image_features(tiny_clip: Path, tmp_path: Path, pa
         clip_encoder(str(other))
     with pytest.raises(ModelError, match="cannot be loaded"):
         clip_encoder(str(tmp_path / "nothing"))
-
-
-def test_a_speaker_without_all_pixels_is_clustered_by_captions(tiny_clip: Path, paths: list[str]) -> None:
-    a, b, c = paths
-    shared = [("Ana", a, "a boat"), ("Bo", b, "hill"), ("Bo", None, "the  moon"), ("Ana", c, None), ("Bo", None, None)]
-    turns = tuple(
-        Turn(f"t{n}", who, "look", images=(Image(n, path, caption),)) for n, (who, path, caption) in enumerate(shared)
-    )
-    corpus = Corpus((Dialogue("talk", (Session("1", None, turns),)),))
-    captions: Any = Encoder({})
-    # all of a speaker's images in one cluster
-    config = ClusterConfig(distance=2.0)
-    clusters, counts = image_clusters(corpus, captions, clip_encoder(str(tiny_clip)), config)
-    assert counts == {"clip": 2, "caption": 2, "neither": 1}
-    places = [(one.speaker, one.turns, one.images) for one in clusters]
-    assert places == [("Ana", ("t0", "t3"), (0, 3)), ("Bo", ("t1", "t2"), (1, 2))]
-    assert captions.texts == ["hill", "the moon"]
-    # without a checkpoint all go by caption, and an image without one is counted
-    assert image_clusters(corpus, captions, None, config)[1] == {"clip": 0, "caption": 3, "neither": 2}

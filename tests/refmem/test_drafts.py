@@ -18,7 +18,7 @@ from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Corpus
 from remind.llm.request import Reply, Request
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import FilterConfig, ItemsConfig
-from remind.refmem.drafts import apply_filters, item_request, leaks, near_pairs, write_questions
+from remind.refmem.drafts import apply_filters, item_request, near_pairs, write_questions
 from remind.refmem.items import anchors_missing
 from remind.states import prompts
 from remind.text.words import stems
@@ -141,14 +141,6 @@ def test_replies_of_no_use_are_asked_for_once_more(
         ModelError, match=r"5 of 5 replies of scripted could not be used; the first: a format not asked for"
     ):
         write_questions(TALK, CLUSTERS[:1], Scripted(lambda _: {"items": [GOOD]}), ItemsConfig(formats=["direct"]))
-
-
-def test_an_answer_in_the_question_leaks() -> None:
-    # in another form of the word, too; not where the same is true of every option
-    for question, leaking in (("Why does Ana walk so often?", True), ("Why does Ana go cooking?", False)):
-        assert leaks(drafted("i", question=question)) is leaking
-    assert not leaks(drafted("i", question="Why does Ana walk?", options=("walking", "walks", "walked", "a walk")))
-    assert leaks(drafted("i", "direct", question="Walks how long?", answers=("the sea", "long walks")))
 
 
 def test_items_are_removed_for_the_first_reason_and_the_first_of_its_kind_stays() -> None:

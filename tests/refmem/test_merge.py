@@ -14,7 +14,7 @@ from refmem_samples import HOSTILE, item, row
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_rows
 from remind.refmem.items import Item, read_items, write_items
-from remind.refmem.merge import MergeConfig, Outcome, Row, agreement, choices, decide, merge, phrase, read_annotations
+from remind.refmem.merge import MergeConfig, Row, agreement, choices, decide, merge, phrase, read_annotations
 
 pytest.importorskip("statsmodels", reason="needs statsmodels: pip install 'remind-toolkit[refmem]'")
 SINGLE, MULTI, DIRECT = item("one"), item("two", "multi", question=HOSTILE[3], images=(0, 2)), item("three", "direct")
@@ -81,28 +81,6 @@ def test_answers_by_majority() -> None:
         given = item("i", kind)
         out = decide(given, [row(given, name, vote) for name, vote in zip(NAMES, votes, strict=False)])
         assert (out.answers, "answers" in out.open) == (answers, answers is None)
-
-
-def test_evidence_and_removal_by_majority_and_ties() -> None:
-    given = item("i", evidence=("T20", "T95"))
-
-    def decided(*ticked: tuple[str, ...], images: tuple[int, ...] = ()) -> Outcome:
-        return decide(
-            given, [row(given, n, "B", evidence=t, images=images) for n, t in zip(NAMES, ticked, strict=True)]
-        )
-
-    # two checked: both must name a turn
-    assert decided(("T20", "T7"), ("T20", "T95"), ()).evidence == ("T20",)
-    # order: as proposed, then added ones
-    out = decided(("T20", "T7"), ("T20", "T95"), ("T7",), images=(2,))
-    assert (out.evidence, out.images) == (("T20", "T7"), (2,))
-    apart = decided(("T0",), ("T1",), ("T2",))
-    assert (apart.open, apart.differ) == (["evidence"], ["evidence"])
-    keep, flag = row(given, "x", "B"), row(given, "z", (), remove=True, confidence=None, evidence=())
-    assert [decide(given, rows).remove for rows in ([keep, keep, flag], [keep, flag, flag])] == [False, True]
-    tie = decide(given, [keep, flag])
-    assert (tie.remove, tie.open, tie.differ) == (None, ["remove"], ["remove"])
-    assert decide(given, []).open == ["unannotated"]
 
 
 class Desk:
