@@ -212,7 +212,7 @@ def release(name: str, sae_id: str) -> str:
     entry = yaml.load(listed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get(name)
     paths = {} if entry is None else {str(one["id"]): one["path"] for one in entry["saes"]}
     if sae_id not in paths:
-        raise FormatError(f"SAELens lists no {sae_id!r} in it, but {', '.join([*paths][:8]) or 'nothing'}", name)
+        raise FormatError(f"SAELens lists no {sae_id!r} of it; there are: {', '.join([*paths][:8]) or 'none'}", name)
     return f"{entry['repo_id']}:{paths[sae_id]}"
 
 
@@ -222,7 +222,7 @@ def release(name: str, sae_id: str) -> str:
 def _located(given: str | Path) -> tuple[Path, str]:
     """The file, or the folder and what is chosen in it; of a repository of the hub, its snapshot with that alone."""
     if Path(given).exists():
-        return Path(given), ""
+        return _whole(Path(given)), ""
     name, _, chosen = str(given).partition(":")
     if Path(name).is_dir() and chosen:
         return Path(name), chosen
@@ -260,16 +260,17 @@ def _sources(given: str | Path) -> tuple[Path, list[Source]]:
         return folder, [Source(folder / name, mapping, int(layer)) for layer, name in mapping.layers.items()]
     found = []
     for root in [one for part in chosen.split(",") for one in folder.rglob(part)] if chosen else [folder]:
-        whole = _whole(root)
-        if whole.is_file() or any((whole / name).exists() for name in _IN_FOLDERS):
-            found.append(whole)
+        inside = _whole(root)
+        if inside.is_file() or any((inside / name).exists() for name in _IN_FOLDERS):
+            found.append(inside)
         else:
-            found += [path.parent for name in _IN_FOLDERS for path in whole.rglob(name)]
-            found += [path for name in _ALONE for path in whole.rglob(name)]
-    if not found:
-        message = "holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)"
-        raise FormatError(message, given)
-    return folder, [Source(path) for path in sorted({*found})]
+            found += [path.parent for name in _IN_FOLDERS for path in inside.rglob(name)]
+            found += [path for name in _ALONE for path in inside.rglob(name)]
+    # what is hidden is half-written, or of a download
+    whole = [path for path in sorted({*found}) if not re.search(r"(^|/)\.\w", path.relative_to(folder).as_posix())]
+    if not whole:
+        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", given)
+    return folder, [Source(path) for path in whole]
 
 
 def _by_layer(given: str | Path) -> tuple[Path, dict[int, Source]]:

@@ -189,7 +189,8 @@ class LoopConfig:
     warmup_steps: NonNegativeFloat = 0.03
     """Steps over which the learning rate rises from 0; below 1: as a share of all steps."""
     max_steps: Annotated[int, Range(ge=-1)] = -1
-    """Optimiser steps; overrides num_train_epochs. -1: by epochs."""
+    """Optimiser steps; overrides num_train_epochs. -1: by epochs. A resumed run may raise it where the learning rate
+    does not depend on it: lr_scheduler_type constant."""
     num_train_epochs: PositiveFloat = 1.0
     """Passes over the training examples."""
     optim: str = "adamw_torch_fused"
@@ -217,7 +218,7 @@ class LoopConfig:
     logging_steps: PositiveInt = 10
     """Steps between lines on the screen and in trackers; metrics.jsonl has every step."""
     report_to: str | list[str] = "none"
-    """Trackers, e.g. tensorboard or wandb, in addition to metrics.jsonl."""
+    """Trackers, e.g. tensorboard or wandb, in addition to metrics.jsonl; each must be installed."""
     guard: Literal["warn", "stop", "off"] = "warn"
     """What happens when the held-out loss collapses. warn: print and record a warning. stop: save, and end the run with
     an error. off: no check."""

@@ -104,8 +104,7 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
 
     Args:
         row: a `StateRecord` (where images are shown), or a mapping with `x0`, `x1`, `x2` (texts, or mappings with
-            `text`; those there are),
-            `target` (None: no gold answer) and, if known, `question_id`.
+            `text`; those there are), `target` (None: no gold answer) and, if known, `question_id`.
         shown: show images that have a file as pixels. None: all as captions.
         number: names a question without an id.
 

@@ -155,14 +155,13 @@ class Outputs:
         done = [self._known.get(one.question_id) == one.prompt for one in blank]
         self.resumed += sum(done)
         bar.skip(sum(done))
-        every = Task(self.folder, blank, [content_of(one.text, one.pictures) for one in prompts], done)
         with appending(self.folder / PREDICTIONS) as put:
-            for n, prompt in enumerate(prompts):
-                if not prompt.asks and not done[n]:
-                    put(every.row(n, prompt.output or Generation("", 0, finished=True)))
+            for row, prompt, known in zip(blank, prompts, done, strict=True):
+                if not prompt.asks and not known:
+                    put(replace(row, **asdict(prompt.output or Generation("", 0, finished=True))).row())
         asks = [n for n, prompt in enumerate(prompts) if prompt.asks]
-        left = [blank[n] for n in asks], [every.prompts[n] for n in asks], [done[n] for n in asks]
-        task = Task(self.folder, *left)
+        contents = [content_of(prompts[n].text, prompts[n].pictures) for n in asks]
+        task = Task(self.folder, [blank[n] for n in asks], contents, [done[n] for n in asks])
 
         def told() -> None:
             # the other processes are about as far as this one

@@ -17,8 +17,6 @@ from remind.states.pyramid import turn_text
 
 #: A bank holds one dialogue, and in it the package one namespace.
 _SPACE = ("memories",)
-#: More than any namespace holds.
-_ALL = 10**9
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
 
     def _bring_up(self, theirs: Any, turns: Sequence[str], when: str | None) -> None:
         """Do to the bank's store what was done to the package's."""
-        held = {item.key: item.value for item in theirs.search(_SPACE, limit=_ALL)}
+        held = {item.key: item.value for item in theirs.search(_SPACE, limit=10**9)}
         for number in self.store.numbers():
             value = held.pop(str(number), None)
             if value is None:

@@ -29,7 +29,6 @@ KNOWLEDGE_SCHEMA = object_schema(user=TEXTS, assistant=TEXTS)
 QUERY_SCHEMA = object_schema(keywords=TEXTS)
 #: Whom knowledge is about: the opener of the dialogue, and the others.
 SIDES = ("user", "assistant")
-_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
 
     def _heat(self, note: Mapping[str, Any], today: date | None) -> float:
         last = day_of(note["last"])
-        away = 0 if today is None or last is None else max(0, (today - last).days) * _DAY
+        away = 0 if today is None or last is None else max(0, (today - last).days) * 86_400
         return float(len(note["fresh"]) + math.exp(-away / self.system.decay))
 
     def _learn(self, state: _State, learned_from: Sequence[int]) -> None:

@@ -25,8 +25,6 @@ from sae.ranges import PositiveInt
 
 #: What packages are told for an address, a key and a model: the meter reads none of them.
 URL, NO_KEY, MODEL = "http://meter/v1", "none", "none"
-#: Characters of a line on what was lost: some packages put a whole reply into an error.
-_LONGEST = 400
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class PackageBank(Bank):
                 self._lost.lines = [f"{type(error).__name__}: {error}"]
             finally:
                 logger.removeHandler(self._lost)
-            self.lost += (f"extract: {one_line(line)[:_LONGEST]}" for line in self._lost.lines)
+            # some packages put a whole reply into an error
+            self.lost += (f"extract: {one_line(line)[:400]}" for line in self._lost.lines)
 
     def is_user(self, turn: Turn) -> bool:
         """Whether the speaker of the dialogue's first turn said it, whom packages take for their user."""

@@ -49,7 +49,7 @@ _KINDS: Mapping[str, Any] = {
     "sources": _NUMBERS,
 }
 _OPS = object_schema(ops={"type": "array"})
-#: As they are read: an entry may be named by its id, too. Texts of these fields may be empty.
+#: As they are read: an entry may be named by its id or its text, too. Texts of these fields may be empty.
 _ENTRY: Mapping[str, Any] = {"type": ["integer", "string"]}
 _READ: Mapping[str, Any] = {
     **_KINDS,
@@ -176,7 +176,7 @@ def _checked(role: Role, one: Any, bare: Operation, occasion: Occasion, entries:
 
 
 def _entry(value: int | str, entries: Sequence[Entry], made: Operation) -> str:
-    """Id of the entry that a proposal names, by number or by id."""
+    """Id of the entry that a proposal names: by number, by id, or by the text that one of them alone has."""
     if value == made.entry:
         raise NotValid(f"{value} would refer to itself")
     if isinstance(value, int) or re.fullmatch(r"[0-9]{1,8}", value):
@@ -184,9 +184,9 @@ def _entry(value: int | str, entries: Sequence[Entry], made: Operation) -> str:
             raise NotValid(f"no entry {quoted(int(value))}; {len(entries)} are shown")
         found = [entries[int(value) - 1]]
     else:
-        found = [one for one in entries if one.id == value]
-    if not found:
-        raise NotValid(f"{quoted(value)} is no entry")
+        found = [one for one in entries if one.id == value] or [one for one in entries if one.text == one_line(value)]
+    if len(found) != 1:
+        raise NotValid(f"{quoted(value)} is {'no entry' if not found else f'the text of {len(found)} entries'}")
     if found[0].store != made.store:
         raise NotValid(f"entry {found[0].id} is of {found[0].store}, not of {made.store}")
     return found[0].id

@@ -166,18 +166,15 @@ def test_a_collapse_is_warned_of_or_ends_the_run_which_can_be_overruled(
     assert [row["step"] for row in runs.timeless(tmp_path / "w", "guard")] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: not enough memory")]
-)
 def test_out_of_memory_names_sizes_and_remedies(
-    runs: Any, run: Path, states: Path, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = AlignmentModel.forward
 
     def full(self: AlignmentModel, batch: Any, levels: Any, *args: Any, **kwargs: Any) -> Any:
         # with one of the passes of a microbatch gone, some gradients are there already
         if trainer.state.global_step == 3 and torch.is_grad_enabled() and 0 in levels:
-            raise error
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
         return forward(self, batch, levels, *args, **kwargs)
 
     cfg = runs.config(states, tmp_path / "r")
@@ -189,7 +186,3 @@ def test_out_of_memory_names_sizes_and_remedies(
     for item in (trainer.train_dataset.items[place] for place in trainer._order.batch(3)):
         lengths = "/".join(str(len(prompt) + len(item.answer)) for prompt in item.prompts)
         assert f"{item.id} ({lengths})" in str(raised.value)
-    # with what it names lowered, the run ends where it would have
-    train(replace(cfg, resume=True, trainer=replace(cfg.trainer, gradient_accumulation_steps=2)))
-    for name, value in runs.weights(run).items():
-        torch.testing.assert_close(runs.weights(tmp_path / "r")[name], value, rtol=1e-3, atol=1e-5)

@@ -48,7 +48,6 @@ def test_a_shipped_config_is_one_of_the_trainer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    # numbers out of range: tests/core/test_ranges.py
     ("make", "message"),
     [
         (lambda: Edge(0, 0), "two of the levels"),

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from remind.core.cli import main, named
+from remind.core.cli import main
 from remind.core.errors import ConfigError
 from sae.ranges import PositiveInt
 
@@ -159,9 +159,3 @@ def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture
             main(Outer, function, "A test.", ["--input", "a"])
         assert stop.value.code == 2
         assert capsys.readouterr().err == text
-
-
-@pytest.mark.parametrize("given", ["A B --seed 1", "A --second B --seed 1", "--first A --second B --seed 1"])
-def test_plain_arguments(given: str) -> None:
-    assert named(given.split(), ("first", "second")) == ["--first", "A", "--second", "B", "--seed", "1"]
-    assert named([], ("first",)) == []

@@ -139,7 +139,12 @@ ADD = {"op": "ADD", "memory": "2024: x"}
         ("episodic", says({"op": "UPDATE", "old": "m3", "new_memory": "2024: x"}), EPISODIC, "'m3' is no entry"),
         ("episodic", says({"op": "UPDATE", "old": "m20", "new_memory": "2024: x"}), EPISODIC, "refer to itself"),
         ("episodic", says({"op": "MERGE", "olds": [1, 2, 1], "new_memory": "2024: x"}), EPISODIC, "an entry twice"),
-        ("semantic", says({"op": "UPDATE", "old": "Ana has a cat.", "new_memory": "x"}), OLD[2:], "the text of 2"),
+        (
+            "semantic",
+            says({"op": "UPDATE", "old": "Ana has a cat.", "new_memory": "x"}),
+            OLD[2:],
+            "the text of 2",
+        ),
         ("core", says(), [BLOCK], "takes one operation, not 0"),
         ("core", says({"op": "REWRITE", "content": ""}), [BLOCK], "content '' does not match"),
         ("core", says({"op": "REPLACE", "old_text": "m", "new_text": "y"}), [BLOCK], "2 times"),

@@ -108,8 +108,9 @@ def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(t
     with pytest.warns(UserWarning, match=r"layers\.3\.mlp: left out"):
         assert list(sae.load_layers(tmp_path)) == [4]
     publish("sparsify", tmp_path / "layers.3", activation="groupmax")
-    with pytest.raises(FormatError, match="activation is 'groupmax'"):
-        sae.load_layers(f"{tmp_path}:layers.3")
+    for given in (f"{tmp_path}:layers.3", tmp_path / "layers.3" / "sae.safetensors"):
+        with pytest.raises(FormatError, match="activation is 'groupmax'"):
+            sae.load_layers(given)
     w = publish("Gemma Scope", tmp_path)
     pre = states() @ w["W_enc"] + w["b_enc"]
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):

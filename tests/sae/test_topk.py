@@ -98,7 +98,7 @@ def test_save_and_load_are_exact(tmp_path: Path) -> None:
     coder.metadata = {"layer": 4, "model_name": "modèle"}
     for layer in (12, 4):
         coder.save(layer_folder(tmp_path, layer))
-    (tmp_path / "layer_notes").mkdir()
+    coder.save(tmp_path / ".layer_05.tmp")
     coders = load_layers(tmp_path)
     assert list(coders) == [4, 12]
     assert all(torch.equal(getattr(coders[4], name), parameter) for name, parameter in coder.named_parameters())
