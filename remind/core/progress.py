@@ -60,6 +60,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             self.start_t = self._time()
         if note:
             self.set_postfix_str(note, refresh=False)
+        # an estimate that was too low
+        self.total = max(self.total, self.n + n)
         self.update(n)
 
     def advance_to(self, done: float, note: str = "") -> None:
