@@ -102,8 +102,8 @@ COMMANDS = {
         "Train a policy that writes memories: on an expert's replies, or by reinforcement learning.",
     ),
     "prompts": Command(
-        "remind.states.prompts:PromptsConfig",
-        "remind.states.prompts:write_templates",
+        "remind.prompts:PromptsConfig",
+        "remind.prompts:write_templates",
         "Write the prompt templates to a folder, to change them and pass it to any command as --prompts FOLDER.",
     ),
     "inspect": Command(

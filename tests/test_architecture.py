@@ -12,6 +12,7 @@ ORDER = (
     "core",
     "data",
     "states",
+    "prompts",
     "text",
     "models",
     "train_sae",

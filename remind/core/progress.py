@@ -26,6 +26,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         percent: show the share that is done, for totals in units that mean nothing to people.
     """
 
+    total: float
+
     def __init__(self, description: str, total: float, done: float = 0, percent: bool = False) -> None:
         count = "" if percent else " {n:.0f}/{total:.0f}"
         super().__init__(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,24 @@ from jinja2.nodes import Block
 from jinja2.sandbox import SandboxedEnvironment
 
 from remind.core.errors import ConfigError
-from remind.core.files import write_text
 
 #: What states are rendered with, and what a chat model that helps to build them is asked with.
 RENDERED = ("answer", "strategy", "reminder", "summary")
 ASKED = ("ask_kind", "ask_cue", "ask_strategy", "ask_summary")
 
-_FOLDER = Path(__file__).parent
+#: Of our templates.
+FOLDER = Path(__file__).parent
 #: Names the folder that `use` was given, for processes that are started later.
 _VARIABLE = "REMIND_PROMPTS"
 # Prompts are plain text for a model, never a page: escaping would change the dialogue's characters.
 _TEMPLATES = SandboxedEnvironment(
-    loader=FileSystemLoader(_FOLDER),
+    loader=FileSystemLoader(FOLDER),
     undefined=StrictUndefined,
     autoescape=False,
     trim_blocks=True,
     lstrip_blocks=True,
     auto_reload=False,
 )
-
-
-@dataclass
-class PromptsConfig:
-    """Write the prompt templates to a folder, to change them there and pass it as --prompts to any command."""
-
-    out: str
-    """Folder for them; FIELDS.md in it says what each may use. Templates that you do not change can be deleted."""
-
-
-def write_templates(cfg: PromptsConfig) -> None:
-    """See `PromptsConfig`. Raises ConfigError for a folder that is not empty."""
-    out = Path(cfg.out)
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty; choose another out")
-    out.mkdir(parents=True, exist_ok=True)
-    rows = ["| template | fields |", "|---|---|"]
-    for path in sorted(_FOLDER.glob("*.j2")):
-        text = path.read_text(encoding="utf-8")
-        write_text(out / path.name, text)
-        rows.append(f"| {path.name} | {', '.join(sorted(_outline(text, path)[0])) or '-'} |")
-    write_text(out / "FIELDS.md", "\n".join(rows) + "\n")
-    print(f"{len(rows) - 2} templates: {out}")
 
 
 def use(folder: str | Path | None) -> None:
@@ -76,10 +52,10 @@ def use(folder: str | Path | None) -> None:
     if folder is not None and not own:
         raise ConfigError(f"{folder}: no templates (NAME.j2) in it; `remind prompts --out FOLDER` writes ours")
     for path in own:
-        if not (_FOLDER / path.name).is_file():
+        if not (FOLDER / path.name).is_file():
             raise ConfigError(f"{path}: there is no template of that name; `remind prompts` writes those there are")
-        fields, blocks = _outline(path.read_text(encoding="utf-8"), path)
-        known, needed = _outline((_FOLDER / path.name).read_text(encoding="utf-8"), path)
+        fields, blocks = outline(path.read_text(encoding="utf-8"), path)
+        known, needed = outline((FOLDER / path.name).read_text(encoding="utf-8"), path)
         if unknown := sorted(fields - known):
             raise ConfigError(f"{path}: no field {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
         if missing := sorted(needed - blocks):
@@ -87,12 +63,12 @@ def use(folder: str | Path | None) -> None:
     os.environ.pop(_VARIABLE, None)
     if folder is not None:
         os.environ[_VARIABLE] = str(Path(folder).absolute())
-    _TEMPLATES.loader = FileSystemLoader([*([] if folder is None else [folder]), _FOLDER])
+    _TEMPLATES.loader = FileSystemLoader([*([] if folder is None else [folder]), FOLDER])
     if _TEMPLATES.cache is not None:
         _TEMPLATES.cache.clear()
 
 
-def _outline(text: str, path: Path) -> tuple[set[str], set[str]]:
+def outline(text: str, path: Path) -> tuple[set[str], set[str]]:
     """The fields and the blocks of a template. Raises ConfigError."""
     try:
         tree = _TEMPLATES.parse(text)
