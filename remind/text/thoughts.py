@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
-#: Opening and closing tags: Qwen, DeepSeek and others, Gemini, Seed, Magistral, Kimi, Command A.
+#: Opening and closing tags: Qwen, DeepSeek and others, Gemini, Seed, Magistral, Kimi, Command A, OpenThinker, MedGemma.
 _TAGS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<unused94>", "<unused95>"),
 )
 #: Tokens that tell thoughts from answers, which some tokenizers count as special; the last are of harmony (gpt-oss).
 MARKS = {tag for tags in _TAGS for tag in tags} | {f"<|{name}|>" for name in ("start", "channel", "message", "end")}
