@@ -212,7 +212,7 @@ class SystemContexts:
                     limits = {"k": None, "budget": cfg.full_tokens if self.name == "full_context" else None}
                 else:
                     # memories that a model writes are that model's
-                    writes = self.name not in SYSTEMS or SYSTEMS[self.name].stages
+                    writes = self.name not in SYSTEMS or run.about[self.name]["prompt_hashes"]
                     made_by = [run.about[self.name], run.writing.identity if run.writing and writes else None]
                     folder = run.out / "banks" / f"{self.name}-{sha256_json(made_by)[:8]}"
                     bank = held.enter_context(system.open(folder / sha256_json(dialogue.id)[:16], name, run.services))

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from remind.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from remind.llm.request import Stage
     from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
@@ -48,7 +47,6 @@ class Listed:
         kind: its class, as "module.Class" in this package; a dataclass whose fields are the options.
         help: one line.
         defaults: options that differ from those of the class.
-        stages: what chat models are asked for; by `remind` and `remind_x1` only where endpoints are named.
         row: of `TABLE_1`; None: the paper has no such system.
         replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
     """
@@ -56,7 +54,6 @@ class Listed:
     kind: str
     help: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    stages: tuple[Stage, ...] = ()
     row: str | None = None
     replays: bool = False
 
@@ -67,29 +64,19 @@ SYSTEMS: Mapping[str, Listed] = {
     "hybrid": Listed("plain.PlainSystem", "turns by the sum of the z-scores of cosine and BM25", {"method": "hybrid"}),
     "round": Listed("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
     "session": Listed("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
-    "remind": Listed(
-        "own.RemindSystem", "turns as retrieved for x0 by Eq. 1: segments by their cues", stages=("cues",), row="REMIND"
-    ),
+    "remind": Listed("own.RemindSystem", "turns as retrieved for x0 by Eq. 1: segments by their cues", row="REMIND"),
     "remind_hybrid": Listed(
         "own.RemindSystem",
         "turns as retrieved for x0 with the hybrid method: cosine and BM25, mixed with scores of neighbouring turns",
         {"perception": {"retrieve": {"method": "hybrid"}}},
     ),
-    "remind_x1": Listed(
-        "own.GroundedSystem",
-        "the turns marked in x1, by salience; then as `remind`",
-        stages=("cues", "strategy"),
-        row="REMIND",
-    ),
+    "remind_x1": Listed("own.GroundedSystem", "the turns marked in x1, by salience; then as `remind`", row="REMIND"),
     "lme": Listed(
         "longmemeval.LongMemEvalSystem",
         "LongMemEval's recommended design: rounds, found by words and user facts, and by time",
-        stages=("facts", "events", "time_range"),
     ),
     "lme_round": Listed(
-        "longmemeval.LongMemEvalSystem",
-        "LongMemEval's rounds without expansion",
-        {"expansion": "none", "time": "none"},
+        "longmemeval.LongMemEvalSystem", "LongMemEval's rounds without expansion", {"expansion": "none", "time": "none"}
     ),
     "lme_facts": Listed(
         "longmemeval.LongMemEvalSystem",
@@ -103,70 +90,46 @@ SYSTEMS: Mapping[str, Listed] = {
         {"value": "turn", "expansion": "none", "time": "rules"},
     ),
     "mem0": Listed(
-        "mem0.Mem0System",
-        "Mem0 as published: facts are extracted, then added, updated or deleted",
-        stages=("extract", "update"),
-        row="Mem0",
+        "mem0.Mem0System", "Mem0 as published: facts are extracted, then added, updated or deleted", row="Mem0"
     ),
     "mem0_today": Listed(
-        "mem0_today.Mem0TodaySystem",
-        "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
-        stages=("extract",),
+        "mem0_today.Mem0TodaySystem", "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper"
     ),
     "langmem": Listed(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
-        stages=("extract",),
         row="LangMem",
     ),
-    "amem": Listed(
-        "amem.AMemSystem", "A-Mem: linked notes that evolve", stages=("summaries", "update", "read"), row="A-Mem"
-    ),
+    "amem": Listed("amem.AMemSystem", "A-Mem: linked notes that evolve", row="A-Mem"),
     "gam": Listed(
-        "gam.GAMSystem",
-        "GAM: pages with abstracts, and a researcher who reads them for the question",
-        stages=("summaries", "read"),
-        row="GAM",
+        "gam.GAMSystem", "GAM: pages with abstracts, and a researcher who reads them for the question", row="GAM"
     ),
     "memagent": Listed(
         "memagent.MemAgentSystem",
         "MemAgent: a memory written while the dialogue is read for the question",
-        stages=("read",),
         row="MemAgent-7B",
     ),
-    "mem1": Listed(
-        "mem1.Mem1System",
-        "MEM1: an internal state, searches, and an answer of its own",
-        stages=("read",),
-        row="MEM1-7B",
-    ),
+    "mem1": Listed("mem1.Mem1System", "MEM1: an internal state, searches, and an answer of its own", row="MEM1-7B"),
     "lightmem": Listed(
         "lightmem.LightMemSystem",
         "LightMem: facts from topics that fill a short-term memory, updated at the end",
-        stages=("extract", "update"),
         row="LightMem",
     ),
     "memoryos": Listed(
         "memoryos.MemoryOSSystem",
         "MemoryOS: a queue of exchanges, segments with heat, and a long-term profile and knowledge",
-        stages=("update", "summaries", "extract", "read"),
         row="MemoryOS",
     ),
     "memgpt": Listed(
         "memgpt.MemGPTSystem",
         "MemGPT: a model that maintains core, archival and recall memory with tools, and answers by searching them",
-        stages=("update", "read"),
         row="MemGPT",
     ),
     "rmm": Listed(
-        "rmm.RmmSystem",
-        "topics of each speaker, merged as sessions come, by a reranker that learns from citations",
-        stages=("extract", "update"),
+        "rmm.RmmSystem", "topics of each speaker, merged as sessions come, by a reranker that learns from citations"
     ),
     "rmm_lexical": Listed(
-        "rmm.RmmSystem",
-        "turns, the nearest 20 by z(learned score) + z(BM25)",
-        {"source": "turns", "lexical": True},
+        "rmm.RmmSystem", "turns, the nearest 20 by z(learned score) + z(BM25)", {"source": "turns", "lexical": True}
     ),
     "rmm_residual": Listed(
         "rmm.RmmSystem",
@@ -176,12 +139,10 @@ SYSTEMS: Mapping[str, Listed] = {
     "membuilder": Listed(
         "membuilder.MemBuilderSystem",
         "MemBuilder: a core block, events, knowledge and procedures, written by four roles of one policy",
-        stages=("memory", "compress"),
     ),
     "salimory": Listed(
         "salimory.SaliMorySystem",
         "SaliMory: facts, preferences and a working memory of a week, summarised as a profile for the question",
-        stages=("memory", "profile"),
     ),
 }
 

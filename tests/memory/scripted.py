@@ -78,6 +78,18 @@ def held(bank: Bank) -> dict[str, tuple[str, ...] | None]:
     return {memory.text: memory.sources for memory in map(bank.store.memory, bank.store.numbers())}
 
 
+def as_folded(bank: Any) -> None:
+    """The memories of a bank whose journal is a log of operations are those of the log's fold."""
+    state = bank.state()
+    wanted = state.kept("episodic", "semantic", "procedural") if bank.keeps_versions else []
+    wanted += state.current("core", "fact", "preference", "working")
+    there = {one.id: one for one in map(bank.store.memory, bank.store.numbers())}
+    assert {name: (one.kind, one.text) for name, one in there.items()} == {
+        one.id: (one.store, one.text) for one in wanted
+    }
+    assert all({*(there[one.id].sources or ())} == {*one.sources} for one in wanted if one.store != "core")
+
+
 def dump(bank: Any) -> list[str]:
     """All that a bank holds, a line per row, the same for banks with the same content however they came about."""
     return [

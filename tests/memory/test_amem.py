@@ -61,10 +61,3 @@ def test_notes_links_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None
         # the changed note is found by what it says now
         vector = encoder.encode_apart([text(LINES[0], "Tom.", tags="pet")])[0]
         assert next(memory.store.nearest(vector)) == (first, pytest.approx(1, abs=1e-6))
-
-
-def test_the_notes_that_new_contexts_are_for_get_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    turned = session("s1", None, LINES[1], LINES[0], LINES[2])
-    with bank(tmp_path / "b", encoder, ScriptedChat(scribe), neighbours=1) as memory:
-        memory.ingest(turned)
-        assert list(held(memory)) == [text(LINES[1]), text(LINES[0], "Tom.", tags="pet"), text(LINES[2], tags="pets")]

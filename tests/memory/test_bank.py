@@ -18,7 +18,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Question, Session, Turn
 from remind.memory.bank import Bank
 from remind.memory.base import Query
-from remind.memory.plain import PlainBank, PlainSystem
+from remind.memory.plain import PlainSystem
 
 QUERY = Query("word3 said2 once more")
 
@@ -90,20 +90,6 @@ def test_k_and_budget(tmp_path: Path) -> None:
             assert [memory.id for memory in found.memories] == by_hand(bank, k, budget)
             assert all(memory.tokens == len(memory.text.split()) for memory in found.memories)
         assert (bank.folder / "bank.sqlite").read_bytes() == before
-
-
-def test_stand_ins_are_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = PlainBank.remember
-    monkeypatch.setattr(
-        PlainBank, "remember", lambda self, told: (real(self, told), self.lost.extend(["no reply"] * (told.id == "S2")))
-    )
-    with opened(tmp_path / "bank", talk(3)) as bank:
-        assert bank.report()["degraded"] == {"S2": ["no reply"]}
-        monkeypatch.undo()
-        assert bank.repair()
-        assert not bank.repair()
-        with opened(tmp_path / "other", talk(3)) as other:
-            assert dump(bank) == dump(other)
 
 
 def test_a_kill_loses_the_session_in_flight_alone(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import random
 import re
-import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -21,8 +19,7 @@ from scripted import ScriptedChat, services
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.data.readers import read
-from remind.llm.request import Message, Reply, Request
-from remind.memory.mem0 import ROOM, SCHEMAS, Mem0Bank, Mem0System
+from remind.memory.mem0 import Mem0System
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 
@@ -87,30 +84,6 @@ def first_turns(dialogue: Dialogue, count: int) -> Iterator[Session]:
         count -= len(turns)
         if turns:
             yield Session(session.id, date.today().isoformat(), turns)
-
-
-class Official(Mem0Bank):
-    """Our bank with the package's prompts; the package itself sets up files and telemetry when imported."""
-
-    @property
-    def theirs(self) -> dict[str, Any]:
-        spec = importlib.util.find_spec("mem0")
-        assert spec is not None
-        assert spec.origin is not None
-        return runpy.run_path(str(Path(spec.origin).parent / "configs" / "prompts.py"))
-
-    def extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:
-        roles = ("user" if turn.speaker == speaker else "assistant" for turn in turns)
-        lines = "".join(f"{role}: {turn_text(turn)}\n" for role, turn in zip(roles, turns, strict=True))
-        system = self.theirs["USER_MEMORY_EXTRACTION_PROMPT"]
-        return self.posed("extract", Message("system", system), Message("user", f"Input:\n{lines}"))
-
-    def decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:
-        listed = [{"id": str(place), "text": text} for place, text in enumerate(entries)]
-        return self.posed("update", Message("user", self.theirs["get_update_memory_messages"](listed, facts)))
-
-    def posed(self, stage: str, *messages: Message) -> Reply:
-        return self.send(Request(messages, stage, "d", max_tokens=ROOM, schema=SCHEMAS[stage]))[0]
 
 
 class Package:
@@ -187,7 +160,9 @@ def test_memories_provenance_and_prompts_are_those_of_the_package(
             batch = session.turns[start : start + 2]
             for view in dict.fromkeys(turn.speaker for turn in batch):
                 theirs.add(batch, view)
-    with Official(tmp_path / "bank", "d", Mem0System(), services(encoder, chat)) as bank:
+    system = Mem0System(prompts="official")
+    assert system.about()["package"] == "mem0ai 1.0.11"
+    with system.open(tmp_path / "bank", "d", services(encoder, chat)) as bank:
         for session in sessions:
             bank.ingest(session)
         held = []

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remind import read
-from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Question
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.ground import load_saes
@@ -131,14 +131,3 @@ def test_marked_turns_come_first_by_salience(
     assert json.loads(json.dumps(retrieval.trace["marked"])) == pytest.approx(salience)
     scores = [memory.score for memory in retrieval.memories]
     assert scores == sorted(set(scores), reverse=True)
-
-
-def test_a_bank_opened_again_goes_on(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
-    system, services = make_system("remind"), Services(encoder)
-    with filled(system, tmp_path / "bank", dialogue, services) as bank:
-        expected = ranked(bank)
-    more = Session("more", dialogue.sessions[-1].time, (Turn("more:1", "Ana", "The dog swam in the lake all summer."),))
-    with system.open(tmp_path / "bank", dialogue.id, services) as bank:
-        assert ranked(bank) == expected
-        bank.ingest(more)
-        assert ranked(bank)[0] == "more:1"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from scripted import ScriptedChat
 
-from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Memory, Query
 from remind.memory.readers import ChatReader, Mode, Reading, citations
@@ -27,17 +27,12 @@ QUERY = Query("Who came?", "q1", "2023-05-01")
     ("text", "expected", "cited"),
     [
         ("Tea [0, 2]", "Tea", {0, 2}),
-        ("Tea [0][2].", "Tea.", {0, 2}),
         ("Tea [0], and milk [ 4 ] too", "Tea, and milk too", {0, 4}),
-        ("Tea [7]", "Tea", None),
         ("Tea [7, 1]", "Tea", {1}),
         ("Tea", "Tea", None),
-        ("", "", None),
         ("I do not know. [NO_CITE]", "I do not know.", set()),
-        ("Tea [1] [no_cite]", "Tea", None),
         ("items[1] and [i, j]", "items[1] and [i, j]", None),
         ("In [2023] it was [3]", "In [2023] it was", {3}),
-        ("[-1] [1.5] [1-3] []", "[-1] [1.5] [1-3] []", None),
     ],
 )
 def test_citations(text: str, expected: str, cited: set[int] | None) -> None:
@@ -100,15 +95,6 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
     lines[said_at - 1 : said_at + 1] = lines[said_at], lines[said_at - 1]
     assert [message.text for message in chat.asked[0].messages] == ["\n".join(lines)]
     assert (reading.text, reading.cited) == ("B", None)
-
-
-def test_options_are_shown_and_only_open_questions_can_be_declined() -> None:
-    chat = ScriptedChat(lambda _: Reply("B"))
-    query = Query("Which?", "q", None, "single", ("tea", "milk"))
-    assert ChatReader("direct").read_all([(query, ())], lambda stage: chat)[0].text == "B"
-    system, user = (message.text for message in chat.asked[0].messages)
-    assert "A. tea\nB. milk" in user
-    assert NO_INFORMATION not in system
 
 
 def test_a_failed_reply_is_no_answer() -> None:

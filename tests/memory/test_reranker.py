@@ -63,7 +63,7 @@ def analytic(one: Reranker, episodes: list[Episode], baseline: float) -> tuple[n
 
 
 @pytest.mark.parametrize("based", [False, True])
-def test_the_gradient_is_that_of_automatic_and_of_numerical_differentiation(based: bool) -> None:
+def test_the_gradient_is_that_of_automatic_differentiation(based: bool) -> None:
     config = RerankerConfig(scale=3, top_m=4, top_k=8)
     one, draws = reranker(config), np.random.default_rng(1)
     episodes = [episode(one, draws, based=based, name=str(number)) for number in range(3)]
@@ -76,15 +76,7 @@ def test_the_gradient_is_that_of_automatic_and_of_numerical_differentiation(base
 
     mean(*weights).backward()
     automatic = np.stack([w.grad.numpy() for w in weights if w.grad is not None])
-    scale = np.abs(automatic).max()
-    assert np.abs(found - automatic).max() <= 1e-10 * scale
-
-    flat = torch.stack([w.detach() for w in weights])
-    for place in [(0, 0, 0), (0, 2, 5), (0, 5, 1), (1, 0, 0), (1, 3, 4), (1, 5, 2)]:
-        step = torch.zeros_like(flat)
-        step[place] = 1e-5
-        numerical = (mean(*(flat + step)) - mean(*(flat - step))) / 2e-5
-        assert abs(found[place] - float(numerical)) <= 1e-6 * scale
+    assert np.abs(found - automatic).max() <= 1e-10 * np.abs(automatic).max()
 
 
 def test_samples_follow_plackett_luce() -> None:

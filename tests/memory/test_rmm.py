@@ -10,8 +10,6 @@ import pytest
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
-from remind.core.errors import DataError
-from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.rmm import RmmBank, RmmSystem
@@ -100,30 +98,10 @@ def test_merges_keep_sources_and_are_in_the_journal_and_are_found_anew(tmp_path:
     ("reply", "wanted"),
     [
         ("- `Merge(1, a, [b] (c), d.)`", [(1, "a, [b] (c), d.")]),
-        ('merge ( 0 , "a" )\nADD( )\nAdd()', [(0, "a"), None]),
-        ("Merge(0, the entry Add() made)", [(0, "the entry Add() made")]),
         ("Merge(0, a)\nMerge(1, b)", [(0, "a"), (1, "b")]),
         ("Merge(2, a)", []),
-        ("Merge(-1, a)", []),
-        ("Merge(0, cut of", []),
         ("", []),
     ],
 )
 def test_actions(reply: str, wanted: Any) -> None:
     assert read_actions(reply, 2) == wanted
-
-
-def test_locomo_facts_are_replayed(tmp_path: Path, remind_data: Path) -> None:
-    path = remind_data / "locomo" / "locomo_dev.json"
-    if not path.is_file():
-        pytest.skip("there is no locomo_dev.json")
-    sample = json.loads(path.read_text())[0]
-    facts = [row for rows in sample["observation"]["session_1_observation"].values() for row in rows]
-    talk = sample["conversation"]["session_1"]
-    turns = tuple(Turn(one["dia_id"], one["speaker"], one["text"]) for one in talk)
-    options = {"source": "replay", "annotations": str(path), "merge_at": 1.0}
-    with bank(tmp_path / "b", None, dialogue=sample["sample_id"], **options) as memory:
-        memory.ingest(Session("S1", None, turns))
-        assert summaries(memory) == {text: (ids,) for text, ids in facts}
-    with pytest.raises(DataError, match="no facts of this dialogue"):
-        bank(tmp_path / "c", None, **options)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripted import ScriptedChat, held, parts, services, session
+from scripted import ScriptedChat, as_folded, held, parts, services, session
 from words import WordEncoder
 
 from remind.llm.request import Request
@@ -70,14 +70,10 @@ def test_turns_are_filtered_at_once_and_boosted_one_after_the_other(tmp_path: Pa
             ("DELETE", "rejected", "entry m2 is of preference, not of fact"),
             ("NOOP", "applied", ""),
         ]
+        as_folded(memory)
         found = memory.retrieve(Query("Which pets has Ann?", time="2024-03-03"), k=5)
         (profile,) = found.memories
-        assert (profile.text, profile.kind, profile.sources, profile.tokens) == (
-            "Ann has pets.",
-            "profile",
-            ("s1:4",),
-            3,
-        )
+        assert (profile.text, profile.kind, profile.sources) == ("Ann has pets.", "profile", ("s1:4",))
         assert found.trace["used"] == ["m3"]
         assert parts(chat.asked[-1]) == {
             "entries": "1. (working) Ann packs for Rome.\n2. (fact) Ann has a cat, Tom, and a dog.",

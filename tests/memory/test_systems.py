@@ -23,8 +23,11 @@ TALK = (
 #: What the first memory for a question about the kayak is made of.
 FIRST = {name: {"a", "b"} for name in ("round", "session", "lme_round")}
 #: What asks a chat model, and what does without.
-ASKING = [name for name, entry in SYSTEMS.items() if entry.stages and name not in ("remind", "remind_x1")]
-ALONE = [name for name, entry in SYSTEMS.items() if name not in ASKING and not entry.replays]
+ALONE = [
+    *("dense", "bm25", "hybrid", "round", "session", "remind", "remind_hybrid", "remind_x1", "lme_round", "lme_time"),
+    *("rmm_lexical", "rmm_residual"),
+]
+ASKING = [name for name in SYSTEMS if name not in (*ALONE, "lme_facts", "mem0_today", "langmem")]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def test_each_system_remembers_and_finds(name: str, tmp_path: Path, saes: Path, 
         assert found == FIRST.get(name, {"a"})
 
 
-@pytest.mark.parametrize("name", [name for name in ASKING if name not in ("mem0_today", "langmem")])
+@pytest.mark.parametrize("name", ASKING)
 def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: SentenceEncoder) -> None:
     made, said = make_system(name), rf"^{name} needs a chat model \(\w+\); name one: --llm.default.base_url"
     with made.open(tmp_path / "bank", "talk", Services(encoder)) as bank, pytest.raises(ConfigError, match=said):
@@ -84,6 +87,12 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
 def test_what_cannot_be_made_is_refused(system: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         make_system(system, options)
+
+
+def test_prompts_of_a_package_that_is_missing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: ())
+    with pytest.raises(ConfigError, match="those of mem0ai 1"):
+        make_system("mem0", {"prompts": "official"}).about()
 
 
 def test_the_page_lists_them() -> None:
