@@ -39,11 +39,6 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, make_texts: Any, tmp_
         feature = row["id"]
         column = every[:, feature]
         assert row["fired"] == sum(row["counts"]) == int((column > 0).sum())
-        for count, low, high in zip(row["counts"], row["edges"], row["edges"][1:], strict=False):
-            # edges are written with four digits
-            inside = ((column > low * 1.0005) & (column < high * 0.9995)).sum()
-            around = ((column > low * 0.9995) & (column < high * 1.0005)).sum()
-            assert inside <= count <= around
         cosine = rows @ rows[feature]
         cosine[feature] = -2
         assert [value for _, value in row["near"]] == pytest.approx(cosine.topk(6).values.tolist(), abs=1e-3)

