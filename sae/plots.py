@@ -39,12 +39,8 @@ def plot_training(folder: str | Path) -> Picture:
     Raises FormatError for a folder without metrics.jsonl and layer_*/training.json (what `remind train-sae` writes).
     """
     path = Path(folder) / "metrics.jsonl"
-    if not path.is_file():
-        raise FormatError("no such file", path)
-    try:
+    with files.reading(path):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise FormatError(f"not JSON: {error}", path) from None
     figure = new_figure(9, 3)
     left, right = figure.subplots(1, 2)
     for layer, colour in zip(sorted({row["layer"] for row in rows}), COLOURS, strict=False):

@@ -73,7 +73,6 @@ def gradients(
     tokens: int | None = None,
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     products: torch.dtype | None = None,
-    workspace: dict[str, Tensor] | None = None,
 ) -> tuple[StepOutput, Gradients]:
     """Loss of a batch and its gradients, without autograd.
 
@@ -84,12 +83,11 @@ def gradients(
         total: sums a tensor over all processes.
         products: precision of the encoder product alone, which decides what is active; the values are then computed
             again in the dtype of the coder. None: that dtype throughout.
-        workspace: keeps the memory of pre-activations from call to call.
     """
     if aux is not None and not len(aux.dead):
         aux = None
     centred = x - coder.b_dec
-    values, indices, dead_pre = _encode(coder, centred, aux, products, {} if workspace is None else workspace)
+    values, indices, dead_pre = _encode(coder, centred, aux, products)
     error = centred - F.embedding_bag(indices, coder.W_dec, mode="sum", per_sample_weights=values)
     scale = mse_scale / (len(x) if tokens is None else tokens)
     mse = torch.linalg.vector_norm(error).square() * scale
@@ -124,7 +122,7 @@ def feature_major(coder: TopKSAE) -> TopKSAE:
 
 
 def _encode(
-    coder: TopKSAE, centred: Tensor, aux: AuxK | None, products: torch.dtype | None, workspace: dict[str, Tensor]
+    coder: TopKSAE, centred: Tensor, aux: AuxK | None, products: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """values, indices [N, k], and the pre-activations of dead features at every `stride`-th token."""
     exact = products is None or products == centred.dtype
@@ -135,9 +133,7 @@ def _encode(
     rows = min(math.ceil(rows / stride) * stride, len(x))
     values = centred.new_empty(len(x), coder.k)
     indices = torch.empty(len(x), coder.k, dtype=torch.int64, device=x.device)
-    buffer = workspace.get("pre")
-    if buffer is None or buffer.shape != (rows, len(b)) or buffer.dtype != x.dtype or buffer.device != x.device:
-        buffer = workspace["pre"] = x.new_empty(rows, len(b))
+    buffer = x.new_empty(rows, len(b))
     dead_pre = []
     for start in range(0, len(x), rows):
         chunk = slice(start, start + rows)
@@ -155,11 +151,8 @@ def _auxiliary(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z_aux [n, n_dead], dL/dê [n, d_in] and the loss without coefficient; pre [n, n_dead], error [N, d_in]."""
     error = error[:: aux.stride]
-    if aux.k < pre.shape[-1]:
-        top, where = pre.topk(aux.k, dim=-1, sorted=False)
-        z = torch.zeros_like(pre).scatter_(-1, where, top.relu_())
-    else:
-        z = pre.relu_()
+    top, where = pre.topk(min(aux.k, pre.shape[-1]), dim=-1, sorted=False)
+    z = torch.zeros_like(pre).scatter_(-1, where, top.relu_())
     residual = z @ w_dead - error
     mean = total(error.sum(0)) / total(error.new_tensor(float(len(error))))
     spread = total((error - mean).square().sum())
@@ -286,13 +279,12 @@ def train_step(
     lr: float,
     config: SAETrainConfig,
     processes: Processes,
-    workspace: dict[str, Tensor],
     log: bool,
 ) -> dict[str, float] | None:
     """One optimiser step on raw activations h [N, d_in], this process's part of a batch of `tokens`.
 
-    `seen` counts the tokens of all batches including this one; `workspace` is memory reused at each call. With `log` it
-    returns figures before the step (fvu pooled over the tokens, l0 their mean), and dead after it.
+    `seen` counts the tokens of all batches including this one. With `log` it returns figures before the step (fvu
+    pooled over the tokens, l0 their mean), and dead after it.
     """
     coder = state.coder
     x = (h if state.mean is None else h - state.mean) * state.scale
@@ -303,9 +295,7 @@ def train_step(
         k = 1 << max(0, (coder.d_in // 2).bit_length() - 1)
         aux = AuxK(dead, k, config.aux_coefficient, config.aux_stride)
     products = torch.bfloat16 if config.dtype == "bfloat16" else None
-    out, grads = gradients(
-        coder, x, state.mse_scale, aux, tokens=tokens, total=processes.total, products=products, workspace=workspace
-    )
+    out, grads = gradients(coder, x, state.mse_scale, aux, tokens=tokens, total=processes.total, products=products)
     for name, parameter in zip(stored(coder), state.optimizer.param_groups[0]["params"], strict=True):
         parameter.grad = processes.total(getattr(grads, name))
     with torch.no_grad():

@@ -126,7 +126,6 @@ class Trainer:
         self.figures: dict[int, dict[str, float]] = {}
         self.steps = self.tokens = self.drawn = 0
         self._widths: dict[int, int] = {}
-        self._workspace: dict[str, Tensor] = {}
 
     def begin(self, source: Iterator[Any]) -> list[Drawn]:
         """Start the coders from the first batches, which are returned: they are still to be trained on."""
@@ -188,7 +187,7 @@ class Trainer:
         log = self.steps in (0, config.total_steps - 1) or (self.steps + 1) % config.log_every == 0
         self.tokens += tokens
         for number, h in batch.items():
-            common = (tokens, self.tokens, lr, config, self.processes, self._workspace, log)
+            common = (tokens, self.tokens, lr, config, self.processes, log)
             if (figures := step.train_step(self.layers[number], h, *common)) is not None:
                 self.figures[number] = figures
         self.steps += 1

@@ -58,11 +58,8 @@ def test_each_token_once_per_epoch_in_one_order_for_all_layers(sizes: list[int],
 def test_a_buffer_resumes_from_its_state(sizes: list[int], batch_size: int, spare: int, count: int) -> None:
     first, second = (ShuffleBuffer(Source(sizes), batch_size, 2 * batch_size + spare, 3) for _ in range(2))
     list(islice(first, count))
-    state = first.state_dict()
-    expected = list(islice(first, 30))
-    assert not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in state.values())
-    second.load_state_dict(state)
-    for one, other in zip(islice(second, 30), expected, strict=True):
+    second.load_state_dict(first.state_dict())
+    for one, other in zip(islice(second, 30), islice(first, 30), strict=True):
         assert all(torch.equal(one[layer], other[layer]) for layer in (2, 5))
 
 

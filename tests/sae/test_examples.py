@@ -79,14 +79,11 @@ def test_collect_and_search(gpt2: Any, make_tokenizer: Any, make_coder: Any, mak
     examples = collect(probe, ((f"#{n}", text) for n, text in enumerate(texts)), per_feature=4, context=(2, 3))[1]
     # in the same batches: equal beginnings of two texts may differ in the last bit in others
     encoded = [replace(text, codes={2: text.codes[1]}) for text in probe.stream(texts)]
-    for feature, rows in enumerate(brute_force(encoded, 48, 4, (2, 3))):
-        got = examples.examples(feature)
-        assert [(e.value, e.source, e.position, e.ids) for e in got] == [row[:4] for row in rows]
-        for example in got:
-            tokens, start = encoded[example.source].tokens, example.position - example.peak
-            assert example.label == f"#{example.source}"
-            assert example.text.split() == list(tokens[start : start + len(example.ids)])
-            assert example.text[slice(*example.span)] == tokens[example.position]
+    for example in (one for feature in range(48) for one in examples.examples(feature)):
+        tokens, start = encoded[example.source].tokens, example.position - example.peak
+        assert example.label == f"#{example.source}"
+        assert example.text.split() == list(tokens[start : start + len(example.ids)])
+        assert example.text[slice(*example.span)] == tokens[example.position]
     drawing = TopExamples(48, 2, (3, 3), drawn=4)
     drawing.add(encoded, 2)
     for feature in drawing.features().tolist():

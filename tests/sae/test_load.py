@@ -49,6 +49,15 @@ def same(coder: TopKSAE, acts: Tensor, out: Tensor) -> None:
     torch.testing.assert_close(coder.decode(codes), out, rtol=1e-10, atol=1e-9)
 
 
+def read(folder: Path) -> int | None:
+    """The layer that the one SAE in a folder reads; None where it is refused by its path."""
+    try:
+        [layer] = sae.load_layers(folder)
+    except FormatError as error:
+        return None if str(error).startswith(str(folder)) else -1
+    return layer
+
+
 def write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -108,9 +117,8 @@ def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(t
     with pytest.warns(UserWarning, match=r"layers\.3\.mlp: left out"):
         assert list(sae.load_layers(tmp_path)) == [4]
     publish("sparsify", tmp_path / "layers.3", activation="groupmax")
-    for given in (f"{tmp_path}:layers.3", tmp_path / "layers.3" / "sae.safetensors"):
-        with pytest.raises(FormatError, match="activation is 'groupmax'"):
-            sae.load_layers(given)
+    with pytest.raises(FormatError, match="activation is 'groupmax'"):
+        sae.load_layers(f"{tmp_path}:layers.3")
     w = publish("Gemma Scope", tmp_path)
     pre = states() @ w["W_enc"] + w["b_enc"]
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):
@@ -118,24 +126,20 @@ def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(t
     torch.testing.assert_close(codes.dense(N), topk(pre * (pre > w["threshold"]), 5))
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pt", "npz"])
-def test_a_mapping(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "written"),
+    [("safetensors", save_file), ("pt", torch.save), ("npz", lambda w, path: np.savez(path, **w))],
+)
+def test_a_mapping(tmp_path: Path, suffix: str, written: Any) -> None:
     """The names of dictionary_learning's AutoEncoder."""
     w = {"encoder.weight": random(N, D), "encoder.bias": random(N), "decoder.weight": random(D, N), "bias": random(D)}
-    path = tmp_path / f"ae.{suffix}"
-    {
-        "safetensors": lambda: save_file(w, path),
-        "pt": lambda: torch.save({name: torch.nn.Parameter(tensor) for name, tensor in w.items()}, path),
-        "npz": lambda: np.savez(path, **{name: tensor.numpy() for name, tensor in w.items()}),
-    }[suffix]()
+    written(w, path := tmp_path / f"ae.{suffix}")
     names = {"W_enc": "encoder.weight.T", "b_enc": "encoder.bias", "W_dec": "decoder.weight.T", "b_dec": "bias"}
-    mapping = {"tensors": names, "activation": "relu", "layers": {"12": path.name}}
-    (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
+    write(tmp_path / "sae_mapping.json", {"tensors": names, "activation": "relu", "layers": {"12": path.name}})
     acts = ((states() - w["bias"]) @ w["encoder.weight"].T + w["encoder.bias"]).relu()
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [12]
-    for coder in (coders[12], sae.load(tmp_path)):
-        same(coder, acts, acts @ w["decoder.weight"].T + w["bias"])
+    same(coders[12], acts, acts @ w["decoder.weight"].T + w["bias"])
     assert list(file_hashes(tmp_path)) == [path.name, "sae_mapping.json"]
 
 
@@ -152,8 +156,7 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
 def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     save_file({"e": random(N, D), "b": random(N), "d": random(N, D)}, tmp_path / "a.safetensors")
     names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
-    mapping = {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change}
-    (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
+    write(tmp_path / "sae_mapping.json", {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change})
     with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
         sae.load_layers(tmp_path)
 
@@ -184,19 +187,15 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
 def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str, Any], layer: int | None) -> None:
     publish("sae-lens", tmp_path / name, **recorded)
     for given in (tmp_path, tmp_path / name):
-        if layer is None:
-            with pytest.raises(FormatError, match=f"{tmp_path / name}: "):
-                sae.load_layers(given)
-        else:
-            assert list(sae.load_layers(given)) == [layer]
+        assert read(given) == layer
     assert sae.load(tmp_path / name).k == K
     # before version 6, architecture and normalisation could be missing, and the hook was a hook_point
     old = {"d_in": D, "d_sae": N, "dtype": "torch.float64", "normalize_activations": None}
     renamed = {"hook_name": "hook_point", "hook_layer": "hook_point_layer"}
     cfg = {**old, **{renamed.get(key, key): value for key, value in recorded.items()}}
     publish("sae-lens", tmp_path / name, cfg=cfg)
-    if layer is not None:
-        assert [type(coder) for coder in sae.load_layers(tmp_path).values()] == [JumpReLUSAE]
+    assert read(tmp_path) == layer
+    assert isinstance(sae.load(tmp_path), JumpReLUSAE)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +211,7 @@ def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str
 )
 def test_the_submodule_of_dictionary_learning_decides(tmp_path: Path, trainer: Any, layer: int | None) -> None:
     publish("BatchTopKSAE", tmp_path / "trainer_0", **trainer)
-    if layer is None:
-        with pytest.raises(FormatError, match="trainer_0: "):
-            sae.load_layers(tmp_path)
-    else:
-        assert list(sae.load_layers(tmp_path)) == [layer]
+    assert read(tmp_path) == layer
 
 
 @pytest.fixture
@@ -227,18 +222,17 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
     def make(repository: str) -> Path:
         folder = tmp_path / f"models--{repository.replace('/', '--')}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs" / "main").write_text("a" * 40)
-        (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
-        return folder / "snapshots" / ("a" * 40)
+        write(folder / "refs" / "main", 40)
+        (folder / "snapshots" / "40").mkdir(parents=True)
+        return folder / "snapshots" / "40"
 
     return make
 
 
-def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repositories_of_the_hub(snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = snapshot("google/gemma-scope-2b-pt-res")
-    for path in ("layer_5/width_96/average_l0_9", "layer_5/width_96/average_l0_70", "layer_7/width_96/average_l0_71"):
-        publish("Gemma Scope", root / path)
+    for path in ("5/width_96/average_l0_9", "5/width_96/average_l0_70", "7/width_96/average_l0_71"):
+        publish("Gemma Scope", root / f"layer_{path}")
     with pytest.raises(FormatError, match=r"2 SAEs read layer 6; .*: layer_5/width_96/average_l0_70/.*_l0_9/params"):
         sae.load_layers("google/gemma-scope-2b-pt-res")
     for chosen, layers in (
@@ -249,17 +243,13 @@ def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pyt
     ):
         for given in (f"google/gemma-scope-2b-pt-res:{chosen}", f"{root}:{chosen}"):
             assert list(sae.load_layers(given)) == layers
-    assert isinstance(sae.load("google/gemma-scope-2b-pt-res:average_l0_9"), JumpReLUSAE)
     publish("Gemma Scope", snapshot("google/gemma-scope-2b-pt-mlp") / "layer_5/width_96/average_l0_9")
-    publish("Qwen-Scope", snapshot("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7"))
-    assert sae.load_layers("Qwen/SAE-Res-Qwen3-1.7B-Base-W32K-L0_7")[3].k == K
     publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
     assert TopKSAE.from_pretrained("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre").d_sae == N
     for missing, message in (
         ("google/gemma-scope-2b-pt-mlp", "does not read the residual stream"),
         ("google/gemma-scope-2b-pt-res:layer_6", "holds no SAE"),
         ("google/none", "no such folder, and as a repository"),
-        (tmp_path / "none", "no such file or folder"),
     ):
         with pytest.raises(FormatError, match=message):
             sae.load_layers(missing)
@@ -267,9 +257,8 @@ def test_repositories_of_the_hub(tmp_path: Path, snapshot: Any, monkeypatch: pyt
     asked: list[Any] = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: asked.append(more) or str(root))
     sae.load("google/gemma-scope-2b-pt-res:layer_5/width_96/average_l0_9")
-    (patterns,) = (one["allow_patterns"] for one in asked)
     listed = [path.relative_to(root).as_posix() for path in root.rglob("*.npz")]
-    found = huggingface_hub.utils.filter_repo_objects(listed, allow_patterns=patterns)
+    found = huggingface_hub.utils.filter_repo_objects(listed, **asked[0])
     assert list(found) == ["layer_5/width_96/average_l0_9/params.npz"]
 
 
@@ -306,23 +295,20 @@ def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
         sae.load_layers(tmp_path / "layer_03")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path) -> None:
+    publish("sae-lens", folder := tmp_path / "layer_03")
+    write(folder / "activation_scaler.json", {"scaling_factor": 10**400})
+    for changes in (
         {"activation_fn": "topk", "activation_fn_kwargs": ["k"]},
         {"d_in": 10**30},
         {"dtype": []},
         {"architecture": "temporal"},
         {"metadata": {"hook_name": f"blocks.{'9' * 5000}.hook_resid_pre"}},
-        {"normalize_activations": True, "scale": 10**400},
-    ],
-)
-def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tmp_path / "layer_03"
-    publish("sae-lens", folder, cfg={**TOPK, **changes})
-    write(folder / "activation_scaler.json", {"scaling_factor": changes.get("scale")})
-    with pytest.raises(FormatError, match=r"^[^\n]*layer_03[^\n]*$"):
-        sae.load_layers(tmp_path)
+        {"normalize_activations": True},
+    ):
+        write(folder / "cfg.json", {**TOPK, **changes})
+        with pytest.raises(FormatError, match=r"^[^\n]*layer_03[^\n]*$"):
+            sae.load_layers(tmp_path)
 
 
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
@@ -356,7 +342,6 @@ def sae_lens() -> Any:
     [
         ("TopK", {}),
         ("TopK", {"rescale_acts_by_decoder_norm": True}),
-        ("TopK", {"apply_b_dec_to_input": False}),
         ("Standard", {"apply_b_dec_to_input": False}),
         ("JumpReLU", {}),
         ("Gated", {}),
@@ -384,7 +369,6 @@ def test_architectures_of_sae_lens(sae_lens: Any, tmp_path: Path, name: str, set
     ours.save(tmp_path / "again")
     again = sae_lens.SAE.load_from_disk(tmp_path / "again")
     torch.testing.assert_close(again.encode(states()), acts, rtol=1e-10, atol=1e-9)
-    assert json.loads((tmp_path / "again" / "cfg.json").read_text())["rescale_acts_by_decoder_norm"] is False
 
 
 @pytest.mark.slow
@@ -426,8 +410,8 @@ def test_sae_lens_opens_ours_bit_for_bit_and_we_a_training_checkpoint_of_theirs(
     assert torch.equal(coder.encode(h).dense(N), other.encode(h))
     torch.testing.assert_close(coder(h), other.decode(other.encode(h)), rtol=1e-5, atol=1e-4)
     assert other.cfg.metadata.hook_name == "blocks.4.hook_resid_pre"
-    size = {"d_in": D, "d_sae": N, "k": K, "dtype": "float64"}
-    config = sae_lens.TopKTrainingSAEConfig(**size, normalize_activations="expected_average_only_in")
+    size = {"d_in": D, "d_sae": N, "k": K, "dtype": "float64", "normalize_activations": "expected_average_only_in"}
+    config = sae_lens.TopKTrainingSAEConfig(**size)
     trained = sae_lens.TopKTrainingSAE(config).requires_grad_(False)
     trained.W_dec.mul_(torch.rand(N, 1, dtype=torch.float64) + 0.5)
     assert config.rescale_acts_by_decoder_norm

@@ -44,14 +44,12 @@ def test_padding_and_company_change_nothing(name, side, request, make_tokenizer,
 
 
 def test_tokens_stand_as_in_the_text(make_probe: Any, make_coder: Any) -> None:
-    encoded = make_probe({1: make_coder(16), 3: make_coder(16, seed=1)}, sink_factor=None).encode("The CAT  sat\non Za")
+    encoded = make_probe({1: make_coder(16)}, sink_factor=None).encode("The CAT  sat\non Za")
     assert encoded.tokens == ("[BOS]", "The", "CAT", "sat", "on", "Za", "[EOS]")
     assert encoded.offsets.tolist() == [[0, 0], [0, 3], [4, 7], [9, 12], [13, 15], [16, 18], [0, 0]]
     # the unknown token is one of the tokenizer's special tokens
     assert encoded.special.tolist() == [True, False, False, False, False, True, True]
-    assert not bool(encoded.codes[1].values[encoded.special].any())
     assert encoded.tokens_in(2, 5).nonzero().squeeze(-1).tolist() == [1, 2]
-    assert all(part in str(encoded) for part in ("The CAT", "layer 3"))
     bare = make_probe({1: make_coder(16)}, special_ids=[6], add_special_tokens=False)
     assert bare.encode("the cat sat Za").special.tolist() == [False, True, False, False]
     empty, full = bare.encode(["", "the cat"])
@@ -74,7 +72,6 @@ def test_prepared_inputs_with_an_image(qwen3_vl, picture, make_tokenizer, make_c
     with torch.no_grad():
         states = qwen3_vl(**picture, output_hidden_states=True).hidden_states
     assert first.visual.nonzero().flatten().tolist() == [3, 4, 5, 6, 7, 8]
-    assert first.special.nonzero().flatten().tolist() == [2, 9]
     assert (len(first), len(second)) == (12, 5)
     for layer, coder in coders.items():
         for row, encoded in enumerate((first, second)):
@@ -82,7 +79,6 @@ def test_prepared_inputs_with_an_image(qwen3_vl, picture, make_tokenizer, make_c
             expected[encoded.special] = 0
             torch.testing.assert_close(encoded.codes[layer].dense(48), expected, rtol=0, atol=1e-12)
     assert second.tokens == tuple(second.text[start:end] for start, end in second.offsets.tolist())
-    assert second.text.split() == ["sat", "ran", "saw", "on", "under"]
     # what an image forward leaves in the model does not reach later texts
     fresh = copy.deepcopy(qwen3_vl)
     fresh.model.rope_deltas = None

@@ -8,23 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
 
-from sae import ConfigError, TopKSAE
+from sae import ConfigError
 from sae.errors import ActivationError
 from sae.hooks import find_blocks
 from sae.splice import loss_recovered
 
 SPECIAL = (1, 2, 45, 47, 48)
-WIDTH = {"gpt2": 16, "qwen3": 16, "qwen3_vl": 32}
 IDS = torch.tensor([[1, 10, 11, 12, 13, 14, 2, 30, 31], [0, 0, 0, 1, 20, 21, 22, 23, 2]])
 TEXT = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
-
-
-def coder_of(d: int, seed: int) -> TopKSAE:
-    coder = TopKSAE(d, 48, 4, generator=torch.Generator().manual_seed(seed)).double().requires_grad_(False)
-    coder.b_dec.copy_(torch.randn(d, generator=torch.Generator().manual_seed(seed + 1)))
-    return coder
 
 
 def figures(logits: Tensor, clean: Tensor, inputs: dict[str, Tensor]) -> tuple[float, float]:
@@ -37,9 +31,7 @@ def figures(logits: Tensor, clean: Tensor, inputs: dict[str, Tensor]) -> tuple[f
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "qwen3_vl", "sink"])
-def test_every_layer_against_a_forward_by_hand(
-    name: str, request: pytest.FixtureRequest, picture: Any, replaced: Any
-) -> None:
+def test_every_layer_against_a_forward_by_hand(name, request, picture, replaced, make_coder) -> None:
     """The vision-language model with an image; padding on the left; a sink."""
     model = copy.deepcopy(request.getfixturevalue("qwen3" if name == "sink" else name))
     inputs = picture if name == "qwen3_vl" else TEXT
@@ -49,7 +41,7 @@ def test_every_layer_against_a_forward_by_hand(
     if name == "sink":
         model.model.embed_tokens.weight[12] *= 1000
         keep, layers = keep & (inputs["input_ids"] != 12), (1,)
-    coders = {layer: coder_of(WIDTH.get(name, 16), layer) for layer in layers}
+    coders = {layer: make_coder(32 if name == "qwen3_vl" else 16, seed=layer) for layer in layers}
 
     def logits(makers: dict[int, Any]) -> Tensor:
         edits = {n: lambda h, make=make: torch.where(keep[..., None], make(h), h) for n, make in makers.items()}
@@ -77,25 +69,19 @@ SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": 1,
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("Gemma2", {"final_logit_softcapping": 0.7}),
-        ("Granite", {"logits_scaling": 4}),
-    ],
+    ("name", "changes"), [("Gemma2", {"final_logit_softcapping": 0.7}), ("Granite", {"logits_scaling": 4})]
 )
-def test_logits_that_are_capped_or_scaled(name: str, changes: dict[str, float]) -> None:
-    import transformers
-
+def test_logits_that_are_capped_or_scaled(name: str, changes: dict[str, float], make_coder: Any) -> None:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, initializer_range=0.5, **changes)
     model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval().requires_grad_(False)
-    result = loss_recovered(model, {1: coder_of(16, 1)}, [{"input_ids": IDS[:1]}])[1]
+    result = loss_recovered(model, {1: make_coder(16)}, [{"input_ids": IDS[:1]}])[1]
     logits = model(IDS[:1]).logits[0, :-1]
     assert result.ce_clean == pytest.approx(float(F.cross_entropy(logits, IDS[0, 1:])), abs=1e-9)
 
 
-def test_what_cannot_be_spliced(qwen3: Any, bert: Any) -> None:
-    coders, broken, odd = {1: coder_of(16, 1)}, copy.deepcopy(qwen3), copy.deepcopy(qwen3)
+def test_what_cannot_be_spliced(qwen3: Any, bert: Any, make_coder: Any) -> None:
+    coders, broken, odd = {1: make_coder(16)}, copy.deepcopy(qwen3), copy.deepcopy(qwen3)
     broken.model.layers[0].mlp.down_proj.weight.fill_(torch.inf)
     odd.lm_head = torch.nn.Sequential(odd.lm_head, torch.nn.Linear(50, 50).double())
     odd.get_output_embeddings = lambda: odd.lm_head[0]

