@@ -1,4 +1,4 @@
-"""Means over dimensions against the paper's own cells: the rows of Tables 4 and Table 1 for its system."""
+"""Means over dimensions against the paper's own cells: the rows of Table 4 and Table 1 for its system."""
 
 from __future__ import annotations
 
