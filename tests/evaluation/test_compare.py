@@ -39,7 +39,11 @@ SECOND = [question(f"q{n}", float(n % 4 != 0), dialogue_id=f"d{n // 4}") for n i
 
 
 def test_differences_by_format_and_measure(tmp_path: Path) -> None:
-    more = [question("o1", 1.0, format="single", f1=None), question("j1", 1.0, format="multi"), question("l1", 1.0, prompt="read on Monday")]
+    more = [
+        question("o1", 1.0, format="single", f1=None),
+        question("j1", 1.0, format="multi"),
+        question("l1", 1.0, prompt="read on Monday"),
+    ]
     other = [question("o1", 0.0, format="single", f1=None, score_failure="unparsable")]
     other.append(question("j1", None, format="multi", f1=None, score_failure="judge"))
     absent = {"question_id": "l1", "dialogue_id": "d", "format": "direct", "gold": ["x"], "left_out": "no evidence"}
@@ -59,7 +63,11 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     assert told == [11, [0, 0], [0, 1], [0, 1], [0, 1]]
     assert result["differing"] == {"level": ["x0", "x1"], "model": ["a", "b"]}
     assert json.loads((tmp_path / "c.json").read_text()) == json.loads(json.dumps(result))
-    for words in ("differs: level: 'x0' and 'x1'", "left out: 0 in the first, 1 in the second", "included, of 1 questions"):
+    for words in (
+        "differs: level: 'x0' and 'x1'",
+        "left out: 0 in the first, 1 in the second",
+        "included, of 1 questions",
+    ):
         assert words in table(result)
 
 

@@ -17,9 +17,7 @@ from remind.llm.request import Reply
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 
 
-def test_hostile_text_is_shown_as_text(
-    cfg: EvaluateConfig, make_record: Any, write_states: Any, browser: Any
-) -> None:
+def test_hostile_text_is_shown_as_text(cfg: EvaluateConfig, make_record: Any, write_states: Any, browser: Any) -> None:
     options = {"format": "single", "options": (HOSTILE, "b"), "answers": ("B",), "dimension": "belief_modeling"}
     records = [
         make_record("a", text=HOSTILE, answers=(HOSTILE + "!",), category=HOSTILE),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +37,8 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
         record.question_id: [("user", record.x1.text)] for record in six if record.split == "test"
     }
     assert {(r.stage, r.temperature, r.max_tokens) for r in chat.asked} == {("answer", 0.0, 6)}
-    out = Path(cfg.out)
     names = {".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json"}
-    assert {path.name for path in out.iterdir()} == names
+    assert {path.name for path in Path(cfg.out).iterdir()} == names
     assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(3 / 6), 6)
     assert [report["by_format"][name]["failed"] for name in ("single", "multi", "direct")] == [0, 2, 0]
     assert report["by_category"]["5"]["locomo_f1"]["value"] == 1.0
@@ -49,8 +46,6 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     assert report["states"]["inputs"] == {"made.json": "0" * 64}
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 1)
     assert "warning: 1 of 5 answers are empty" in capsys.readouterr().err
-    page = (out / "report.html").read_text()
-    assert all(words in page for words in ("equal", "no room", "image 1"))
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
@@ -107,43 +102,30 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     # over the four that always_a answers: one right there, all four under x0
     assert report["differences"]["always_a"]["all"]["accuracy"]["value"] == pytest.approx(-0.75)
     # one that comes later costs only itself
-    chat = Chat()
-    report = run_evaluation(replace(cfg, conditions=["x0", "x2"]), Judge(), answerer=by(chat))
-    assert len(chat.asked) == 6
-    assert "because" in chat.asked[0].messages[0].text
-    with pytest.raises(ConfigError, match="differs in"):
-        run_evaluation(cfg, Judge(), answerer=by(chat))
+    run_evaluation(replace(cfg, conditions=["x0", "x2"]), Judge(), answerer=by(chat))
+    assert len(chat.asked) == 12 + 6
+    assert "because" in chat.asked[-1].messages[0].text
 
 
 def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path: Path) -> None:
     endpoint, dry = EndpointConfig("m", "http://127.0.0.1:9/v1"), tmp_path / "dry.jsonl"
     asked = replace(cfg, llm=LLMConfig(default=endpoint, dry_run=str(dry), cache=None), judge="llm")
-    found = run_evaluation(asked)["dry_run"]
-    assert {name: row["requests"] for name, row in found["stages"].items()} == {"answer": 6, "judge": 2}
+    stages = run_evaluation(asked)["dry_run"]["stages"]
+    assert {name: row["requests"] for name, row in stages.items()} == {"answer": 6, "judge": 2}
     assert len(dry.read_text().splitlines()) == 8
     assert not Path(cfg.out).exists()
 
 
-def test_answers_that_nobody_has_a_gold_for_are_shown(
-    cfg: EvaluateConfig, make_record: Any, write_states: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_that_nobody_has_a_gold_for_are_shown(cfg: EvaluateConfig, make_record: Any, write_states: Any) -> None:
     options = {"format": "single", "options": ("red", "blue")}
     asked = [make_record("a", answers=()), make_record("b", answers=(), **options), make_record("c", answers=())]
     replies = {"a": "<answer>Bergen</answer>", "b": "<answer>B</answer>", "c": Reply("", failure="too_long")}
-    # which would copy the states before the first answer
-    monkeypatch.setattr("remind.states.dataset.load_dataset", None)
     cfg = replace(cfg, states=str(write_states(*asked, name="own")), conditions=["x0", "abstain"])
     report = run_evaluation(cfg, Judge(), answerer=by(Chat(replies=replies)))
     told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: B", "  abstain: []"]
     told += ["c: why?", "  x0: too_long"]
     assert "\n".join(told) in table(report)
-    page = (Path(cfg.out) / "report.html").read_text()
-    assert all(words in page for words in ("Bergen", "Gold: none is known"))
-    with pytest.raises(ConfigError, match="bootstrap must be at least 1 and at most 1000000, not"):
-        replace(cfg, bootstrap=10**12)
-
-
-# folders
+    assert "Gold: none is known" in (Path(cfg.out) / "report.html").read_text()
 
 
 def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, tmp_path: Path) -> None:
@@ -161,30 +143,20 @@ def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, 
     # the same weights from a folder are the same model
     assert run_evaluation(replace(cfg, model=same, batch_size=5), Judge())["resumed"] == 6
     assert run_evaluation(replace(cfg, level="x1", overwrite=True), Judge())["resumed"] == 0
-
-
-def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
-    mine = Path(cfg.out) / "thesis.tex"
-    mine.parent.mkdir()
-    mine.write_text("mine")
+    # files of something else
     with pytest.raises(ConfigError, match="something else"):
-        run_evaluation(cfg, Judge(), answerer=by(Chat()))
-    assert mine.read_text() == "mine"
+        run_evaluation(replace(cfg, out=other), Judge())
 
 
-def test_states_models_and_settings_that_do_not_serve(
-    cfg: EvaluateConfig, make_record: Callable[..., StateRecord], write_states: Callable[..., Path]
-) -> None:
+def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_record: Any, write_states: Any) -> None:
     def refused(error: type[Exception], message: str, replies: Any = RIGHT, **changes: Any) -> None:
+        answerer = by(Chat(replies=replies)) if replies else None
         with pytest.raises(error, match=rf"^[^\n]*{message}[^\n]*$"):
-            run_evaluation(
-                replace(cfg, overwrite=True, **changes), answerer=by(Chat(replies=replies)) if replies else None
-            )
+            run_evaluation(replace(cfg, overwrite=True, **changes), answerer=answerer)
 
     refused(DataError, r"no questions of split 'dev' \(there are: test, train\)", split="dev")
     refused(ModelError, "does/not/exist", None, answers="local", model="does/not/exist")
     refused(ConfigError, r"no endpoint for stage answer; set llm.answer", None)
-    refused(ConfigError, r"no endpoint for stage judge; set llm.judge", judge="llm")
     twice = write_states(make_record("q"), make_record("q"), name="twice")
     refused(DataError, r"\[q\]: the question occurs twice", states=str(twice))
     shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
@@ -195,41 +167,19 @@ def test_states_models_and_settings_that_do_not_serve(
     assert found == ["s1", "v1", "d2"]
 
 
-@contextmanager
-def in_a_child(cfg: EvaluateConfig, stuck_at: str) -> Iterator[tuple[int, list[str]]]:
-    """An evaluation in a process that is stuck at some words, and is killed at the end; what it has said until then."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    if (child := os.fork()) == 0:
         try:
-            said = os.fdopen(writer, "w")
-            chat, judge = Chat(stuck_at, said), Judge(stuck_at, said)
+            chat, judge = Chat("answer v1", said), Judge("answer v1", said)
             run_evaluation(cfg, judge, answerer=by(chat))  # type: ignore[arg-type]
         finally:
             os._exit(0)
-    os.close(writer)
-    seen: list[str] = []
-    try:
-        with os.fdopen(reader) as lines:
-            while stuck_at not in seen:
-                seen.append(lines.readline().strip())
-            yield pid, seen
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def test_a_killed_run_asks_again_only_what_was_under_way_and_a_folder_has_one_writer(cfg: EvaluateConfig) -> None:
-    with in_a_child(cfg, "answer v1") as (pid, seen):
-        path = Path(cfg.out) / "predictions.jsonl"
-        before = path.read_bytes(), path.stat().st_ino
-        for again in (cfg, replace(cfg, overwrite=True)):
-            with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
-                run_evaluation(again, Judge(), answerer=by(Chat()))
-        assert (path.read_bytes(), path.stat().st_ino) == before
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
     chat, judge = Chat(), Judge()
-    report = run_evaluation(cfg, judge, answerer=by(chat))
+    report = run_evaluation(cfg, judge, answerer=by(chat))  # type: ignore[arg-type]
+    seen = said.read_text().splitlines()
     again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
     assert set(seen) & set(again) == {"answer v1"}
-    assert len(set(seen) | set(again)) == 8
+    assert len({*seen, *again}) == 8
     assert report["overall"]["accuracy"]["value"] == 1.0

@@ -42,7 +42,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def generate(self, prompts: Sequence[Any], sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
             assert (sampling_params.temperature, use_tqdm) == (0.0, False)
             noted.handed.append([prompt["prompt_token_ids"] for prompt in prompts])
-            return [self.one(row, sampling_params.stop_token_ids, sampling_params.max_tokens) for row in noted.handed[-1]]
+            return [
+                self.one(row, sampling_params.stop_token_ids, sampling_params.max_tokens) for row in noted.handed[-1]
+            ]
 
         def one(self, row: list[int], stops: list[int], most: int) -> Any:
             """The most likely token after the other, without a cache."""
