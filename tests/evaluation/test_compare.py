@@ -47,7 +47,6 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     other = [question("o1", 0.0, format="single", f1=None, score_failure="unparsable")]
     other.append(question("j1", None, format="multi", f1=None, score_failure="judge"))
     absent = {"question_id": "l1", "dialogue_id": "d", "format": "direct", "gold": ["x"], "left_out": "no evidence"}
-    absent["prompt"] = "read on Tuesday"
     one = run(tmp_path / "one", FIRST + more)
     two = run(tmp_path / "two", [*reversed(SECOND), *other, absent], level="x1", model="b")
     result = compare(CompareConfig(one, two, str(tmp_path / "c.json"), resamples=200))
@@ -62,24 +61,14 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     told = [result[name] for name in ("n", "dropped", "failed", "no_verdict", "left_out")]
     assert told == [11, [0, 0], [0, 1], [0, 1], [0, 1]]
     assert result["differing"] == {"level": ["x0", "x1"], "model": ["a", "b"]}
-    assert json.loads((tmp_path / "c.json").read_text()) == json.loads(json.dumps(result))
-    for words in (
-        "differs: level: 'x0' and 'x1'",
-        "left out: 0 in the first, 1 in the second",
-        "included, of 1 questions",
-    ):
+    for words in ("differs: level: 'x0' and 'x1'", "left out: 0 in the first, 1 in the second", "of 1 questions"):
         assert words in table(result)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"split": "dev", "judge": "x"}, r"differ in: judge \('chat-1 judge=m' and 'x'\); split \('test' and 'dev'\)$"),
-        ({"inputs": {"talk.json": "3" * 64, "b.json": "4"}}, r"data.b.json \(None and '4'\); data.talk.json \('2{64}'"),
-    ],
-)
-def test_refuses_runs_of_another_yardstick(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_refuses_runs_of_another_yardstick(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"split": "dev", "judge": "x", "inputs": {"talk.json": "3" * 64, "b.json": "4"}}
     one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", SECOND, **changes)
+    message = r"differ in: data.b.json \(None and '4'\); data.talk.json .*; judge .*; split \('test' and 'dev'\)$"
     for only_common in (False, True):
         with pytest.raises(ConfigError, match=message):
             compare(CompareConfig(one, two, only_common=only_common))

