@@ -39,11 +39,8 @@ SECOND = [question(f"q{n}", float(n % 4 != 0), dialogue_id=f"d{n // 4}") for n i
 
 
 def test_differences_by_format_and_measure(tmp_path: Path) -> None:
-    more = [
-        question("o1", 1.0, format="single", f1=None),
-        question("j1", 1.0, format="multi"),
-        question("l1", 1.0, prompt="read on Monday"),
-    ]
+    more = [question("o1", 1.0, format="single", f1=None), question("j1", 1.0, format="multi")]
+    more.append(question("l1", 1.0, prompt="told the date"))
     other = [question("o1", 0.0, format="single", f1=None, score_failure="unparsable")]
     other.append(question("j1", None, format="multi", f1=None, score_failure="judge"))
     absent = {"question_id": "l1", "dialogue_id": "d", "format": "direct", "gold": ["x"], "left_out": "no evidence"}
@@ -61,6 +58,7 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     told = [result[name] for name in ("n", "dropped", "failed", "no_verdict", "left_out")]
     assert told == [11, [0, 0], [0, 1], [0, 1], [0, 1]]
     assert result["differing"] == {"level": ["x0", "x1"], "model": ["a", "b"]}
+    assert json.loads((tmp_path / "c.json").read_text()) == json.loads(json.dumps(result))
     for words in ("differs: level: 'x0' and 'x1'", "left out: 0 in the first, 1 in the second", "of 1 questions"):
         assert words in table(result)
 
@@ -80,7 +78,6 @@ def test_refuses_other_questions_unless_told_and_then_says_so(tmp_path: Path) ->
         compare(CompareConfig(one, two))
     result = compare(CompareConfig(one, two, only_common=True, resamples=50))
     assert (result["n"], result["dropped"], result["only_common"]) == (5, [3, 1], True)
-    assert "dropped: 3 in the first, 1 in the second" in table(result)
     for rows, message in (
         ([question("alone", 1.0)], "no question in common"),
         ([{**SECOND[0], "gold": ["y"]}, *SECOND[1:]], r"gold answers of 1 questions \(q0: .*'x'.* and .*'y'"),

@@ -74,7 +74,9 @@ class Told:
         return [f"{len(state.blocks)} blocks" for state in states]
 
 
-def prompt_of(name: str, record: StateRecord = RECORD, question: Question = QUESTION, **context: object) -> Prompt:
+def prompt_of(name: str, question: Question = QUESTION, **context: object) -> Prompt:
+    attentional = replace(ATTENTIONAL, factual=replace(FACTUAL, question=question))
+    record = record_of(ReflectiveState(attentional, "because\nof w7"), "test")
     prompter = Prompter(Contexts(Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
     (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
     return prompt
@@ -90,21 +92,15 @@ def dialogue_tokens(positions: Sequence[int]) -> int:
     return len(whole.text[slice(*whole.dialogue)].split())
 
 
-def record_with(**changes: object) -> StateRecord:
-    factual = replace(FACTUAL, **changes)  # type: ignore[arg-type]
-    return record_of(ReflectiveState(replace(ATTENTIONAL, factual=factual), "s"), "test")
-
-
 def test_levels_evidence_no_context_and_oracle_are_what_the_renderer_gives() -> None:
     assert [prompt_of(level).text for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
     assert prompt_of("evidence").text == rendered([1, 2, 6, 7, 8])
     assert prompt_of("no_context").text == rendered([])
     assert (prompt_of("oracle").text, prompt_of("oracle").evidence) == (rendered([7, 13], STRATEGY), ("t7", "t13"))
     visual = replace(QUESTION, evidence=(), images=(1,), dimension="personalized_visual_baselines")
-    assert prompt_of("oracle", record_with(question=visual), visual).images == (1,)
-    question = replace(QUESTION, evidence=())
-    prompt = prompt_of("oracle", record_with(question=question), question)
-    assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
+    bare = replace(QUESTION, evidence=())
+    shown, left_out = (prompt_of("oracle", own) for own in (visual, bare))
+    assert (shown.images, left_out.left_out, left_out.text) == ((1,), "no gold evidence", "")
 
 
 @pytest.mark.parametrize("cap", [1, 20, 100, 10_000])
@@ -145,14 +141,13 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
 
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
-    for kind, dimension in (("gold", None), ("infer", "belief_modeling")):
-        llm = Told()
-        (prompt,) = Prompter(None, llm, kind).prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION]))  # type: ignore[arg-type]
-        # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
-        assert prompt.text == pyramid.render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
-        asked = llm.asked[0].factual.question
-        assert (llm.asked[0].blocks, asked.answers, asked.evidence) == (((0, 1), (2, 4)), (), ())
-        assert asked.dimension == dimension
+    llm = Told()
+    (prompt,) = Prompter(None, llm, "infer").prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION]))  # type: ignore[arg-type]
+    # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
+    assert prompt.text == pyramid.render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+    asked = llm.asked[0].factual.question
+    assert (llm.asked[0].blocks, asked.answers, asked.evidence) == (((0, 1), (2, 4)), (), ())
+    assert asked.dimension == "belief_modeling"
 
 
 def test_other_dialogues_are_refused() -> None:

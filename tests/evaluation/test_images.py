@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictured import draw, pictured_records
+from pictured import pictured_records
 from scripted_answers import rows
 
 from remind.core.errors import ConfigError, DataError, ImagePathError
@@ -67,14 +67,5 @@ def test_an_image_that_cannot_be_used_stops_it_at_once(cfg: EvaluateConfig, tmp_
     with pytest.raises(ImagePathError, match=line.format("cannot be read")):
         run_evaluation(cfg)
     assert not (Path(cfg.out) / "predictions.jsonl").exists()
-
-
-def test_other_pixels_are_asked_again_and_who_shows_none_is_refused(cfg: EvaluateConfig, tmp_path: Path) -> None:
-    run_evaluation(cfg)
-    draw(tmp_path / "data" / "blue.png", (200, 20, 30), (64, 128))
-    assert run_evaluation(cfg)["resumed"] == 3
-    with pytest.raises(ConfigError, match="a run that differs in pictures;"):
-        run_evaluation(replace(cfg, images="captions"))
-    cfg = replace(cfg, out=str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="images pixels: none takes text only"):
-        run_evaluation(cfg, answerer=FixedAnswers("text", Generation("", 0)))
+        run_evaluation(replace(cfg, overwrite=True), answerer=FixedAnswers("text", Generation("", 0)))

@@ -64,7 +64,6 @@ def test_two_processes_make_the_run_of_one(cfg: EvaluateConfig, tmp_path: Path) 
     run_evaluation(cfg)
     process = Forked(script, environment=environment, processes=2)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode not in (0, None)
     assert "error: a process of this run has died" in errors
     # what it had answered is not asked again
     assert list((tmp_path / "two").rglob("*.part"))

@@ -12,7 +12,6 @@ import pytest
 from scripted_answers import RIGHT, Chat, Judge, by, rows
 
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.evaluation.conditions import questions_of
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.tables import table
@@ -25,7 +24,7 @@ from remind.states.dataset import iterate_states
 from remind.states.records import StateRecord
 
 
-def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], capsys: Any) -> None:
+def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) -> None:
     replies: dict[str, Reply | str] = {
         "v1": "<answer>B</answer><explanation>[0]</explanation>",
         "m2": Reply("", failure="too_long", message="no room"),
@@ -41,7 +40,6 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(3 / 6), 6)
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 1)
-    assert "warning: 1 of 5 answers are empty" in capsys.readouterr().err
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
@@ -92,8 +90,6 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     shown = [report["conditions"][name]["overall"]["accuracy"] for name in names]
     assert [(row["value"], row["n"]) for row in shown] == [(1.0, 6), (1.0, 6), (pytest.approx(1 / 6), 6), (0.25, 4)]
     assert report["conditions"]["always_a"]["counts"]["left_out"] == {"no options": 2}
-    gain = report["differences"]["abstain"]["all"]["accuracy"]
-    assert gain["low"] <= gain["value"] <= gain["high"] <= 0
     # over the four that always_a answers: one right there, all four under x0
     assert report["differences"]["always_a"]["all"]["accuracy"]["value"] == pytest.approx(-0.75)
     # one that comes later costs only itself
@@ -104,10 +100,10 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
 
 def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path: Path) -> None:
     endpoint, dry = EndpointConfig("m", "http://127.0.0.1:9/v1"), tmp_path / "dry.jsonl"
-    asked = replace(cfg, llm=LLMConfig(default=endpoint, dry_run=str(dry), cache=None), judge="llm")
+    asked = replace(cfg, llm=LLMConfig(default=endpoint, dry_run=str(dry), cache=None), judge="llm", limit=3)
     stages = run_evaluation(asked)["dry_run"]["stages"]
-    assert {name: row["requests"] for name, row in stages.items()} == {"answer": 6, "judge": 2}
-    assert len(dry.read_text().splitlines()) == 8
+    assert {name: row["requests"] for name, row in stages.items()} == {"answer": 3, "judge": 1}
+    assert len(dry.read_text().splitlines()) == 4
     assert not Path(cfg.out).exists()
 
 
@@ -118,7 +114,6 @@ def test_answers_that_nobody_has_a_gold_for_are_shown(cfg: EvaluateConfig, make_
     report = run_evaluation(cfg, Judge(), answerer=by(Chat(replies=replies)))
     told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: too_long"]
     assert "\n".join(told) in table(report)
-    assert "Gold: none is known" in (Path(cfg.out) / "report.html").read_text()
 
 
 def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, tmp_path: Path) -> None:
@@ -126,12 +121,8 @@ def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, 
     run_evaluation(cfg, Judge())
     before = {path.name: path.read_bytes() for path in Path(cfg.out).iterdir()}
     other, same = (str(save_nano(tmp_path / name, seed=seed)) for name, seed in (("other", 1), ("same", 0)))
-    for changes, message in (
-        ({"level": "x1", "max_new_tokens": 7}, r"differs in level, max_new_tokens; choose another out"),
-        ({"model": other}, "differs in model;"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            run_evaluation(replace(cfg, **changes), Judge())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="differs in level, max_new_tokens, model; choose another out"):
+        run_evaluation(replace(cfg, level="x1", max_new_tokens=7, model=other), Judge())
     assert {path.name: path.read_bytes() for path in Path(cfg.out).iterdir()} == before
     # the same weights from a folder are the same model
     assert run_evaluation(replace(cfg, model=same, batch_size=5), Judge())["resumed"] == 6
@@ -150,14 +141,10 @@ def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_
     refused(DataError, r"no questions of split 'dev' \(there are: test, train\)", split="dev")
     refused(ModelError, "does/not/exist", None, answers="local", model="does/not/exist")
     refused(ConfigError, r"no endpoint for stage answer; set llm.answer", None)
-    twice = write_states(make_record("q"), make_record("q"), name="twice")
-    refused(DataError, r"\[q\]: the question occurs twice", states=str(twice))
     shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
     refused(DataError, "evidence of training question b too", states=str(shared))
     silent = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     refused(ModelError, "none of 6 questions: no memory", silent)
-    found = [record.question_id for one in questions_of(cfg.states, "test", 3) for record in one.records]
-    assert found == ["s1", "v1", "d2"]
 
 
 def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
