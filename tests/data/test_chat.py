@@ -1,4 +1,5 @@
 import pytest
+from fuzzing import seeds
 
 from remind import read
 from remind.core.errors import ImagePathError
@@ -35,14 +36,10 @@ FILES = {
     "chat": lambda turn: {"messages": [SAID | {"id": None}, turn | {"id": None}, {"role": "tool", "tool_calls": [{}]}]},
     "locomo": lambda turn: {"sample_id": "s", "conversation": {"session_1": [SAID, turn], "session_2": None}},
     "realtalk": lambda turn: {"session_1": [SAID, turn], "qa": None},
-    "longmemeval": lambda turn: {
-        "question_id": "q",
-        "question": "?",
-        "haystack_session_ids": ["a", "b"],
-        "answer_session_ids": ["a"],
-        "haystack_dates": ["May", "June"],
-        "haystack_sessions": [[SAID, turn], None],
-    },
+    "longmemeval": lambda turn: (
+        seeds.LONGMEMEVAL[0]
+        | {"haystack_session_ids": ["a"], "haystack_dates": ["May"], "haystack_sessions": [[SAID, turn]]}
+    ),
     "msc": lambda turn: {"dialog": [SAID, turn]},
     "dialogcc": lambda turn: {"dialogue": [SAID, turn | {"shared_image": [None, ""]}]},
     "refmem": lambda turn: {"type": "context", "id": "c", "sessions": [{"id": "s", "turns": [SAID, turn]}]},
@@ -62,12 +59,9 @@ def test_blank_turns_are_left_out_and_counted(written, caplog, format):
         assert corpus.blank == 1 + (format == "chat")
         assert caplog.messages == [f"{path}: turns without words or images, which are left out: {corpus.blank}"]
     inline = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    for shown in (
-        [{"type": "image_url", "image_url": {"url": "https://e.org/x"}}, "Look!", {"text": "Nice."}],
-        [inline],
-    ):
-        turn = read(written("x.json", FILES[format](blank(shown)))).dialogues[0].turns[1]
-        assert (turn.text, len(turn.images)) == ("Look!\nNice." if len(shown) > 1 else "", 1)
+    shown = [{"type": "image_url", "image_url": {"url": "https://e.org/x"}}, "Look!", inline, {"text": "Nice."}]
+    turn = read(written("x.json", FILES[format](blank(shown)))).dialogues[0].turns[1]
+    assert (turn.text, len(turn.images)) == ("Look!\nNice.", 2)
 
 
 def test_dialogues_of_blank_turns_are_left_out_unless_somebody_asks(written, refused):
@@ -81,31 +75,27 @@ def test_dialogues_of_blank_turns_are_left_out_unless_somebody_asks(written, ref
 ASKED = [
     {"text": "Who?", "answers": "Ana", "evidence": ["S1:T1", "S9:T1"], "split": "train"},
     {"question": "Which?", "options": ["hi", "ho"], "answer": "ho", "evidence": "S1:T2", "split": "test", "id": "own"},
-    {"text": "All?", "options": ["hi", "ho", "3"], "answers": ["A", 3], "dimension": "pattern_induction"},
+    {"text": "All?", "options": ["hi", "ho", "3"], "answers": ["A", 3]},
 ]
 
 
 def test_questions_in_a_chat(written):
     messages = [GOOD, {"speaker": "Ben", "text": "ho"}]
+    apart = {"dialogue": "us", "questions": ASKED}
     forms = (
         [{"id": "us", "messages": messages, "questions": ASKED}],
-        [
-            {"id": "us", "messages": messages},
-            {"dialogue": "us", "questions": ASKED},
-            {"id": "we", "messages": messages},
-        ],
-        [{**messages[0], "dialogue": "us"}, {"dialogue": "us", "questions": ASKED}, {**messages[1], "dialogue": "us"}],
+        [{"id": "us", "messages": messages}, apart, {"id": "we", "messages": messages}],
+        [{**messages[0], "dialogue": "us"}, apart, {**messages[1], "dialogue": "us"}],
     )
     for form in forms:
         corpus = read(written("mine.jsonl", *form))
         assert len(corpus.dialogue("us").turns) == 2
-        found = [(q.id, q.text, q.format, q.options, q.answers, q.evidence, q.split) for q in corpus.questions]
+        found = [(q.id, q.text, q.format, q.answers, q.evidence, q.split) for q in corpus.questions]
         assert found == [
-            ("us-q000", "Who?", "direct", (), ("Ana",), ("S1:T1",), "train"),
-            ("own", "Which?", "single", ("hi", "ho"), ("B",), ("S1:T2",), "test"),
-            ("us-q002", "All?", "multi", ("hi", "ho", "3"), ("A", "C"), (), None),
+            ("us-q000", "Who?", "direct", ("Ana",), ("S1:T1",), "train"),
+            ("own", "Which?", "single", ("B",), ("S1:T2",), "test"),
+            ("us-q002", "All?", "multi", ("A", "C"), (), None),
         ]
-        assert corpus.questions[2].dimension == "pattern_induction"
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
 
 
@@ -116,12 +106,10 @@ def test_local_images_stay_in_the_data_folder(tmp_path, written):
     (data / "link.png").symlink_to(tmp_path / "secret.png")
     (data / "a.png").write_bytes(b"x")
     (data / "b.png").symlink_to(data / "a.png")
-    outside = ("../secret.png", "link.png")
-    for reference in (*outside, "gone.png", "nul\0.png"):
-        path = written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]})
-        with pytest.raises(ImagePathError, match=r"outside the data folder|no such file|not a usable path") as caught:
-            read(path)
-        assert str(caught.value).startswith(f"{path} [line 2]: image ")
-        assert ("outside" in str(caught.value)) == (reference in outside)
+    outside, gone, unusable = "outside the data folder", "no such file", "not a usable path"
+    bad = {"../secret.png": outside, "link.png": outside, "gone.png": gone, "nul\0.png": unusable}
+    for reference, message in bad.items():
+        with pytest.raises(ImagePathError, match=rf"\[line 2\]: image .*{message}"):
+            read(written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]}))
     (dialogue,) = read(written("data/x.jsonl", {**GOOD, "images": ["b.png", str(data / "a.png")]})).dialogues
     assert [image.path for image in dialogue.images] == [str((data / "a.png").resolve())] * 2

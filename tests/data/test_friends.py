@@ -39,7 +39,6 @@ def line(speaker="['Monica Geller']", utterance=1):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (line("[]", 2), "[line 3]: speaker is missing or blank"),
         (line("['a', [b]]", 2), "[line 3]: the speaker \"['a', [b]]\" is not a list of names"),
         (line(), "[line 3]: turn id 'S1:T1' occurs twice"),
         ('"no end,\n', "[line 2]: not CSV: unexpected end of data"),

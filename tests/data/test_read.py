@@ -24,8 +24,7 @@ def test_the_content_tells_the_format(tmp_path, remind_data):
     for format, contents in seeds.FILES.items():
         for content in contents:
             assert sniff(make(tmp_path, "x", content)) == format.removesuffix("_seasons")
-    for record in ({"question_id": "q", "hypothesis": "h"}, "text", {"content": None, "role": "assistant"}):
-        assert sniff(make(tmp_path, "x", json.dumps(record))) == ("chat" if "role" in record else None)
+    assert sniff(make(tmp_path, "x", json.dumps({"question_id": "q", "hypothesis": "h"}))) is None
 
 
 @pytest.mark.parametrize(
@@ -52,10 +51,8 @@ def test_a_folder_of_one_format(tmp_path, caplog, refused):
         make(tmp_path, name, GOOD)
     make(tmp_path, "other.json", '{"a": 1}')
     make(tmp_path, ".hidden.jsonl", "broken")
-    for format in (None, "chat"):
-        caplog.clear()
-        assert [dialogue.id for dialogue in read(tmp_path, format=format).dialogues] == ["chat_2", "chat_10"]
-        assert caplog.messages == [f"{tmp_path / 'other.json'}: left out, not a chat file"]
+    assert [dialogue.id for dialogue in read(tmp_path).dialogues] == ["chat_2", "chat_10"]
+    assert caplog.messages == [f"{tmp_path / 'other.json'}: left out, not a chat file"]
     assert "not of format locomo" in refused(tmp_path, "locomo")
     make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
     assert refused(tmp_path).endswith("several formats (msc, chat); name one")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,31 +38,19 @@ class Lines:
 
 
 @dataclass
-class Scripted:
-    """Says what it was asked for into `said`, and sleeps at `stuck_at`."""
-
-    stuck_at: str = ""
-    said: Any = None
-
-    def say(self, words: str) -> None:
-        if self.said is not None:
-            print(words, file=self.said, flush=True)
-        if words == self.stuck_at:
-            time.sleep(600)
-
-
-@dataclass
-class Chat(Scripted):
-    """A chat model with a reply for every question id."""
+class Chat:
+    """A chat model with a reply for every question id; its process is killed when it is asked `killed_at`."""
 
     replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
     name: str = "chat@test"
     asked: list[Request] = field(default_factory=list)
+    killed_at: str = ""
 
     def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
         for n, request in enumerate(requests):
             self.asked.append(request)
-            self.say(f"answer {request.sample}")
+            if request.sample == self.killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
             given = self.replies[request.sample]
             reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
             on_reply(n, reply)
@@ -77,7 +66,7 @@ def by(chat: Chat) -> ChatAnswers:
 
 
 @dataclass
-class Judge(Scripted):
+class Judge:
     """Accepts an answer that equals a reference; gives no verdict on those in `fails`."""
 
     fails: tuple[str, ...] = ()
@@ -87,9 +76,7 @@ class Judge(Scripted):
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        for _, _, prediction in cases:
-            self.asked.append(prediction)
-            self.say(f"judge {prediction}")
+        self.asked += [prediction for _, _, prediction in cases]
         return [Verdict(None, "neither") if said in self.fails else Verdict(said in refs) for _, refs, said in cases]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,16 +22,9 @@ from remind.evaluation.contexts import Context, Contexts
 from remind.evaluation.run import run_evaluation
 from remind.models.generate import Generation
 from remind.perception.auxiliary import OfflineLLM
+from remind.states import pyramid
 from remind.states.dataset import write_states
-from remind.states.pyramid import (
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Segment,
-    Strategy,
-    render,
-    segments_of,
-)
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
@@ -80,62 +74,49 @@ class Told:
         return [f"{len(state.blocks)} blocks" for state in states]
 
 
-def prompt_of(name: str, record: StateRecord = RECORD, question: Question = QUESTION, **context: object) -> Prompt:
+def prompt_of(name: str, question: Question = QUESTION, **context: object) -> Prompt:
+    attentional = replace(ATTENTIONAL, factual=replace(FACTUAL, question=question))
+    record = record_of(ReflectiveState(attentional, "because\nof w7"), "test")
     prompter = Prompter(Contexts(Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
     (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
     return prompt
 
 
 def rendered(positions: Sequence[int], strategy: Strategy = Strategy(())) -> str:  # noqa: B008
-    return render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions), strategy)).text
+    return pyramid.render(FactualState(DIALOGUE, QUESTION, pyramid.segments_of(DIALOGUE, positions), strategy)).text
 
 
 def dialogue_tokens(positions: Sequence[int]) -> int:
     """Counted on the rendered page, not from parts."""
-    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions), Strategy(())))
+    whole = pyramid.render(FactualState(DIALOGUE, QUESTION, pyramid.segments_of(DIALOGUE, positions), Strategy(())))
     return len(whole.text[slice(*whole.dialogue)].split())
-
-
-def record_with(**changes: object) -> StateRecord:
-    factual = replace(FACTUAL, **changes)  # type: ignore[arg-type]
-    return record_of(ReflectiveState(replace(ATTENTIONAL, factual=factual), "s"), "test")
 
 
 def test_levels_evidence_no_context_and_oracle_are_what_the_renderer_gives() -> None:
     assert [prompt_of(level).text for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
     assert prompt_of("evidence").text == rendered([1, 2, 6, 7, 8])
-    assert (
-        prompt_of("no_context").text == prompt_of("no_context", record_with(strategy=Strategy(()))).text == rendered([])
-    )
+    assert prompt_of("no_context").text == rendered([])
     assert (prompt_of("oracle").text, prompt_of("oracle").evidence) == (rendered([7, 13], STRATEGY), ("t7", "t13"))
     visual = replace(QUESTION, evidence=(), images=(1,), dimension="personalized_visual_baselines")
-    prompt = prompt_of("oracle", record_with(question=visual), visual)
-    assert "[Image #1 Caption]" in prompt.text
-    assert "[Image #0 Caption]" not in prompt.text
-    assert prompt.images == (1,)
-    question = replace(QUESTION, evidence=())
-    prompt = prompt_of("oracle", record_with(question=question), question)
-    assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
+    bare = replace(QUESTION, evidence=())
+    shown, left_out = (prompt_of("oracle", own) for own in (visual, bare))
+    assert (shown.images, left_out.left_out, left_out.text) == ((1,), "no gold evidence", "")
 
 
 @pytest.mark.parametrize("cap", [1, 20, 100, 10_000])
 def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(cap: int) -> None:
     prompt = prompt_of("full_context", full_tokens=cap)
-    kept = 15 - prompt.cut_turns
-
-    def positions(n: int) -> list[int]:
-        return list(range(15 - n, 15))
-
-    assert prompt.text == rendered(positions(kept))
+    kept = range(prompt.cut_turns, 15)
+    assert prompt.text == rendered(kept)
     guided = prompt_of("full_context_strategy", full_tokens=cap)
-    assert guided == replace(prompt, text=rendered(positions(kept), STRATEGY))
-    assert dialogue_tokens(positions(kept)) <= cap or kept == 1
-    assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap
-    assert prompt.evidence == tuple(t for t in ("t7", "t13") if int(t[1:]) in positions(kept))
+    assert guided == replace(prompt, text=rendered(kept, STRATEGY))
+    assert dialogue_tokens(kept) <= cap or len(kept) == 1
+    assert len(kept) == 15 or dialogue_tokens(range(kept.start - 1, 15)) > cap
+    assert prompt.evidence == tuple(t for t in ("t7", "t13") if int(t[1:]) in kept)
 
 
 def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
-    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, range(15)), Strategy(())))
+    whole = pyramid.render(FactualState(DIALOGUE, QUESTION, pyramid.segments_of(DIALOGUE, range(15)), Strategy(())))
     costs = [len(whole.text[span.start : span.end].split()) for span in whole.turns]
     by_hand: list[list[int]] = []
     for position, cost in enumerate(costs):
@@ -160,45 +141,66 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
 
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
-    for kind, dimension in (("gold", None), ("infer", "belief_modeling")):
-        llm = Told()
-        (prompt,) = Prompter(None, llm, kind).prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION]))  # type: ignore[arg-type]
-        # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
-        assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
-        asked = llm.asked[0].factual.question
-        assert (llm.asked[0].blocks, asked.answers, asked.evidence) == (((0, 1), (2, 4)), (), ())
-        assert asked.dimension == dimension
+    llm = Told()
+    (prompt,) = Prompter(None, llm, "infer").prompts("altered", Asked([RECORD], DIALOGUE, [QUESTION]))  # type: ignore[arg-type]
+    # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
+    assert prompt.text == pyramid.render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+    asked = llm.asked[0].factual.question
+    assert (llm.asked[0].blocks, asked.answers, asked.evidence) == (((0, 1), (2, 4)), (), ())
+    assert asked.dimension == "belief_modeling"
 
 
-def test_other_dialogues_or_prompts_are_refused() -> None:
+def test_other_dialogues_are_refused() -> None:
     changed = Dialogue("d", tuple(replace(s, time="another day") for s in DIALOGUE.sessions))
     with pytest.raises(DataError, match=r"\[q\]: x0 cannot be rebuilt"):
         Prompter(None, Told()).prompts("altered", Asked([RECORD], changed, [QUESTION]))  # type: ignore[arg-type]
-    text = "Other rules." + RECORD.x0.text[1:]
-    moved = replace(RECORD, x0=replace(RECORD.x0, text=text, dialogue=(RECORD.x0.dialogue[0] + 11, 0)))
-    with pytest.raises(DataError, match="other prompt templates"):
-        prompt_of("full_context", moved)
 
 
-def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
+class Newest:
+    """The newest turn; sees no gold."""
+
+    def context(self, question: Question, dialogue: Dialogue) -> Context:
+        assert (question.answers, question.evidence, question.category) == ((), (), None)
+        turn = dialogue.turns[-2]
+        return Context(f"{turn.speaker}: {turn.text}", (turn.id,))
+
+
+def test_an_evaluation_with_the_files_of_the_states_and_a_provider_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Words)
-    path, states = tmp_path / "talk.jsonl", tmp_path / "states"
-    write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
+    path, states, corpus = tmp_path / "talk.jsonl", tmp_path / "states", Corpus((DIALOGUE,), (QUESTION,))
+    write_refmem(corpus, path)
     write_states(states, [RECORD], {"inputs": input_hashes([path]), "llm": "none"})
-    names = ["x0", "full_context", "oracle", "rag", "altered"]
+    names = ["x0", "full_context", "oracle", "rag", "altered", "newest"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
+
+    def recalls(cfg: EvaluateConfig, **given: Any) -> list[float]:
+        given = {"answerer": WORDS, "llm": OfflineLLM(), "providers": {"newest": Newest()}, **given}
+        parts = run_evaluation(cfg, **given)["conditions"].values()
+        return [part["overall"]["evidence_recall"]["value"] for part in parts]
+
+    with pytest.raises(ConfigError, match=r"no condition 'newest'; there are no_context, .*abstain"):
+        recalls(cfg, providers={})
     with pytest.raises(ConfigError, match="full_context needs the dialogues: set corpus"):
-        run_evaluation(cfg, answerer=WORDS)
+        recalls(cfg)
     cfg.corpus = [str(path)]
-    parts = run_evaluation(cfg, llm=OfflineLLM(), answerer=WORDS)["conditions"]
-    found = [part["overall"]["evidence_recall"]["value"] for part in parts.values()]
-    assert found == pytest.approx([0.5, 0.5, 1.0, 0.5, 0.5])
+    assert recalls(cfg) == pytest.approx([0.5, 0.5, 1.0, 0.5, 0.5, 0.5])
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl is not a file that they were built from, or has changed since"):
-        run_evaluation(cfg, llm=OfflineLLM(), answerer=WORDS)
+        recalls(cfg)
+    # dialogues alone serve, too
+    alone = EvaluateConfig("", "m", str(tmp_path / "alone"), conditions=["no_context", "oracle", "newest"], bootstrap=5)
+    assert recalls(alone, data=corpus) == [0.0, 1.0, 0.5]
+    with pytest.raises(ConfigError, match="x0 needs states"):
+        recalls(replace(alone, conditions=["x0"], out=str(tmp_path / "no")), data=corpus)
+
+
+def test_a_context_stands_where_x0_has_the_dialogue() -> None:
+    (prompt,) = Prompter(providers={"newest": Newest()}).prompts("newest", Asked([RECORD], DIALOGUE, [QUESTION]))
+    line, x0 = f"{DIALOGUE.turns[13].speaker}: {DIALOGUE.turns[13].text}\n", RECORD.x0.text
+    assert prompt.text == x0[: RECORD.x0.dialogue[0]] + line + x0[x0.index("\nAsked on: 1 May") :]
 
 
 def test_controls(make_record: Callable[..., StateRecord]) -> None:
@@ -216,36 +218,6 @@ def test_controls(make_record: Callable[..., StateRecord]) -> None:
     ):
         prompts = [control(name, record, frequent) for record in asked]
         assert [p.left_out or (p.output.text if p.output else "")[8:].split("<")[0] for p in prompts] == expected
-
-
-class Newest:
-    """The newest turn; sees no gold."""
-
-    def context(self, question: Question, dialogue: Dialogue) -> Context:
-        assert (question.answers, question.evidence, question.category) == ((), (), None)
-        turn = dialogue.turns[-2]
-        return Context(f"{turn.speaker}: {turn.text}", (turn.id,))
-
-
-def test_a_provider_of_ones_own_stands_beside_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Words)
-    corpus, own = Corpus((DIALOGUE,), (QUESTION,)), {"newest": Newest()}
-    write_states(tmp_path / "states", [RECORD], {"llm": "none"})
-    cfg = EvaluateConfig(str(tmp_path / "states"), "m", str(tmp_path / "out"), conditions=["x0", "newest"], bootstrap=5)
-    with pytest.raises(ConfigError, match=r"no condition 'newest'; there are no_context, .*abstain"):
-        run_evaluation(cfg, answerer=WORDS)
-    report = run_evaluation(cfg, answerer=WORDS, corpus=corpus, providers=own)
-    assert report["conditions"]["newest"]["overall"]["evidence_recall"]["value"] == 0.5
-    (prompt,) = Prompter(providers=own).prompts("newest", Asked([RECORD], DIALOGUE, [QUESTION]))
-    line, x0 = f"{DIALOGUE.turns[13].speaker}: {DIALOGUE.turns[13].text}\n", RECORD.x0.text
-    assert prompt.text == x0[: RECORD.x0.dialogue[0]] + line + x0[x0.index("\nAsked on: 1 May") :]
-    # dialogues alone serve, too
-    alone = EvaluateConfig("", "m", str(tmp_path / "alone"), conditions=["no_context", "oracle", "newest"], bootstrap=5)
-    report = run_evaluation(alone, answerer=WORDS, data=corpus, providers=own)
-    found = [part["overall"]["evidence_recall"]["value"] for part in report["conditions"].values()]
-    assert found == [0.0, 1.0, 0.5]
-    with pytest.raises(ConfigError, match="x0 needs states"):
-        run_evaluation(replace(alone, conditions=["x0"], out=str(tmp_path / "no")), answerer=WORDS, data=corpus)
 
 
 def test_what_is_no_context_is_told_in_a_line() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictured import draw, pictured_records
+from pictured import pictured_records
 from scripted_answers import rows
 
 from remind.core.errors import ConfigError, DataError, ImagePathError
@@ -30,36 +30,31 @@ def cfg(tmp_path: Path) -> EvaluateConfig:
     return EvaluateConfig(str(tmp_path / "states"), "nano-untrained", str(tmp_path / "out"), bootstrap=20, **pixels)
 
 
-def answers(out: Path) -> dict[str, Any]:
-    found = rows(EvaluateConfig("", "", str(out)))
-    return {name: (row["text"], row["prompt_tokens"]) for name, row in found.items()}
-
-
 def test_batches_with_and_without_images_give_the_same_answers(cfg: EvaluateConfig, tmp_path: Path) -> None:
     shown = {"x2": ["q0", "q3"], "evidence": ["q0", "q3"], "no_context": []}
     found = {}
     for size, images in ((1, "pixels"), (4, "pixels"), (4, "captions")):
-        out = tmp_path / f"{size} {images}"
-        run_evaluation(replace(cfg, out=str(out), batch_size=size, conditions=list(shown), images=images))  # type: ignore[arg-type]
-        found[size, images] = {name: answers(out / name) for name in shown}
-    assert found[1, "pixels"] == found[4, "pixels"]
+        out = str(tmp_path / f"{size} {images}")
+        run_evaluation(replace(cfg, out=out, batch_size=size, conditions=list(shown), images=images))  # type: ignore[arg-type]
+        for name in shown:
+            answers = rows(replace(cfg, out=f"{out}/{name}")).items()
+            found[size, images, name] = {q: (row["text"], row["prompt_tokens"]) for q, row in answers}
     for name, told in shown.items():
-        other, pixels = found[4, "captions"][name], found[1, "pixels"][name]
+        other, pixels = found[4, "captions", name], found[1, "pixels", name]
+        assert pixels == found[4, "pixels", name]
         assert [q for q in pixels if pixels[q] != other[q]] == told
 
 
 def test_the_model_says_how_it_was_trained(cfg: EvaluateConfig, tmp_path: Path) -> None:
     def shown(config: Any, **settings: Any) -> tuple[Any, Any]:
         write_json(tmp_path / "training.json", {"config": config})
-        own = {"images": None, "image_tokens": None, "model": str(tmp_path), **settings}
-        found = with_images(replace(cfg, **own))
+        found = with_images(replace(cfg, **{"images": None, "image_tokens": None, "model": str(tmp_path), **settings}))
         return found.images, found.image_tokens
 
     trained = as_dict(TrainConfig("states", "run", data=DataConfig(images="pixels", image_tokens=9)))
     assert shown(trained) == ("pixels", 9)
     assert shown(trained, images="captions", image_tokens=4) == ("captions", 4)
-    for config in ({"data": {"images": "captions", "image_tokens": 9}}, {"data": {}}, []):
-        assert shown(config) == shown(config, model="nano") == ("captions", 256)
+    assert shown(trained, model="nano") == shown([]) == ("captions", 256)
     with pytest.raises(DataError, match=r"training\.json: config\.data\.image_tokens is not a number"):
         shown({"data": {"images": "pixels", "image_tokens": "x"}})
 
@@ -72,14 +67,5 @@ def test_an_image_that_cannot_be_used_stops_it_at_once(cfg: EvaluateConfig, tmp_
     with pytest.raises(ImagePathError, match=line.format("cannot be read")):
         run_evaluation(cfg)
     assert not (Path(cfg.out) / "predictions.jsonl").exists()
-
-
-def test_other_pixels_are_asked_again_and_who_shows_none_is_refused(cfg: EvaluateConfig, tmp_path: Path) -> None:
-    run_evaluation(cfg)
-    draw(tmp_path / "data" / "blue.png", (200, 20, 30), (64, 128))
-    assert run_evaluation(cfg)["resumed"] == 3
-    with pytest.raises(ConfigError, match="a run that differs in pictures;"):
-        run_evaluation(replace(cfg, images="captions"))
-    cfg = replace(cfg, out=str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="images pixels: none takes text only"):
-        run_evaluation(cfg, answerer=FixedAnswers("text", Generation("", 0)))
+        run_evaluation(replace(cfg, overwrite=True), answerer=FixedAnswers("text", Generation("", 0)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from remind.evaluation.parse import ParsedAnswer, parse_answer
@@ -16,29 +14,22 @@ def test_the_asked_form_has_no_problems() -> None:
     assert parsed == ParsedAnswer("[A,D]", frozenset("AD"), ("Ana: hi", "Bo: yes"), frozenset(), ())
     parsed = parse_answer("<answer>B</answer><explanation>[0, 12]</explanation>", "single", OPTIONS, visual=True)
     assert parsed == ParsedAnswer("B", frozenset("B"), (), frozenset({0, 12}), ())
-    parsed = parse_answer("<answer>a trip</answer><explanation>Ana: hi</explanation>")
-    assert parsed == ParsedAnswer("a trip", frozenset(), ("Ana: hi",), frozenset(), ())
 
 
-NAMED, SEVERAL, NONE = ("words of an option for its letter",), ("words of several options",), ("no option letter",)
+NAMED, NONE = ("words of an option for its letter",), ("no option letter",)
 
 
 @pytest.mark.parametrize(
     ("answer", "options", "letters", "problems"),
     [
         ("A and D", OPTIONS, "AD", ()),
-        ("(B)", OPTIONS, "B", ()),
         ("a, b", OPTIONS, "AB", ("lower-case letters",)),
         ("B. green", OPTIONS, "B", ("words beside the letter",)),
         ("dark grey", OPTIONS, "D", NAMED),
         ("A, Z", OPTIONS, "A", ("letters that name no option",)),
-        ("[E, F]", OPTIONS, "", ("letters that name no option",)),
-        ("{ }", OPTIONS, "", ("empty option set",)),
         ("", OPTIONS, "", ("empty answer", *NONE)),
-        ("none of them", OPTIONS, "", NONE),
         # words name an option where no other has them
         ("red", ("Red", "red"), "B", NAMED),
-        ("RED", ("Red", "red"), "", (*SEVERAL, *NONE)),
     ],
 )
 def test_letters(answer: str, options: tuple[str, ...], letters: str, problems: tuple[str, ...]) -> None:
@@ -58,7 +49,6 @@ def test_letters(answer: str, options: tuple[str, ...], letters: str, problems: 
         # a thought is no answer, whoever opened it, and one that never ends leaves none
         ("<think><answer>a</answer></think><answer>b</answer>", "b", (), ("no explanation tag",)),
         ("<answer>a</answer></think>\n<answer>b</answer>", "b", (), ("no explanation tag",)),
-        ("[THINK]<answer>a</answer>[/THINK]b", "b", (), ("no answer tag", "no explanation tag")),
         ("<think><answer>a</answer>", "", (), ("no answer tag", "empty answer", "no explanation tag")),
         ("<answer>a\n b</answer><explanation>\n- x\n\n* y \n</explanation>", "a b", ("x", "y"), ()),
     ],
@@ -74,19 +64,9 @@ def test_tags(output: str, answer: str, evidence: tuple[str, ...], problems: tup
         ("[3, 3, 1]", {1, 3}, None),
         ("3 and #5.", {3, 5}, "images not a JSON list"),
         ('[1, -2, true, 1.5, "4", null]', {1}, "image entries that are no index"),
-        ('{"images": [7]}', {7}, "images not a JSON list"),
-        ("9" * 5000, set(), "images not a JSON list"),
         ("[" * 100_000, set(), "images not a JSON list"),
     ],
 )
 def test_images(explanation: str, expected: set[int], problem: str | None) -> None:
     parsed = parse_answer(f"<answer>A</answer><explanation>{explanation}</explanation>", "single", OPTIONS, True)
     assert (parsed.images, parsed.problems) == (expected, () if problem is None else (problem,))
-
-
-@pytest.mark.parametrize("piece", ["<answer>", "< ", " ", "<answer></answer>", "A,", "[", "<answer> <"])
-def test_long_hostile_outputs_take_linear_time(piece: str) -> None:
-    start = time.process_time()
-    parse_answer(f"<answer>A</answer><explanation>{piece * 20_000}", "multi", OPTIONS, True)
-    parse_answer(piece * 20_000, "multi", OPTIONS, True)
-    assert time.process_time() - start < 5

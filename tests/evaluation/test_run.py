@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from scripted_answers import RIGHT, Chat, Judge, by, rows
 
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.evaluation.conditions import questions_of
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.tables import table
@@ -27,7 +24,7 @@ from remind.states.dataset import iterate_states
 from remind.states.records import StateRecord
 
 
-def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], capsys: Any) -> None:
+def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) -> None:
     replies: dict[str, Reply | str] = {
         "v1": "<answer>B</answer><explanation>[0]</explanation>",
         "m2": Reply("", failure="too_long", message="no room"),
@@ -38,19 +35,11 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord], 
     assert {r.sample: [(m.role, m.text) for m in r.messages] for r in chat.asked} == {
         record.question_id: [("user", record.x1.text)] for record in six if record.split == "test"
     }
-    assert {(r.stage, r.temperature, r.max_tokens) for r in chat.asked} == {("answer", 0.0, 6)}
-    out = Path(cfg.out)
     names = {".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json"}
-    assert {path.name for path in out.iterdir()} == names
+    assert {path.name for path in Path(cfg.out).iterdir()} == names
     assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(3 / 6), 6)
-    assert [report["by_format"][name]["failed"] for name in ("single", "multi", "direct")] == [0, 2, 0]
-    assert report["by_category"]["5"]["locomo_f1"]["value"] == 1.0
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
-    assert report["states"]["inputs"] == {"made.json": "0" * 64}
     assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 1)
-    assert "warning: 1 of 5 answers are empty" in capsys.readouterr().err
-    page = (out / "report.html").read_text()
-    assert all(words in page for words in ("equal", "no room", "image 1"))
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
@@ -84,12 +73,11 @@ def test_only_passing_failures_other_prompts_and_other_judges_are_asked_again(cf
     assert chat.ids == ["v1"]
 
 
-@pytest.mark.parametrize("line", ["{]", '{"question_id": "s1"}'])
-def test_damaged_rows_name_their_line(cfg: EvaluateConfig, line: str) -> None:
+def test_damaged_rows_name_their_line(cfg: EvaluateConfig) -> None:
     run_evaluation(cfg, Judge(), answerer=by(Chat()))
     path = Path(cfg.out) / "predictions.jsonl"
     good = path.read_text().splitlines()[0]
-    path.write_text(f"{good}\n{line}\n{good}\n")
+    path.write_text(f'{good}\n{{"question_id": "s1"}}\n{good}\n')
     with pytest.raises(DataError, match=r"predictions.jsonl \[line 2\]: not .*overwrite"):
         run_evaluation(cfg, Judge(), answerer=by(Chat()))
 
@@ -102,48 +90,30 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     shown = [report["conditions"][name]["overall"]["accuracy"] for name in names]
     assert [(row["value"], row["n"]) for row in shown] == [(1.0, 6), (1.0, 6), (pytest.approx(1 / 6), 6), (0.25, 4)]
     assert report["conditions"]["always_a"]["counts"]["left_out"] == {"no options": 2}
-    gain = report["differences"]["abstain"]["all"]["accuracy"]
-    assert gain["low"] <= gain["value"] <= gain["high"] <= 0
     # over the four that always_a answers: one right there, all four under x0
     assert report["differences"]["always_a"]["all"]["accuracy"]["value"] == pytest.approx(-0.75)
     # one that comes later costs only itself
-    chat = Chat()
-    report = run_evaluation(replace(cfg, conditions=["x0", "x2"]), Judge(), answerer=by(chat))
-    assert len(chat.asked) == 6
-    assert "because" in chat.asked[0].messages[0].text
-    with pytest.raises(ConfigError, match="differs in"):
-        run_evaluation(cfg, Judge(), answerer=by(chat))
+    run_evaluation(replace(cfg, conditions=["x0", "x2"]), Judge(), answerer=by(chat))
+    assert len(chat.asked) == 12 + 6
+    assert "because" in chat.asked[-1].messages[0].text
 
 
 def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path: Path) -> None:
     endpoint, dry = EndpointConfig("m", "http://127.0.0.1:9/v1"), tmp_path / "dry.jsonl"
-    asked = replace(cfg, llm=LLMConfig(default=endpoint, dry_run=str(dry), cache=None), judge="llm")
-    found = run_evaluation(asked)["dry_run"]
-    assert {name: row["requests"] for name, row in found["stages"].items()} == {"answer": 6, "judge": 2}
-    assert len(dry.read_text().splitlines()) == 8
+    asked = replace(cfg, llm=LLMConfig(default=endpoint, dry_run=str(dry), cache=None), judge="llm", limit=3)
+    stages = run_evaluation(asked)["dry_run"]["stages"]
+    assert {name: row["requests"] for name, row in stages.items()} == {"answer": 3, "judge": 1}
+    assert len(dry.read_text().splitlines()) == 4
     assert not Path(cfg.out).exists()
 
 
-def test_answers_that_nobody_has_a_gold_for_are_shown(
-    cfg: EvaluateConfig, make_record: Any, write_states: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"format": "single", "options": ("red", "blue")}
-    asked = [make_record("a", answers=()), make_record("b", answers=(), **options), make_record("c", answers=())]
-    replies = {"a": "<answer>Bergen</answer>", "b": "<answer>B</answer>", "c": Reply("", failure="too_long")}
-    # which would copy the states before the first answer
-    monkeypatch.setattr("remind.states.dataset.load_dataset", None)
+def test_answers_that_nobody_has_a_gold_for_are_shown(cfg: EvaluateConfig, make_record: Any, write_states: Any) -> None:
+    asked = [make_record("a", answers=()), make_record("b", answers=(), format="single", options=("red", "blue"))]
     cfg = replace(cfg, states=str(write_states(*asked, name="own")), conditions=["x0", "abstain"])
+    replies: dict[str, Reply | str] = {"a": "<answer>Bergen</answer>", "b": Reply("", failure="too_long")}
     report = run_evaluation(cfg, Judge(), answerer=by(Chat(replies=replies)))
-    told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: B", "  abstain: []"]
-    told += ["c: why?", "  x0: too_long"]
+    told = ["a: why?", "  x0: Bergen", "  abstain: No information available", "b: why?", "  x0: too_long"]
     assert "\n".join(told) in table(report)
-    page = (Path(cfg.out) / "report.html").read_text()
-    assert all(words in page for words in ("Bergen", "Gold: none is known"))
-    with pytest.raises(ConfigError, match="bootstrap must be at least 1 and at most 1000000, not"):
-        replace(cfg, bootstrap=10**12)
-
-
-# folders
 
 
 def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, tmp_path: Path) -> None:
@@ -151,85 +121,40 @@ def test_another_runs_folder_is_refused_unless_overwrite(local: EvaluateConfig, 
     run_evaluation(cfg, Judge())
     before = {path.name: path.read_bytes() for path in Path(cfg.out).iterdir()}
     other, same = (str(save_nano(tmp_path / name, seed=seed)) for name, seed in (("other", 1), ("same", 0)))
-    for changes, message in (
-        ({"level": "x1", "max_new_tokens": 7}, r"differs in level, max_new_tokens; choose another out"),
-        ({"model": other}, "differs in model;"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            run_evaluation(replace(cfg, **changes), Judge())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="differs in level, max_new_tokens, model; choose another out"):
+        run_evaluation(replace(cfg, level="x1", max_new_tokens=7, model=other), Judge())
     assert {path.name: path.read_bytes() for path in Path(cfg.out).iterdir()} == before
     # the same weights from a folder are the same model
     assert run_evaluation(replace(cfg, model=same, batch_size=5), Judge())["resumed"] == 6
     assert run_evaluation(replace(cfg, level="x1", overwrite=True), Judge())["resumed"] == 0
-
-
-def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
-    mine = Path(cfg.out) / "thesis.tex"
-    mine.parent.mkdir()
-    mine.write_text("mine")
+    # files of something else
     with pytest.raises(ConfigError, match="something else"):
-        run_evaluation(cfg, Judge(), answerer=by(Chat()))
-    assert mine.read_text() == "mine"
+        run_evaluation(replace(cfg, out=other), Judge())
 
 
-def test_states_models_and_settings_that_do_not_serve(
-    cfg: EvaluateConfig, make_record: Callable[..., StateRecord], write_states: Callable[..., Path]
-) -> None:
+def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_record: Any, write_states: Any) -> None:
     def refused(error: type[Exception], message: str, replies: Any = RIGHT, **changes: Any) -> None:
+        answerer = by(Chat(replies=replies)) if replies else None
         with pytest.raises(error, match=rf"^[^\n]*{message}[^\n]*$"):
-            run_evaluation(
-                replace(cfg, overwrite=True, **changes), answerer=by(Chat(replies=replies)) if replies else None
-            )
+            run_evaluation(replace(cfg, overwrite=True, **changes), answerer=answerer)
 
     refused(DataError, r"no questions of split 'dev' \(there are: test, train\)", split="dev")
     refused(ModelError, "does/not/exist", None, answers="local", model="does/not/exist")
     refused(ConfigError, r"no endpoint for stage answer; set llm.answer", None)
-    refused(ConfigError, r"no endpoint for stage judge; set llm.judge", judge="llm")
-    twice = write_states(make_record("q"), make_record("q"), name="twice")
-    refused(DataError, r"\[q\]: the question occurs twice", states=str(twice))
     shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
     refused(DataError, "evidence of training question b too", states=str(shared))
     silent = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     refused(ModelError, "none of 6 questions: no memory", silent)
-    found = [record.question_id for one in questions_of(cfg.states, "test", 3) for record in one.records]
-    assert found == ["s1", "v1", "d2"]
 
 
-@contextmanager
-def in_a_child(cfg: EvaluateConfig, stuck_at: str) -> Iterator[tuple[int, list[str]]]:
-    """An evaluation in a process that is stuck at some words, and is killed at the end; what it has said until then."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
+    if (child := os.fork()) == 0:
         try:
-            said = os.fdopen(writer, "w")
-            chat, judge = Chat(stuck_at, said), Judge(stuck_at, said)
-            run_evaluation(cfg, judge, answerer=by(chat))  # type: ignore[arg-type]
+            run_evaluation(cfg, Judge(), answerer=by(Chat(killed_at="v1")))  # type: ignore[arg-type]
         finally:
             os._exit(0)
-    os.close(writer)
-    seen: list[str] = []
-    try:
-        with os.fdopen(reader) as lines:
-            while stuck_at not in seen:
-                seen.append(lines.readline().strip())
-            yield pid, seen
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def test_a_killed_run_asks_again_only_what_was_under_way_and_a_folder_has_one_writer(cfg: EvaluateConfig) -> None:
-    with in_a_child(cfg, "answer v1") as (pid, seen):
-        path = Path(cfg.out) / "predictions.jsonl"
-        before = path.read_bytes(), path.stat().st_ino
-        for again in (cfg, replace(cfg, overwrite=True)):
-            with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
-                run_evaluation(again, Judge(), answerer=by(Chat()))
-        assert (path.read_bytes(), path.stat().st_ino) == before
-    chat, judge = Chat(), Judge()
-    report = run_evaluation(cfg, judge, answerer=by(chat))
-    again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
-    assert set(seen) & set(again) == {"answer v1"}
-    assert len(set(seen) | set(again)) == 8
-    assert report["overall"]["accuracy"]["value"] == 1.0
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert list(rows(cfg)) == ["s1", "m1"]
+    chat = Chat()
+    report = run_evaluation(cfg, Judge(), answerer=by(chat))  # type: ignore[arg-type]
+    assert (chat.ids, report["overall"]["accuracy"]["value"]) == (["v1", "d1", "d2", "m2"], 1.0)

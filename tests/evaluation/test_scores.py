@@ -14,12 +14,9 @@ from remind.models.generate import Generation
 from remind.states.records import StateRecord
 from remind.text.words import Verdict
 
-ENCODED: list[list[str]] = []
-
 
 def encode(lines: list[str]) -> torch.Tensor:
     """Different lines are orthogonal."""
-    ENCODED.append(lines)
     return torch.eye(len(lines))
 
 
@@ -35,7 +32,6 @@ def scored(
 
 
 def test_scores_by_hand(six: list[StateRecord]) -> None:
-    ENCODED.clear()
     texts = (
         "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
         "<answer>[A]</answer><explanation>Ana: m1 line 1\nAna: m1 line 5</explanation>",
@@ -52,13 +48,9 @@ def test_scores_by_hand(six: list[StateRecord]) -> None:
     assert [(x.bleu1, x.f1, x.locomo_f1) for x in (d1, s1)] == [(1.0, 1.0, 1.0), (None, None, None)]
     assert (d2.f1, d2.locomo_f1) == (1.0, 1.0)
     assert [x.evidence_recall for x in (s1, v1, d2, m2)] == [0.5, 0.5, None, 0.5]
-    (lines,) = ENCODED
-    assert len(set(lines)) == len(lines)
-    row, total = summarise((one.row() for one in scores), resamples=50), counts(scores)
+    row = summarise((one.row() for one in scores), resamples=50)
     assert (row["memory_recall"]["value"], row["memory_recall"]["n"]) == (pytest.approx((0.5 + 1.0 + 0.5) / 3), 3)
-    assert (total["questions"], total["answered"], total["failures"]) == (6, 5, {"too_long": 1})
-    assert (total["prompt_tokens"], total["new_tokens"]) == (149, 25)
-    assert total["problems"] == {"no explanation tag": 1}
+    assert counts(scores)["problems"] == {"no explanation tag": 1}
 
 
 def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable[..., StateRecord]) -> None:
