@@ -61,7 +61,6 @@ def test_one_question_as_a_file(built: Any, tmp_path: Path, capsys: pytest.Captu
     assert html.count(" opens") == len(record.x1.markers) // 2 > 0
     assert "She drinks &lt;/script&gt; tea." in html
     assert html.count('class="gold-tag"') == sum(turn in record.evidence_found for turn in record.evidence)
-    assert [layer["layer"] for layer in data["layers"]] == [1, 3]
     # other settings are told, and what is outlined is still what the states mark
     inspect_grounding(replace(cfg, grounding=replace(SETTINGS, alpha=0.0, budget_share=0.6), overwrite=True))
     assert "salience shown was computed for this page" in capsys.readouterr().out
@@ -94,7 +93,6 @@ def test_finished_pages_are_kept(
     written: list[str] = []
 
     def stopped(self: Any, record: Any, *rest: Any) -> Any:
-        assert index.exists()
         if len(written) == 1:
             raise KeyboardInterrupt
         written.append(record.question_id)
@@ -103,22 +101,17 @@ def test_finished_pages_are_kept(
     monkeypatch.setattr(Inspector, "write", stopped)
     with pytest.raises(KeyboardInterrupt):
         inspect_grounding(cfg)
-    html = index.read_text(encoding="utf-8")
-    assert "1 of 2 questions" in html
-    assert (html.count("<tr>"), f'href="{first.name}"' in html, first.exists()) == (2, True, True)
-    with pytest.raises(ConfigError, match=r"other settings \(features\)"):
-        inspect_grounding(replace(cfg, features=3))
+    assert "1 of 2 questions" in index.read_text(encoding="utf-8")
     monkeypatch.setattr(Inspector, "write", write)
     then = first.stat().st_mtime_ns
     inspect_grounding(replace(cfg, limit=5))
     assert "2 pages, 1 of them from before" in capsys.readouterr().out
     assert first.stat().st_mtime_ns == then
-    assert index.read_text(encoding="utf-8").count("<tr>") == 3
-    inspect_grounding(replace(cfg, features=3, overwrite=True))
-    assert first.stat().st_mtime_ns > then
+    with pytest.raises(ConfigError, match=r"other settings \(features\)"):
+        inspect_grounding(replace(cfg, features=3))
     first.write_text("<p>")
     with pytest.raises(DataError, match=f"{first.name}: no page of a question"):
-        inspect_grounding(replace(cfg, features=3))
+        inspect_grounding(cfg)
 
 
 def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path) -> None:
@@ -140,4 +133,3 @@ def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             inspect_grounding(InspectConfig(**{"states": built.states, "out": str(tmp_path / "x.html"), **settings}))
         assert not (tmp_path / "x.html").exists()
-    assert {page_name(one) for one in ("q1", "../q1", "index")} & {"q1.html", "../q1.html", "index.html"} == {"q1.html"}
