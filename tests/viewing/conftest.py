@@ -67,12 +67,11 @@ def long_state(turns: int, words: int = 17) -> FactualState:
         row = [WORDS[i] for i in torch.randint(0, len(WORDS), (words,), generator=generator).tolist()]
         images = (Image(n // 100, caption=f"a picture of {row[0]}"),) * (n % 100 == 0)
         said.append(Turn(f"s{n // 50}:{n}", ("Ana", "Ben")[n % 2], " ".join(row), images=images))
-    parts = [tuple(said[n : n + 50]) for n in range(0, turns, 50)]
-    sessions = tuple(Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", part) for n, part in enumerate(parts))
     gold = tuple(turn.id for turn in said[::37])
     question = Question("q-long", "long", "What does Ana like?", answers=("tea",), evidence=gold)
     strategy = Strategy(("Collect what is said about tea.",), speakers=("Ana",), entities=("tea", "cake"))
-    return FactualState(Dialogue("long", sessions), question, (Segment(0, turns - 1),), strategy)
+    talk = Dialogue("long", (Session("s", "2024-03-01", tuple(said)),))
+    return FactualState(talk, question, (Segment(0, turns - 1),), strategy)
 
 
 @pytest.fixture

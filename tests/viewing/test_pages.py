@@ -78,14 +78,6 @@ def test_keys_alone_are_enough_and_a_narrow_window_too(short_page: Path, open_pa
     page.locator("#t0 .tok").first.focus()
     assert after("ArrowRight", "ArrowRight") == ["2", "t0"]
     assert after("ArrowDown")[1] == "t1"
-    page.keyboard.press("Enter")
-    assert page.locator("#panel h2").inner_text().startswith("“")
-    page.keyboard.press("Escape")
-    for prompt in page.locator("#prompts summary").all():
-        prompt.focus()
-        page.keyboard.press("Enter")
-    page.locator("#prompts pre").nth(1).wait_for()
-    assert page.locator("[data-level=x1] mark.marker").count() == 2 * page.locator(".turn.opens").count() > 0
     ground = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(ground)
     page.locator("#theme").click()
