@@ -10,8 +10,8 @@ import datasets
 import pytest
 import torch
 
+from remind.alignment import memory
 from remind.alignment.config import LoraConfig
-from remind.core import memory
 from remind.core.errors import ConfigError, RemindError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
