@@ -127,8 +127,6 @@ class CompareModelsConfig:
     """Read at most this many questions with a gold answer, the first ones."""
     per_dialogue: PositiveInt | None = None
     """Read at most this many of them of each dialogue."""
-    towards: Literal["x1", "x2"] = "x2"
-    """The state whose hidden states are compared with those of x0."""
     attention: bool = True
     """Measure the attention to turns when answers are predicted, which needs another forward pass."""
     features: PositiveInt = 20

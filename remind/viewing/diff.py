@@ -1,6 +1,6 @@
 """What alignment changed: the same questions read by a model before and after, feature by feature and layer by layer.
 
-Both models read x0; the model before also reads x2 (or x1), which alignment taught from. All three prompts end in the
+Both models read x0; the model before also reads x2, which alignment taught from. All three prompts end in the
 same tokens, the question, and go on with the same answer, so that hidden states can be compared there token by token.
 
 - **features**: mean activation under x0 at question, answer and dialogue tokens, after minus before.
@@ -226,10 +226,6 @@ class Diff:
     attention: list[Tensor | None] = field(default_factory=list)
     fit: dict[int, tuple[Evaluation, Evaluation]] = field(default_factory=dict)
 
-    @property
-    def layers(self) -> list[int]:
-        return list(self.changes)
-
 
 @torch.no_grad()
 def measure(
@@ -238,7 +234,6 @@ def measure(
     saes: Mapping[int, TopKSAE],
     questions: Sequence[Reading],
     *,
-    towards: int = 2,
     attention: bool = True,
 ) -> Diff:
     """Read every question with both models.
@@ -247,7 +242,6 @@ def measure(
         before, after: the same architecture and tokenizer.
         saes: by layer, on the models' device.
         questions: from `readings`.
-        towards: the level that the model before also reads, 1 or 2.
         attention: whether attention to turns is measured.
 
     Raises:
@@ -264,11 +258,13 @@ def measure(
         watches = [_Watch(len(question.answer)) if attention else None for _ in range(2)]
         first = _states(before, question.ids(0), layers, watches[0])
         second = _states(after, question.ids(0), layers, watches[1])
-        told = _states(before, question.ids(towards), layers)
+        told = _states(before, question.ids(2), layers)
         if attention:
             diff.attention.append(_attention(question, *(watch.layers for watch in watches if watch)))
-        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
-        means: dict[int, dict[Kind, Tensor]] = {}
+        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {
+            space: {layer: {} for layer in layers} for space in ("residual", "codes", "random")
+        }
+        means: dict[int, dict[Kind, Tensor]] = {layer: {} for layer in layers}
         for layer, coder in saes.items():
             streams = (first[layer], second[layer])
             codes = []
@@ -282,11 +278,8 @@ def measure(
                 if len(at):
                     before_after = (part[at].dense(coder.d_sae).mean(0).double().cpu() for part in codes)
                     changes[layer][kind].add(*before_after)
-            means[layer] = {}
-            for part in moved.values():
-                part[layer] = {}
             for kind in SHARED:
-                at, there = (question.positions(kind, level).to(stream.device) for level in (0, towards))
+                at, there = (question.positions(kind, level).to(stream.device) for level in (0, 2))
                 m, delta = ((one - first[layer][at]).double() for one in (second[layer][at], told[layer][there]))
                 moved["residual"][layer][kind] = _dots(m, delta)
                 means[layer][kind] = torch.stack([m.mean(0), delta.mean(0)]).cpu()
@@ -436,7 +429,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     check_saes(before, saes, folder=cfg.sae)
     after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
     questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
-    diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
+    diff = measure(before, after, saes, questions, attention=cfg.attention)
     result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
     name_features(result, before, saes)
     text, picture = markdown(result), plot(result)
@@ -458,12 +451,12 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
         return ratio([one[space][layer][kind] for one in diff.moved], dialogues, resamples)
 
     moved = {
-        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.layers}
+        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.changes}
         for space in ("residual", "codes", "random")
     }
     means: Figures = {}
     others = _of_another_dialogue(dialogues)
-    for layer in diff.layers:
+    for layer in diff.changes:
         for kind in SHARED:
             sides = [one[layer][kind] for one in diff.means]
             own = [(float(m @ delta), float(delta @ delta)) for m, delta in sides]
@@ -530,7 +523,6 @@ def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures
 
 def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
     """The figures as tables: title, heads and rows."""
-    towards = result["config"]["towards"] if "config" in result else "x2"
     moved = []
     for layer, kinds in result["moved"]["residual"].items():
         for kind in kinds:
@@ -547,7 +539,7 @@ def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
         fit.append([layer, *cells, str(one["born"]), str(one["gone"])])
     found = [
         (
-            f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0",
+            "Share of the way from x0 to x2 of the model before which the model after has gone under x0",
             ["layer", "tokens", "residual", "codes", "codes, random change", "means, residual", "another question's"],
             moved,
         ),

@@ -321,13 +321,11 @@ def write_explanations(
     return summary
 
 
-def read_explanations(
-    folder: str | Path, coders: Mapping[int, TopKSAE] | None = None
-) -> dict[int, dict[int, Explanation]]:
+def read_explanations(folder: str | Path, coders: Mapping[int, TopKSAE]) -> dict[int, dict[int, Explanation]]:
     """Explanations that `remind feature-pages` wrote, by layer and feature.
 
     Args:
-        coders: by layer, the SAEs they must be of; other layers are left out. None: not checked.
+        coders: by layer, the SAEs they must be of; other layers are left out.
 
     Raises:
         DataError: no such files, a damaged one, or explanations of other SAEs.
@@ -340,9 +338,9 @@ def read_explanations(
             found = {int(feature): Explanation(**row) for feature, row in content["features"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError("no explanations of features as feature-pages writes them", path) from None
-        if coders is not None and layer not in coders:
+        if layer not in coders:
             continue
-        if coders is not None and sae != tensors_hash(coders[layer].state_dict()):
+        if sae != tensors_hash(coders[layer].state_dict()):
             raise DataError(f"explanations of another SAE than that of layer {layer}", path)
         result[layer] = found
     if not result:

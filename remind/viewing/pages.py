@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Question, Turn
 from remind.states.pyramid import Span
 from remind.states.records import StateRecord, record_of_row
@@ -116,25 +116,19 @@ def gold_turns(question: Question, turns: Sequence[Turn]) -> tuple[int, ...]:
     )
 
 
-def show_dialogue(trace: GroundingTrace, layer: int | None = None, most: int | None = None) -> Page:
+def show_dialogue(trace: GroundingTrace, most: int | None = None) -> Page:
     """The retrieved turns, each token shaded by its resonance r_t (Eq. 4); marked turns have a bar, gold evidence a ▾.
 
     Shades run from the median to the maximum; tokens that salience does not count (speakers, headers) have none.
     Tooltips give the value, and the turn's salience follows its id.
 
     Args:
-        layer: whose resonance is shown; None: all layers combined.
         most: show only this many turns, the most salient ones, in the order of the dialogue.
-
-    Raises:
-        DataError: a layer without an SAE.
     """
     from remind.grounding.codes import Part
 
-    if layer is not None and layer not in trace.resonance:
-        raise DataError(f"layer {layer} has no SAE here; there are {', '.join(map(str, trace.resonance))}")
     factual, salience = trace.state.factual, trace.state.salience
-    values = (trace.combined if layer is None else trace.resonance[layer]).tolist()
+    values = trace.combined.tolist()
     counted = [part in (Part.TEXT, Part.CAPTION) for part in trace.codes.part.tolist()]
     ordered = sorted(value for value, counts in zip(values, counted, strict=True) if counts)
     low, high = (ordered[len(ordered) // 2], ordered[-1]) if ordered else (0.0, 1.0)
@@ -296,13 +290,10 @@ def show_generated(
         max_new_tokens: where replies are cut.
 
     Raises:
-        ConfigError: no messages, or no way to run the model.
         ModelError: a model that does not generate, or a message it cannot take.
     """
     from remind.models.generate import generate
 
-    if not messages or not under:
-        raise ConfigError("show_generated needs at least one message and one way to run the model")
     replies: dict[str, list[str]] = {}
     for name, edit in under.items():
         with edit:
@@ -320,29 +311,24 @@ def show_generated(
     return Page(column(parts))
 
 
-def feature_heat(
-    encoded: Encoded, layer: int, features: Sequence[int], image: Image, grid: Tensor, merge: int = 2
-) -> Picture:
+def feature_heat(encoded: Encoded, layer: int, features: Sequence[int], image: Image, grid: Tensor) -> Picture:
     """An image, and heat maps of where on it features fire.
 
     Args:
         encoded: of `Probe.encode_inputs`, with one image.
         image: that image.
         grid: image_grid_thw of the inputs, [1, 3]: patches in time, height and width.
-        merge: patches per token along each side.
 
     Raises:
-        DataError: more or fewer image tokens than the grid has.
+        DataError: not the tokens of one image.
     """
     from matplotlib.colors import ListedColormap
 
     from sae.figures import COLOURS, Picture, new_figure
 
     _, height, width = (int(value) for value in grid[0])
-    rows, columns = height // merge, width // merge
-    tokens = image_tokens(encoded)
-    if (n_tokens := tokens.stop - tokens.start) != rows * columns:
-        raise DataError(f"{n_tokens} image tokens, but the grid says {rows} x {columns}: give inputs with one image")
+    # two patches per token along each side
+    rows, columns, tokens = height // 2, width // 2, image_tokens(encoded)
     figure = new_figure(2.3 * (1 + len(features)), 2.5)
     panels = figure.subplots(1, 1 + len(features), squeeze=False)[0]
     panels[0].imshow(image)

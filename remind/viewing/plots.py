@@ -37,9 +37,7 @@ def plot_run(cfg: PlotRunConfig) -> Path:
         DataError: a folder without metrics.jsonl, or before its first step.
         ConfigError: a panel that no run has measured.
     """
-    runs: dict[str, str | Path | Rows] = {Path(folder).name: folder for folder in cfg.run}
-    if len(runs) < len(cfg.run):
-        runs = {folder: folder for folder in cfg.run}
+    runs = {folder: folder for folder in cfg.run}
     out = Path(cfg.out) if cfg.out is not None else Path(cfg.run[0]) / "trajectory.png"
     path = plot_trajectory(runs, cfg.panels, cfg.smooth).save(out)
     print(f"plot: {path}")
@@ -177,6 +175,8 @@ def plot_salience(trace: GroundingTrace) -> Picture:
 
     Turns without a token that counts have no bar. Dotted lines separate runs: between two of them turns are left out.
     """
+    from matplotlib.lines import Line2D
+
     factual = trace.state.factual
     turns, marked = factual.turns, marked_turns(trace.state.blocks)
     gold = gold_turns(factual.question, turns)
@@ -196,18 +196,21 @@ def plot_salience(trace: GroundingTrace) -> Picture:
     axes.set_xlim(-0.7, len(turns) - 0.3)
     axes.set_ylabel("salience")
     axes.set_title(_title(factual.question.text), loc="left", fontsize=10)
-    _legend(axes, [(_MARKED, "s", "in a marked block"), (_PLAIN, "s", "not marked"), (_GOLD, "v", "gold evidence")])
+    entries = ((_MARKED, "s", "in a marked block"), (_PLAIN, "s", "not marked"), (_GOLD, "v", "gold evidence"))
+    handles = [Line2D([], [], color=colour, marker=shape, linestyle="", label=text) for colour, shape, text in entries]
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=3, loc="outside lower right")
     return Picture(figure)
 
 
 def plot_carried(
-    trace: GroundingTrace, layer: int, turn: int | None = None, n: int = 10, names: Mapping[int, str] | None = None
+    trace: GroundingTrace, layer: int, turn: int, n: int = 10, names: Mapping[int, str] | None = None
 ) -> Picture:
     """The features that a turn's alignment with the strategy is made of, as shares of Σ over its tokens of v[j] h̃_t[j].
 
     Args:
         layer: one that has an SAE.
-        turn: index into the retrieved turns; None: the most salient one.
+        turn: index into the retrieved turns.
         names: labels shown beside feature numbers.
 
     Raises:
@@ -215,8 +218,6 @@ def plot_carried(
         DataError: no such turn.
     """
     turns = trace.state.factual.turns
-    if turn is None:
-        turn = max(range(len(turns)), key=lambda index: trace.state.salience[index])
     if not 0 <= turn < len(turns):
         raise DataError(f"there is no turn {turn}; {len(turns)} were retrieved", record=trace.state.factual.question.id)
     everything = trace.top_features(layer, turn, n=None)
@@ -275,41 +276,29 @@ def plot_settings(traces: Mapping[str, GroundingTrace]) -> Picture:
     return Picture(figure)
 
 
-def _legend(axes: Axes, entries: Sequence[tuple[str, str, str]]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color=colour, marker=shape, linestyle="", label=text) for colour, shape, text in entries]
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.figure.legend(handles=handles, fontsize=8, frameon=False, ncols=3, loc="outside lower right")
-
-
 def _title(text: str, longest: int = 70) -> str:
     text = one_line(text)
     # a dollar sign would begin a formula
     return (text if len(text) <= longest else f"{text[: longest - 1]}…").replace("$", r"\$")
 
 
-def answer_probabilities(
-    backbone: Backbone, record: StateRecord, candidates: Sequence[str] = ()
-) -> dict[str, dict[str, float]]:
-    """The probability that a model's answer begins with each candidate, by level.
+def answer_probabilities(backbone: Backbone, record: StateRecord) -> dict[str, dict[str, float]]:
+    """The probability that a model's answer begins with each option's letter, by level.
 
-    It is the product over the tokens of `<answer>` and the candidate. An answer that begins with two candidates counts
-    for both. What is missing to 1 is the probability of all other answers.
+    It is the product over the tokens of `<answer>` and the letter. What is missing to 1 is the probability of all other
+    answers.
 
     Args:
-        record: the states of a question.
-        candidates: texts between the answer tags; none: the option letters of a single-choice question.
+        record: the states of a single-choice question.
 
     Raises:
-        ConfigError: no candidates for a question of another format, or a model that does not generate.
+        ConfigError: a question of another format, or a model that does not generate.
     """
-    names = list(candidates) or list(LETTERS[: len(record.options)]) * (record.format == "single")
-    if not names:
-        raise ConfigError(f"{record.question_id} is not a single-choice question: give candidates")
+    if record.format != "single":
+        raise ConfigError(f"{record.question_id} is not a single-choice question")
     if not backbone.causal:
         raise ConfigError(f"{backbone.name} does not generate: it gives no answer a probability")
-    prompts = {level: record.level(level).text for level in LEVELS}
+    names, prompts = LETTERS[: len(record.options)], {level: record.level(level).text for level in LEVELS}
     return {level: {name: _probability(backbone, text, name) for name in names} for level, text in prompts.items()}
 
 
@@ -335,12 +324,7 @@ def plot_answers(runs: Mapping[str, Answers], right: Sequence[str] = (), title: 
     Args:
         runs: by title, e.g. before and after training.
         right: the gold answers among the candidates.
-
-    Raises:
-        DataError: nothing to draw.
     """
-    if not runs or not all(runs.values()):
-        raise DataError("there are no probabilities to draw")
     figure = new_figure(3.4 * len(runs) + 0.6, 3)
     panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     for axes, (name, answers) in zip(panels, runs.items(), strict=True):

@@ -241,41 +241,31 @@ def new_folder(path: str | Path) -> Path:
     return folder
 
 
-def ask_about(
-    corpus: Corpus,
-    questions: Mapping[str, tuple[str | None, str | None]],
-    out: str | Path,
-    split: str = "train",
-    dialogue_id: str = "",
-) -> Path:
-    """Write a dialogue with new free-text questions about it, as RefMem-Bench JSONL for `build_states`.
+def ask_about(corpus: Corpus, questions: Mapping[str, tuple[str | None, str | None]], out: str | Path) -> Path:
+    """Write dialogues with new free-text training questions about the first, as RefMem-Bench JSONL for `build_states`.
 
     Args:
         corpus: of `remind.read`; its own questions are kept.
         questions: by text, the answer, or None where it is unknown (see `data.unlabelled`), and the dimension, one of
             `remind.data.dialogue.DIMENSIONS`, or None.
-        split: train, dev or test, for all of them.
-        dialogue_id: the dialogue they are about; "": the first one.
 
     Returns:
         `out`.
 
     Raises:
-        ConfigError: no questions. DataError: no such dialogue.
+        ConfigError: no questions.
     """
     if not questions:
         raise ConfigError("give at least one question")
-    about = corpus.dialogue(dialogue_id or corpus.dialogues[0].id).id
+    about = corpus.dialogues[0].id
     added = []
     for number, (text, (answer, dimension)) in enumerate(questions.items(), start=len(corpus.questions) + 1):
         answers = () if answer is None else (answer,)
-        added.append(Question(f"own-{number}", about, text, answers=answers, dimension=dimension, split=split))
+        added.append(Question(f"own-{number}", about, text, answers=answers, dimension=dimension, split="train"))
     write_refmem(Corpus(corpus.dialogues, (*corpus.questions, *added)), out)
     return Path(out)
 
 
-#: Longer side of an image on a page, in pixels.
-PICTURE_SIZE = 160
 #: Tokens to the left and right of an example's peak, and examples drawn at random of all that a feature fires on.
 _CONTEXT, _DRAWN = (16, 16), 5
 #: Windows of a forward, and windows of the sample.
@@ -308,7 +298,6 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
     captions = {image.path: naming.caption_excerpt(image.caption) for image in images if image.path and image.caption}
-    nameless = naming.caption_excerpt("no caption")
     counts = Counter(word for _, text in islice(bench.texts(), cfg.limit) for word in words(text))
     kept = cfg.per_feature if chat is None else 2 * _NAMED
     try:
@@ -354,7 +343,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
                 probe=bench.probe,
                 names={feature: asdict(name) for feature, name in names.items()},
                 pictures=pictures if cfg.image_tokens else None,
-                show=lambda path: (thumbnail(path, PICTURE_SIZE), captions.get(path, nameless).text),
+                show=lambda path: (thumbnail(path, 160), captions[path].text if path in captions else "no caption"),
                 title=f"{cfg.backbone}, layer {layer}",
             )
             print(f"layer {layer}: {page}")
@@ -424,7 +413,7 @@ def read_examples(
             first = number * _BATCH
             group = windows[first : first + _BATCH]
             encoded = probe.encode_inputs(inputs)
-            words = [_chosen(one, ~(one.visual | one.special)) for one in encoded]
+            words = [_chosen(one, (~(one.visual | one.special)).nonzero().flatten()) for one in encoded]
             found.sample.extend(one for place, one in enumerate(words, start=first) if place in drawn)
             images = list(_images(backbone, encoded, group, inputs.get("image_grid_thw")))
             for layer in layers:
@@ -453,9 +442,8 @@ def _images(
             start += count
 
 
-def _chosen(encoded: Encoded, tokens: Tensor) -> Encoded:
-    """Some of the tokens of a text, by mask or number; their offsets are those in the whole text."""
-    numbers = tokens.nonzero().flatten() if tokens.dtype == encoded.visual.dtype else tokens
+def _chosen(encoded: Encoded, numbers: Tensor) -> Encoded:
+    """Some of the tokens of a text, by number; their offsets are those in the whole text."""
     return replace(
         encoded,
         ids=encoded.ids[numbers],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from forked import ROOT, Forked
+from forked import Forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -71,17 +71,17 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Runs:
-    ROOT = ROOT
     LOOP = TrainerConfig(
         learning_rate=1e-3, num_train_epochs=3, batch_size=4, eval_steps=2, save_steps=2, warmup_steps=0
     )
     # torch's own threads now and then abort a process that tears down as usual, after all is done
     SCRIPT = """
 import os, sys
+from pathlib import Path
 from remind.core.cli import main
 from remind.train_pra.config import TrainConfig
 from remind.train_pra.run import train
-{front}
+Path(sys.argv.pop()).touch()
 status = 0
 try:
     main(TrainConfig, train, "")
@@ -115,12 +115,12 @@ os._exit(status)
         # sums depend on the number of threads in their last digits
         return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
 
-    def start(self, cfg: TrainConfig, front: str = "") -> Forked:
-        """Train in another process, after the lines `front`."""
+    def start(self, cfg: TrainConfig) -> Forked:
+        """Train in another process, which leaves OUT.begun where all is imported."""
         file, script = Path(f"{cfg.out}.yaml"), Path(f"{cfg.out}.py")
         file.write_text(yaml.safe_dump(as_dict(cfg)))
-        script.write_text(self.SCRIPT.format(front=front))
-        return Forked(script, "--config", file, environment=self.environment())
+        script.write_text(self.SCRIPT)
+        return Forked(script, "--config", file, f"{cfg.out}.begun", environment=self.environment())
 
     def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
         """Of a checkpoint: the weights that are kept, the moments by number and name, or the averages (name ema)."""

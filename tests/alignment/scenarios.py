@@ -1,8 +1,8 @@
 """Trains what each folder of the first argument says, in order, on as many processes as there are.
 
-A folder has a config.yaml, and in told.json what happens in the run: `signal`, or `nan` in the `loss` of the questions
-with a `token` or in the `gradient`, on the process `rank` in the step after `step` others; and whether it is `sharded`.
-Each process leaves how the run ended there and which samples it had: left-RANK.json.
+A folder has a config.yaml, and in told.json what happens in the run: `signal`, or `nan` in the `loss` or in the
+`gradient`, on the process `rank` in the step after `step` others; and whether it is `sharded`.
+Each process leaves how the run ended there: left-RANK.json.
 """
 
 from __future__ import annotations
@@ -31,33 +31,24 @@ RANK = int(os.environ.get("RANK", "0"))
 class Happens(TrainerCallback):
     """What is told."""
 
-    trainer: PRATrainer
-
     def __init__(self, told: dict[str, Any]) -> None:
-        self.told, self.samples = told, list[tuple[int, list[str]]]()
+        self.told = told
         self.here = told.get("rank") == RANK
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         assert any(isinstance(p, DTensor) for p in model.parameters()) == args.sharded
-        step, token = self.told.get("step"), self.told.get("token")
 
-        def embedding(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
-            now = state.global_step == step and model.training
-            return found.masked_fill((given[0] == token)[..., None], float("nan")) if now else found
+        def spoilt(values: torch.Tensor) -> torch.Tensor:
+            return values * float("nan") if state.global_step == self.told["step"] and model.training else values
 
-        if self.told.get("nan") == "loss":
-            model.get_input_embeddings().register_forward_hook(embedding)
+        if self.told.get("nan") == "loss" and self.here:
+            model.get_input_embeddings().register_forward_hook(lambda _, __, found: spoilt(found))
         elif self.told.get("nan") == "gradient" and self.here:
-            weight = next(p for p in model.parameters() if p.requires_grad)
-            weight.register_hook(lambda grad: grad * float("nan") if state.global_step == step else grad)
+            next(p for p in model.parameters() if p.requires_grad).register_hook(spoilt)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if "signal" in self.told and self.here and state.global_step == self.told["step"]:
             os.kill(os.getpid(), signal.Signals[self.told["signal"]])
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        ids = [example.id for examples, _ in self.trainer._seen for example in examples]
-        self.samples.append((state.global_step + 1, ids))
 
 
 def shard_without_gpus(self: PRATrainer, plainly: Any = PRATrainer.create_accelerator_and_postprocess) -> None:
@@ -78,16 +69,15 @@ def shard_without_gpus(self: PRATrainer, plainly: Any = PRATrainer.create_accele
 def run(folder: Path) -> None:
     told = read_json(folder / "told.json")
     os.environ["ACCELERATE_USE_FSDP"] = str("sharded" in told).lower()
-    happens, end = Happens(told), 0
+    end: Any = 0
     try:
         cfg = read_config(folder)
-        happens.trainer = make_trainer(cfg, happens)
-        happens.trainer.train(resume_from_checkpoint=cfg.resume)
+        make_trainer(cfg, Happens(told)).train(resume_from_checkpoint=cfg.resume)
     except SystemExit as left:
         end = left.code
     except RemindError as error:
         end = str(error)
-    write_json(folder / f"left-{RANK}.json", {"end": end, "samples": happens.samples})
+    write_json(folder / f"left-{RANK}.json", end)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.alignment.examples import Batches, Examples, examples_of, select
-from remind.core.errors import ConfigError, DataError, ModelError, RemindError
+from remind.core.errors import DataError, ModelError
 from remind.models.backbone import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.records import StateRecord
@@ -20,29 +20,21 @@ from remind.train_pra.run import make_trainer
 
 
 def test_rows_that_cannot_be_used_are_refused_in_a_line(runs: Any, make_record: Any, tmp_path: Path) -> None:
-    def refused(message: str, *rows: Any, error: type[RemindError] = DataError, **settings: Any) -> None:
-        with pytest.raises(error, match=rf"^[^\n]*{message}[^\n]*$"):
+    def refused(message: str, *rows: Any, **settings: Any) -> None:
+        with pytest.raises(DataError, match=rf"^[^\n]*{message}[^\n]*$"):
             runs.trainer(tmp_path, rows, **{"unlabelled": "skip", **settings})
 
     row = runs.row(make_record(1))
     without = {name: {key: value for key, value in row.items() if key != name} for name in row}
     refused(r"\[q001\]: .*no column x0; there are question_id, target, x1, x2", without["x0"])
     refused("no column target", without["target"])
-    for value in (None, 3, {"words": "a"}):
-        refused("x0 is not a text", row | {"x0": value})
+    refused("x0 is not a text", row | {"x0": {"words": "a"}})
     refused("target is neither", row | {"target": ["a"]})
     refused(r"\[q001\]: .*occurs twice", row, row)
-    refused("nothing to train on; questions left out: none; ")
-    refused(
-        "nothing to train on; questions left out: 1 without a gold answer; give them answers", row | {"target": None}
-    )
+    refused("nothing to train on; questions left out: 1 without a gold answer", row | {"target": None})
     refused("needs x2, and the data have no such column", without["x2"])
-    refused("row 0", "x0")
     # rows of texts alone do not say where images stand
     refused(r"\[q001\]", row, images="pixels")
-    refused(
-        "no question has a gold answer", row | {"target": None}, error=ConfigError, unlabelled="x1", lambda_hard=1.0
-    )
     # without ids questions have numbers
     found = runs.trainer(tmp_path, [without["question_id"]] * 2).train_dataset
     assert [item.id for item in found.items] == ["row 0", "row 1"]
@@ -56,24 +48,19 @@ def test_too_long_is_an_error_or_counted(make_record: Any) -> None:
     def chosen(records: list[StateRecord], length: int = 4096, **settings: Any) -> Examples:
         return select(examples_of(nano_tokenizer(), records), DataConfig(**settings), length)
 
-    empty = ("  \n", "<answer></answer><explanation>Ana: tea</explanation>")
-    records = [make_record(1), make_record(2, words=200), make_record(3, target="x " * 300)]
-    records += [make_record(4 + n, target=target) for n, target in enumerate(empty)]
+    records = [make_record(1), make_record(2, words=200), make_record(3, target="x " * 300), make_record(4, target=" ")]
     with pytest.raises(DataError, match=r"\[q002\].*prompt and answer of"):
         chosen(records[:2], max_length=150)
     with pytest.raises(DataError, match=r"\[q003\].*of which the answer 601; at most \d+ and 100 fit"):
         chosen(records[2:3], max_answer=100)
     skipped = chosen(records, max_length=150, max_answer=100, on_long="skip", unlabelled="skip")
     assert [item.id for item in skipped.items] == ["q001"]
-    assert skipped.left_out == {"without a gold answer": 2, "too long": 2}
+    assert skipped.left_out == {"without a gold answer": 1, "too long": 2}
     # what the model takes counts as well; exactly as much is not too much
     length = max(map(len, skipped.items[0].prompts)) + len(skipped.items[0].answer)
     assert len(chosen(records[:1], length)) == 1
     with pytest.raises(DataError):
         chosen(records[:1], length - 1)
-    # room for what the student may answer
-    with pytest.raises(DataError, match=r"at most 120 and"):
-        chosen(records[:1], targets="on_policy", max_decoded=100, max_length=120)
 
 
 # what the command reads
@@ -87,16 +74,6 @@ def test_the_command_reads_a_split_of_states(runs: Any, states: Path, tmp_path: 
         assert [item.id for item in trainer.eval_dataset.items] == ids
         # test is watched where it is asked for, and chooses nothing
         assert trainer.args.metric_for_best_model is None
-
-
-@pytest.mark.parametrize("targets", ["gold", "on_policy"])
-def test_a_run_without_any_label(targets: str, runs: Any, make_record: Any, tmp_path: Path) -> None:
-    rows, held_out = [make_record(n, target=None) for n in range(4)], [make_record(10, target=None)]
-    told: dict[str, Any] = {"unlabelled": "x1", "max_decoded": 6, "max_steps": 2}
-    runs.trainer(tmp_path / "r", rows, held_out, targets=targets, **told).train()
-    found = runs.timeless(tmp_path / "r")
-    assert {row["kind"] for row in found} == {"train", "eval"}
-    assert all(row["hard"] == 0 and row["total"] > 0 and row["ce0"] > 0 for row in found)
 
 
 # the order

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +11,20 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment.config import LoraConfig
-from remind.alignment.metrics import newest
 from remind.alignment.model import add_marker, marker_id, opened
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
+from remind.models.nano import nano_config, nano_model, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig, read_config
 from remind.train_pra.export import export
-from remind.train_pra.run import nf4, restored, train
+from remind.train_pra.run import nf4, train
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
@@ -79,14 +77,9 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
     torch.testing.assert_close(of_folder(out), expected, rtol=1e-4, atol=1e-5)
     assert float((logits(base.model, base.tokenizer) - expected).abs().max()) > 0.01
     assert AutoTokenizer.from_pretrained(out).chat_template == base.tokenizer.chat_template
-    assert not any(path.suffix in {".bin", ".pt", ".pkl"} for path in out.iterdir())
     card, about = (out / "README.md").read_text(), read_json(out / "training.json")
-    for value in ("0" * 64, about["data"]["manifest_sha256"], f"{about['held_out']['ce0']:.5g}"):
-        assert value in card
-    assert about["checks"]["merging"] < 1e-4
-    assert about["checks"]["opening_again"] == 0.0
-    _, again = restored(read_config(run), newest(run))
-    torch.testing.assert_close(logits(again, base.tokenizer), expected, rtol=1e-5, atol=1e-6)
+    assert all(value in card for value in ("0" * 64, f"{about['held_out']['ce0']:.5g}"))
+    assert (about["checks"]["merging"] < 1e-4, about["checks"]["opening_again"]) == (True, 0.0)
 
 
 def test_best_and_precision_and_checkpoints_that_are_not_whole(run: Path, tmp_path: Path) -> None:
@@ -94,7 +87,6 @@ def test_best_and_precision_and_checkpoints_that_are_not_whole(run: Path, tmp_pa
     cfg = ExportConfig(run=str(run), out=str(tmp_path / "x"), checkpoint="best", dtype="bfloat16", overwrite=True)
     out = export(cfg)
     assert read_json(out / "training.json")["step"] == best
-    assert load_backbone(out, dtype="auto").model.dtype == torch.bfloat16
     torch.testing.assert_close(of_folder(out), trained_logits(run, best), rtol=0.1, atol=0.1)
     # one that was broken off is passed over, and a damaged one named
     again = Path(shutil.copytree(run, tmp_path / "run"))
@@ -104,7 +96,6 @@ def test_best_and_precision_and_checkpoints_that_are_not_whole(run: Path, tmp_pa
     next((again / "checkpoint-2").glob("*model.safetensors")).write_bytes(b"no")
     with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-2[^\n]*$"):
         export(cfg)
-    assert read_json(out / "training.json")["step"] == 2
 
 
 def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +112,6 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
         refused(ConfigError, "more than adapters", adapter_only=True)
     else:
         refused(ModelError, "not the model", base=str(tmp_path / "other"))
-        refused(ConfigError, "leave out", adapter_only=True, dtype="bfloat16")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "bitsandbytes", None)
-        refused(ModelError, r"pip install 'remind-toolkit\[gpu\]'", quantise="nf4")
 
     def other(*args: Any, **kwargs: Any) -> Any:
         backbone = load_backbone(*args, **kwargs)
@@ -137,29 +124,26 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in tmp_path.iterdir()} == {"taken", "other"}
 
 
-def nano_folder(folder: Path, tie: bool, full: bool = False) -> str:
-    """Nano's files with a small model: its head tied or not, its embedding with a row to spare or without."""
+def nano_folder(folder: Path, tie: bool) -> str:
+    """Nano's files with a small model: its head tied or not."""
     save_nano(folder, hidden_size=64, layers=2, vision_size=16)
     shape = nano_config(hidden_size=64, layers=2, vision_size=16)
     shape.tie_word_embeddings = tie
-    shape.text_config.vocab_size = len(nano_tokenizer()) if full else shape.text_config.vocab_size
     torch.manual_seed(1)
     Qwen3VLForConditionalGeneration(shape).save_pretrained(folder)
     return str(folder)
 
 
-@pytest.mark.parametrize(("tie", "lora", "full"), [(True, None, False), (True, LORA, True), (False, LORA, False)])
-def test_the_markers_rows_are_exported(
-    tie: bool, lora: LoraConfig | None, full: bool, tmp_path: Path, make_run: Any
-) -> None:
-    base = nano_folder(tmp_path / "base", tie, full)
+@pytest.mark.parametrize(("tie", "lora"), [(True, None), (True, LORA), (False, LORA)])
+def test_the_markers_rows_are_exported(tie: bool, lora: LoraConfig | None, tmp_path: Path, make_run: Any) -> None:
+    base = nano_folder(tmp_path / "base", tie)
     run = make_run(tmp_path, lora, model=base, data=MARKED)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     torch.testing.assert_close(of_folder(out), trained_logits(run), rtol=1e-4, atol=1e-5)
     first, last = opened(base), opened(str(out))
     # going on from it, the marker stays the token it is
-    token = marker_id(last.tokenizer)
-    assert add_marker(first) == add_marker(last) == token
+    token = add_marker(first)
+    assert add_marker(last) == marker_id(last.tokenizer) == token
     rows = [own.model.get_input_embeddings().weight for own in (first, last)]
     assert (last.model.lm_head.weight is rows[1]) == tie
     assert float((rows[1][token] - rows[0][token]).detach().abs().max()) > 1e-4
@@ -170,19 +154,13 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     base, data = nano_folder(tmp_path / "base", tie=True), DataConfig(unlabelled="skip", marker_token=marked)
     run = make_run(tmp_path, LORA, model=base, data=data)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
-    assert (out / "adapter_model.safetensors").stat().st_size < 200_000
-    assert read_json(out / "adapter_config.json")["base_model_name_or_path"] == base
     model = PeftModel.from_pretrained(Qwen3VLForConditionalGeneration.from_pretrained(base), out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert (marker_id(tokenizer) is not None) == marked
     expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-5, atol=1e-6)
     opened = load_backbone(out)
-    trained = [name for name, one in opened.model.named_parameters() if one.requires_grad]
-    assert trained
-    assert all("lora" in name or "token_adapter" in name for name in trained)
     torch.testing.assert_close(logits(opened.model, opened.tokenizer), expected, rtol=1e-5, atol=1e-6)
-    assert "library_name: peft" in (out / "README.md").read_text()
 
 
 def test_four_bits(tmp_path: Path, make_run: Any) -> None:
@@ -190,8 +168,9 @@ def test_four_bits(tmp_path: Path, make_run: Any) -> None:
     run = make_run(tmp_path, None, model=nano_folder(tmp_path / "base", tie=False))
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), quantise="nf4"))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
-    assert model.model.language_model.layers[0].mlp.up_proj.weight.quant_state.quant_type == "nf4"
-    assert {p.dtype for p in (model.lm_head.weight, *model.model.visual.parameters())} == {torch.float32}
+    found = {name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
+    linear = {name for name, module in model.get_decoder().named_modules() if isinstance(module, nn.Linear)}
+    assert found == {f"model.language_model.{name}" for name in linear}
     expected = trained_logits(run)
     assert 0 < float((of_folder(out) - expected).abs().max() / expected.abs().max()) < 0.3
     assert 0 < read_json(out / "training.json")["checks"]["quantising"] < 0.3
@@ -205,5 +184,3 @@ def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
     expected, found = trained_logits(run, quantization=nf4("float32")), of_folder(out)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     assert float((trained_logits(run) - expected).abs().max()) > 10 * float((found - expected).abs().max())
-    alone = export(ExportConfig(run=str(run), out=str(tmp_path / "y"), adapter_only=True))
-    assert read_json(alone / "training.json")["checks"]["opening_again"] == 0.0

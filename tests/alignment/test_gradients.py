@@ -1,9 +1,8 @@
-"""Steps of `PRATrainer` against the equations in plain torch on whole logits, on one process and on two."""
+"""Steps of `PRATrainer` against the equations in plain torch on whole logits."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, EMA_DECAY, IMAGE, Case, Shown, batch, model, set_weights
-from forked import Forked
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -23,8 +21,6 @@ from remind.alignment.targets import Ema
 from remind.models.nano import nano_tokenizer
 
 TOKENIZER = nano_tokenizer()
-#: Also run on two processes: the last batch is too small to be divided. A trained tower needs an image in each example.
-ON_TWO = ("paper-one", "paper-microbatches-2", "cycle-of-three", "unlike-answers", "pixels-vision-shared", "ema-shared")
 CHECKPOINTED = ("paper-shared", "two-answers-shared", "ema-shared", "pixels-vision-shared")
 Terms = dict[str, dict[str, float]]
 
@@ -56,9 +52,9 @@ class Watch(TrainerCallback):
                 self.terms[name] |= zip((example.id for example in examples), column.tolist(), strict=True)
 
 
-def trained(case: Case, folder: Path, processes: int, **changes: Any) -> Watch:
+def trained(case: Case, folder: Path, **changes: Any) -> Watch:
     """One optimiser step of a case, with other arguments."""
-    examples, pieces = batch(case.batch, case.answers), processes * case.microbatches
+    examples, pieces = batch(case.batch, case.answers), case.microbatches
     settings = asdict(case)
     for name in ("batch", "answers", "tied"):
         del settings[name]
@@ -156,11 +152,11 @@ def by_formula(case: Case) -> tuple[float, Terms, dict[str, Tensor]]:
     return float(total.detach()) / len(examples), terms, {n: p.grad for n, p in trains.items() if p.grad is not None}
 
 
-def check(name: str, folder: Path, processes: int = 1, **changes: Any) -> Watch:
+def check(name: str, folder: Path, **changes: Any) -> Watch:
     """A case against the equations."""
     case = CASES[name]
     loss, terms, gradients = by_formula(case)
-    found = trained(case, folder, processes, **changes)
+    found = trained(case, folder, **changes)
     # the vision tower computes in float32, as does what adds up losses
     tolerance = 1e-4 if case.batch in ("pixels", "mixed", "apart") else 1e-10
     assert found.total == pytest.approx(loss, rel=tolerance)
@@ -168,7 +164,7 @@ def check(name: str, folder: Path, processes: int = 1, **changes: Any) -> Watch:
     for term, values in found.terms.items():
         expected = {key: terms[term].get(key, 0.0) for key in values}
         assert values == pytest.approx(expected, rel=tolerance, abs=tolerance), term
-        assert processes > 1 or len(values) == len(batch(case.batch))
+        assert len(values) == len(batch(case.batch))
     names = {f"{kind}{one}{two}" for one, two, *_ in case.edges for kind in ("dist", "jsd")}
     names |= {f"hard{level}" for level in case.hard_levels if case.lambda_hard}
     assert names <= found.terms.keys()
@@ -196,19 +192,3 @@ def test_a_step_has_the_gradients_of_the_equations(name: str, tmp_path: Path) ->
 def test_checkpointing_does_not_change_them(name: str, tmp_path: Path) -> None:
     found = check(name, tmp_path, gradient_checkpointing=True)
     assert all(layer.gradient_checkpointing for layer in found.trainer.model.get_decoder().layers)
-
-
-@pytest.mark.slow
-def test_two_processes_have_them_too(tmp_path: Path) -> None:
-    process = Forked(Path(__file__), tmp_path, *ON_TWO, processes=2)
-    said, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-3000:]
-    assert said.count("as by the equations") == 2 * len(ON_TWO)
-
-
-if __name__ == "__main__":
-    # one of several processes
-    gc.freeze()
-    for case_name in sys.argv[2:]:
-        check(case_name, Path(sys.argv[1], case_name), processes=2)
-        print(case_name, "as by the equations")

@@ -15,11 +15,9 @@ from remind.alignment.model import check_head, trainable
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
-from remind.states.pyramid import MARKER
 from remind.train_pra.run import nf4
 
 LORA = LoraConfig(r=4, alpha=8)
-TEXT = f"Conversation\n{MARKER}\nAna: the lamp, <|im_end|> {MARKER}!\n{MARKER}\n"
 
 
 def backbone(tie: bool = True, rows: int | None = None, width: int = 32) -> Backbone:
@@ -31,12 +29,6 @@ def backbone(tie: bool = True, rows: int | None = None, width: int = 32) -> Back
     torch.manual_seed(0)
     model = Qwen3VLForConditionalGeneration(shape).eval()
     return Backbone("small", model, nano_tokenizer(), None, "vlm")
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor) -> Tensor:
-    found: Tensor = model(input_ids=ids).logits
-    return found
 
 
 class Gradients(TrainerCallback):
@@ -57,13 +49,6 @@ def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tm
         check_head(own.model, 299)
 
 
-#: The sixteen values of NF4: quantiles of a normal distribution, scaled to [-1, 1] (QLoRA, Appendix E).
-NF4 = (
-    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
-    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
-)  # fmt: skip
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> str:
     """The folder of a model whose layers fit in blocks of 64."""
@@ -71,19 +56,6 @@ def small(tmp_path: Path) -> str:
     save_nano(tmp_path / "base", hidden_size=64, layers=2, vision_size=64)
     backbone(width=64).model.save_pretrained(tmp_path / "base")
     return str(tmp_path / "base")
-
-
-def test_four_bits_are_those_of_nf4(small: str) -> None:
-    weight = load_backbone(small).model.get_decoder().layers[0].mlp.up_proj.weight.detach()
-    model = load_backbone(small, quantization=nf4("float32")).model
-    found = {name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
-    linear = {name for name, module in model.get_decoder().named_modules() if isinstance(module, nn.Linear)}
-    assert found == {f"model.language_model.{name}" for name in linear}
-    blocks = model.dequantize().get_decoder().layers[0].mlp.up_proj.weight.view(-1, 64)
-    exact, values = weight.view(-1, 64), torch.tensor(NF4)
-    largest = exact.abs().amax(1, keepdim=True)
-    nearest = values[((exact / largest)[..., None] - values).abs().argmin(-1)] * largest
-    torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=1e-6)
 
 
 def test_layers_whose_blocks_would_cross_rows_are_refused(small: str) -> None:

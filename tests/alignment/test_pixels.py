@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from pictured import draw, pictured_records
+from pictured import pictured_records
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import Qwen3VLForConditionalGeneration
@@ -72,17 +72,9 @@ def test_the_loss_is_that_of_the_model_itself(
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("damage", ["missing", "no image", "a line"])
-def test_an_image_that_cannot_be_used_is_named(
-    records: list[StateRecord], nano: Backbone, tmp_path: Path, damage: str
-) -> None:
+def test_an_image_that_cannot_be_used_is_named(records: list[StateRecord], nano: Backbone, tmp_path: Path) -> None:
     file = tmp_path / "data" / "red.png"
-    if damage == "missing":
-        file.unlink()
-    elif damage == "no image":
-        file.write_text("not a picture")
-    else:
-        draw(file, (1, 2, 3), (3000, 1))
+    file.write_text("not a picture")
     with pytest.raises(ImagePathError, match=r"set images captions[^\n]*$") as caught:
         shown(nano, records[:3])
     assert str(caught.value).startswith(f"{file.resolve()} [q0]: ")

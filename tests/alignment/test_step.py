@@ -89,11 +89,10 @@ def test_gradients_are_those_of_whole_forwards(name: str) -> None:
         assert float((found[key] - value).abs().max()) <= 1e-6 * float(value.abs().max()), key
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*FAMILIES, *REFUSED])
-def test_a_model_that_does_more_to_its_logits_is_refused(name: str, dtype: torch.dtype) -> None:
+def test_a_model_that_does_more_to_its_logits_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=f"{name} does more") if name in REFUSED else nullcontext():
-        check_head(family(name, dtype))
+        check_head(family(name, torch.bfloat16))
 
 
 # passes and memory
@@ -134,7 +133,6 @@ def test_the_plan_of_memory_is_what_a_step_holds_at_most(lora: LoraConfig | None
         ("Qwen3_5TextConfig", {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}),
         ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
         ("FalconH1Config", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}),
-        ("MiniMaxConfig", {"head_dim": 8, "num_local_experts": 2, "block_size": 16}),
     ],
 )
 def test_nothing_is_shared_past_windows_and_layers_that_carry_a_state(
@@ -146,6 +144,3 @@ def test_nothing_is_shared_past_windows_and_layers_that_carry_a_state(
     shared, apart = (step(made, Objective(), sharing=sharing) for sharing in (True, False))
     assert all(torch.allclose(shared[name], grad, atol=1e-7) for name, grad in apart.items())
     assert caplog.text.count("what x1 and x2 have in common is read twice") == 1
-
-
-# teachers of other weights

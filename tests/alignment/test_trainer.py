@@ -9,18 +9,15 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForImageTextToText, TrainerCallback
 
+from remind.alignment import memory
 from remind.alignment.config import LoraConfig
-from remind.core import memory
 from remind.core.errors import ConfigError, RemindError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.train_pra.config import DataConfig, read_config
-from remind.train_pra.run import train
-
-ROOT = Path(__file__).parents[2]
+from remind.train_pra.config import read_config
+from remind.train_pra.run import make_trainer, train
 
 
 @pytest.fixture(scope="module")
@@ -71,35 +68,6 @@ def test_evaluate_is_the_mean_over_questions(runs: Any, records: Any, tmp_path: 
     assert trainer.evaluate(records[1][:1])["eval_ce0"] == pytest.approx(each[0]["ce0"], rel=1e-5)
 
 
-def test_a_saved_model_opens_as_any_other(runs: Any, records: Any, tmp_path: Path) -> None:
-    trainer = runs.trainer(tmp_path / "r", records[0], max_steps=1)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "m"))
-    assert not [file.name for file in (tmp_path / "m").iterdir() if file.suffix in (".bin", ".pt", ".pth")]
-    ids = torch.arange(30)[None]
-    with torch.no_grad():
-        expected = trainer.model.eval()(input_ids=ids).logits
-        assert torch.equal(AutoModelForImageTextToText.from_pretrained(tmp_path / "m")(input_ids=ids).logits, expected)
-        hidden = AutoModel.from_pretrained(tmp_path / "m")(input_ids=ids).last_hidden_state
-    torch.testing.assert_close(trainer.model.get_output_embeddings()(hidden), expected)
-
-
-def test_callbacks_and_optimizers_of_others_are_used(runs: Any, records: Any, tmp_path: Path) -> None:
-    nano, seen = load_backbone("nano-untrained"), list[dict[str, float]]()
-    logs = TrainerCallback()
-    logs.on_log = lambda *_, logs, **__: seen.append(dict(logs))  # type: ignore[method-assign, misc]
-    before = {name: value.detach().clone() for name, value in nano.model.named_parameters()}
-    sgd = torch.optim.SGD(nano.model.parameters(), lr=0.5)
-    plain = (sgd, torch.optim.lr_scheduler.LambdaLR(sgd, lambda _: 1.0))
-    settings = {"processing_class": nano.tokenizer, "callbacks": [logs], "optimizers": plain, "logging_steps": 1}
-    runs.trainer(tmp_path, records[0], None, nano.model, max_steps=1, max_grad_norm=0, **settings).train()
-    (row,) = runs.timeless(tmp_path, "train")
-    moved = sum(float((p.detach() - before[n]).double().square().sum()) for n, p in nano.model.named_parameters())
-    assert moved**0.5 == pytest.approx(0.5 * row["grad_norm"], rel=1e-4)
-    # what trackers are told is what the metrics say
-    assert next(line for line in seen if "loss" in line)["ce0"] == pytest.approx(row["ce0"])
-
-
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit"])
 def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: Any, tmp_path: Path, optim: str) -> None:
     with pytest.raises(ConfigError, match=r"^weights in bfloat16 do not move[^\n]*adamw_torch_8bit[^\n]*$"):
@@ -109,6 +77,13 @@ def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: A
 
 
 # the command
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(
+    runs: Any, states: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"^report_to: no tracker comet_ml; pip install comet_ml[^\n]*$"):
+        make_trainer(runs.config(states, tmp_path / "r", model="no-such-model", report_to="comet_ml"))
 
 
 def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> None:
@@ -138,9 +113,7 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
     ("why", "message"),
     [
         ("split", "nothing to train on: all are of split test; give the dialogue file questions of split train"),
-        ("length", "left out: 3 too long"),
         ("memory", r"^the run needs more memory than there is \(main memory: weights [^\n]*$"),
-        ("encoder", "encoder"),
         ("no states", "not a states folder"),
         ("a file", "is a file"),
     ],
@@ -149,14 +122,11 @@ def test_a_refused_run_leaves_nothing(
     runs: Any, tmp_path: Path, monkeypatch: Any, make_record: Any, make_states: Any, why: str, message: str
 ) -> None:
     folder = make_states(tmp_path / "s", [make_record(n, "test" if why == "split" else "train") for n in range(3)])
-    data = DataConfig(unlabelled="skip", max_length=9, on_long="skip") if why == "length" else DataConfig()
-    cfg = runs.config(folder, tmp_path / "deep" / "r", data=data)
+    cfg = runs.config(folder, tmp_path / "deep" / "r")
     if why == "no states":
         cfg = replace(cfg, states=str(tmp_path), model="no-such-model")
     elif why == "memory":
         monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
-    elif why == "encoder":
-        cfg = replace(cfg, model="minilm")
     elif why == "a file":
         (tmp_path / "deep").mkdir()
         (tmp_path / "deep" / "r").write_text("x")

@@ -60,9 +60,7 @@ def test_cues_of_all_segments_go_out_together() -> None:
     assert cues[:2] == ["Smoking ended.", " ".join(["Shoes."] * 120)]
     # the last was empty: the stand-in wrote it, and that is told
     assert cues[2] == OfflineLLM().cues(TALK, SEGMENTS[2:], "pattern_induction")[0]
-    (failure,) = llm.failures
-    told = (failure.stage, failure.failure, failure.sample)
-    assert told == ("cues", "unusable", "talk 1:4..1:4 pattern_induction")
+    assert [(one.stage, one.failure) for one in llm.failures] == [("cues", "unusable")]
 
 
 def written_by(llm: OfflineLLM | ChatLLM, stage: str) -> Any:
@@ -83,16 +81,12 @@ FAILED = Reply("", failure="server", message="429 too many")
         ("summary", {**SUMMARY, "evidence": [{"option": "C", "finding": "out of range"}]}, "unusable", "evidence"),
     ],
 )
-def test_the_stand_in_writes_what_failed_and_what_has_no_model(stage: str, value: Any, failure: str, word: str) -> None:
+def test_the_stand_in_writes_what_failed(stage: str, value: Any, failure: str, word: str) -> None:
     llm = chat(stage, value)
     assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
     assert all((one.stage, one.failure) == (stage, failure) and word in one.message for one in llm.failures)
     row = llm.report()["stages"][stage]
     assert len(llm.failures) == row["asked"] == row["failed"]
-    # a stage without a model is the stand-in's by choice
-    llm = ChatLLM({})
-    assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
-    assert (llm.failures, llm.report()["stages"]) == ([], {})
 
 
 def test_kinds_are_asked_of_the_model_that_writes_strategies() -> None:
@@ -101,7 +95,6 @@ def test_kinds_are_asked_of_the_model_that_writes_strategies() -> None:
     # the third reply is no kind: the stand-in's rule decides
     questions = [SINGLE, DIRECT, Question("q3", "talk", "What habit does Mel have?", dimension="temporal_dynamics")]
     assert llm.kinds(questions) == ["belief_modeling", None, "pattern_induction"]
-    assert [(failure.stage, failure.sample) for failure in llm.failures] == [("strategy", "q3")]
 
 
 def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:
@@ -125,9 +118,7 @@ def test_a_summary_is_laid_out_by_option() -> None:
         assert llm.summaries([state(question)]) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"), [("No.", False), ("**Yes.**", True), ("Maybe", None), ("<think>yes", None)]
-)
+@pytest.mark.parametrize(("text", "verdict"), [("No.", False), ("**Yes.**", True), ("Maybe", None)])
 def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
     llm = chat("judge", Reply(text, failure="invalid", message="not JSON"))
     assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict

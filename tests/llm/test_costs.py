@@ -14,8 +14,8 @@ from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import Chats, DryChat
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
-from remind.llm.ledger import Ledger, table
-from remind.llm.request import Message, Reply
+from remind.llm.ledger import Ledger
+from remind.llm.request import Reply
 from remind.llm.structured import object_schema
 
 KEY = "sk-secret-0123456789abcdef"
@@ -52,7 +52,6 @@ def test_the_ledger_adds_by_stage_and_endpoint() -> None:
     now = {"calls": 6, "prompt_tokens": 1_000_000, "completion_tokens": 100_000, "cost_usd": 3.0, "unknown_usage": 0}
     assert summary["total"]["now"] == now
     assert (summary["stages"]["cues"]["cost_usd"], summary["stages"]["judge"]["calls"]) == (3.0, 5)
-    assert [line.split()[0] for line in table(summary).splitlines()] == ["stage", "cues", "judge", "total"]
     # of what two systems ask for each has the costs
     assert [(row["system"], row["calls"]) for row in ledger.groups("system")] == [("", 4), ("one", 3), ("two", 1)]
 
@@ -80,7 +79,6 @@ def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path) -> None:
     assert lines[0]["prompt_tokens"] == 12
     judged = chats.ledger.summary()["stages"]["judge"]
     assert (judged["requests"], judged["cached"], judged["now"]["calls"], judged["now"]["cost_usd"]) == (3, 2, 1, 22)
-    assert "nothing was asked" in run.report()
 
 
 def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,22 +104,13 @@ def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path) -> None:
-    from remind.llm.client import LocalChat, as_prompt
+    from remind.llm.client import LocalChat
     from remind.models.generate import generate
 
-    given = {"chat_template_kwargs": {"enable_thinking": False}}
-    place = EndpointConfig("nano-untrained", LOCAL, concurrency=2, extra_body=given)
+    place = EndpointConfig("nano-untrained", LOCAL, concurrency=2)
     chats = Chats(LLMConfig(default=place, cache=str(tmp_path / "c.sqlite")))
     chat = chats.stage("answer")
     assert isinstance(chat, LocalChat)
-    # templates are given what the endpoint names
-    set_up = chat.backbone.tokenizer.chat_template.partition("%}")[0] + "%}{{ enable_thinking }}"
-    assert (
-        chat.backbone.tokenizer.apply_chat_template(
-            [{"role": "user", "content": "x"}], chat_template=set_up, tokenize=False
-        )
-        == "False"
-    )
     texts = ["Where is Ann?", "What does Ben like to eat in the evening?", "Who?"]
     expected = generate(chat.backbone, texts, 5, batch_size=2)
     chat.complete([ask(text, max_tokens=5) for text in texts[:2]])
@@ -131,12 +120,8 @@ def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: P
     assert chats.ledger.summary()["total"]["calls"] == 3
     long, strict = chat.complete([ask("word " * 40_000, max_tokens=5), ask("x", max_tokens=4, schema=object_schema())])
     assert (long.failure, strict.failure, strict.calls) == ("too_long", "invalid", 1)
-    for other in ({"temperature": 1.0}, {"body": {"messages": [], "tools": []}}):
-        with pytest.raises(ModelError, match="greedily and takes no tools"):
-            chat.complete([replace(ask("x"), **other)])  # type: ignore[arg-type]
-    talk = (Message("system", "S"), Message("user", "U"), Message("assistant", "A"), Message("user", "V"))
-    assert as_prompt(talk[:2]) == "S\n\nU"
-    assert as_prompt(talk) == "S\n\nRequest:\nU\n\nYour reply:\nA\n\nRequest:\nV"
+    with pytest.raises(ModelError, match="greedily and takes no tools"):
+        chat.complete([ask("x", temperature=1.0)])
 
 
 @pytest.mark.parametrize("url", [f"user:{KEY}@h/v1", f"ftp://{KEY}/v1", f"https://h/v1?k={KEY}", f"https://h/v1#{KEY}"])

@@ -220,13 +220,3 @@ def test_a_server_that_cuts_prompts_is_named_once(tmp_path: Path, capsys: pytest
     assert "has read 2,050 tokens of a prompt of 25,002 characters" in told
     # the server may be given more room: what it said to a part of a prompt is not kept
     assert proxy.hits == 1 + 3 + 3
-
-
-def test_halves_of_characters_go_neither_in_nor_out() -> None:
-    def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        return 200, {}, completion(sent["messages"][0]["content"] + "\ud800 \U0001f600")
-
-    with Proxy(answer=answer) as proxy:
-        bare, whole = chat(proxy.url).complete([ask("a \ud83d"), ask("", body={"messages": ask("b").chat})])
-    assert bare.text == "a ?? \U0001f600"
-    assert json.loads(whole.text)["choices"][0]["message"]["content"] == "b? \U0001f600"

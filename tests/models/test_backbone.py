@@ -14,9 +14,8 @@ from transformers import T5Config
 
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.chat import prompt_ids
 from remind.models.images import chat_inputs
-from remind.models.nano import nano_model, save_nano
+from remind.models.nano import save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
 
@@ -49,21 +48,6 @@ def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
     return torch.tensor([backbone.tokenize(text).ids])
 
 
-# what is loaded
-
-
-def test_qwen3_vl_folder(nano, nano_folder, tmp_path):
-    loaded = load_backbone(nano_folder)
-    assert type(loaded.model).__name__ == "Qwen3VLForConditionalGeneration"
-    assert (loaded.kind, loaded.n_layers, loaded.max_length) == ("vlm", 4, 32768)
-    assert prompt_ids(loaded.tokenizer, TEXT) == prompt_ids(nano.tokenizer, TEXT)
-    one, two = (chat_inputs(b, question(tmp_path, (90, 70))) for b in (nano, loaded))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    with torch.no_grad():
-        assert torch.equal(nano.model(**one).logits, loaded.model(**two).logits)
-
-
 # hidden states
 
 
@@ -72,12 +56,9 @@ def test_hidden_states_are_those_of_the_library(name, request):
     backbone = request.getfixturevalue(name)
     ids = ids_of(backbone)
     states = backbone.hidden_states(ids, torch.ones_like(ids), [3, 0, 1])
-    assert list(states) == [3, 0, 1]
     with torch.no_grad():
         expected = backbone.model(ids, output_hidden_states=True).hidden_states
     for layer, state in states.items():
-        assert state.shape == (1, ids.shape[1], backbone.hidden_size)
-        assert not state.requires_grad
         torch.testing.assert_close(state, expected[layer])
 
 
@@ -128,23 +109,9 @@ def test_positions_of_images(nano, tmp_path):
     ids = inputs["input_ids"][0].tolist()
     expected = expected_positions(ids, inputs["image_grid_thw"].tolist(), nano.model.config.image_token_id)
     positions = nano.position_ids(inputs)
-    assert positions.shape == (3, 1, len(ids))
     assert positions[:, 0].tolist() == expected
     del inputs["mm_token_type_ids"]
     assert torch.equal(nano.position_ids(inputs), positions)
-
-
-def test_inside_a_lora_wrapper(nano, tmp_path):
-    import peft
-
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=True)
-    wrapped = Backbone("lora", peft.get_peft_model(nano_model(), config), nano.tokenizer, nano.processor, "vlm")
-    one, two = (chat_inputs(b, question(tmp_path, (90, 70))) for b in (nano, wrapped))
-    assert one.keys() == two.keys()
-    assert torch.equal(nano.position_ids(one), wrapped.position_ids(two))
-    states = (b.hidden_states(**one, layers=[2, 4]) for b in (nano, wrapped))
-    for left, right in zip(*(state.values() for state in states), strict=True):
-        torch.testing.assert_close(left, right)
 
 
 # what is refused
@@ -154,7 +121,6 @@ def refused(name, pattern: str, **options) -> None:
     with pytest.raises(ModelError, match=pattern) as caught:
         load_backbone(name, **options)
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 700
 
 
 def without_a_tensor(folder: Path) -> None:
@@ -180,10 +146,7 @@ def with_another_size(folder: Path) -> None:
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
         (with_another_size, "other sizes than config"),
-        (
-            lambda f: [(f / f"{n}.json").unlink() for n in ("tokenizer", "tokenizer_config")],
-            "is tokenizer.json missing",
-        ),
+        (lambda f: (f / "tokenizer.json").unlink(), "is tokenizer.json missing"),
         (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
     ],
 )

@@ -13,36 +13,17 @@ from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
 
 TOKENIZER = nano_tokenizer()
-AWKWARD = [
-    "plain words, nothing else",
-    "héllo wörld, naïve café",
-    "👩‍👩‍👧‍👦 family and 👍🏽 thumbs",
-    "e\u0301 decomposed",
-    "日本語 and العربية",
-    "  spaces   and\n\nlines\t",
-    "<|im_end|> inside <|image_pad|> text",
-    "",
-]
-
-
-def byte_of_symbol() -> dict[str, int]:
-    """GPT-2's printable alphabet for the 256 bytes, from its definition."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
-    rest = [byte for byte in range(256) if byte not in printable]
-    table.update({chr(256 + number): byte for number, byte in enumerate(rest)})
-    return table
+AWKWARD = ["👩‍👩‍👧‍👦 and 👍🏽", "e\u0301 décomposed", "  spaces   and\n\nlines\t", "<|im_end|> <|image_pad|>"]
 
 
 def expected_offsets(text: str, ids: list[int]) -> list[tuple[int, int]]:
     """The characters each token's bytes come from."""
-    table = byte_of_symbol()
     owner = [position for position, character in enumerate(text) for _ in character.encode()]
     offsets, cursor = [], 0
+    # in GPT-2's alphabet each symbol of a token is a byte
     for token in TOKENIZER.convert_ids_to_tokens(ids):
-        length = len([table[symbol] for symbol in token])
-        offsets.append((owner[cursor], owner[cursor + length - 1] + 1))
-        cursor += length
+        offsets.append((owner[cursor], owner[cursor + len(token) - 1] + 1))
+        cursor += len(token)
     assert cursor == len(owner)
     return offsets
 
@@ -67,14 +48,11 @@ CONTROLS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", MARKER)
 
 
 def test_tokens_that_are_not_called_special_stay_text_too():
-    control = "<think>"
-    tokenizer = control_tokenizer()
-    text = f"Ana: {control} héllo{control} <|im_end|>\n"
+    tokenizer, text = control_tokenizer(), "Ana: <think> héllo<think> <|im_end|>\n"
     tokens = tokenize(tokenizer, text)
     # as if it had never been added
     assert tokens == tokenize(TOKENIZER, text)
     assert tokens.offsets == expected_offsets(text, tokens.ids)
-    assert len(tokenizer(control)["input_ids"]) == 1
     known = {index for index in tokenizer.added_tokens_decoder if index >= len(TOKENIZER)}
     for ids in (prompt_ids(tokenizer, text), chat_ids(tokenizer, [{"role": "user", "content": text}])):
         assert ids == prompt_ids(TOKENIZER, text)
@@ -96,11 +74,9 @@ def test_only_markers_of_the_layout_get_their_token():
     for template in (tokenizer.chat_template, None):
         tokenizer.chat_template = template
         ids, offsets = prompt_tokens(tokenizer, shown)
-        assert ids == prompt_ids(tokenizer, shown)
         places = [place for token, place in zip(ids, offsets, strict=True) if token == marker]
         assert places == marker_places(shown)
-        assert len(places) == 3
-        assert {shown[start:end] for start, end in places} == {MARKER}
+        assert [shown[start:end] for start, end in places] == [MARKER] * 3
 
 
 # prompts

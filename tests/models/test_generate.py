@@ -10,7 +10,7 @@ from remind.core.errors import ModelError
 from remind.models import generate as answer
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.generate import Generation, batches, generate
+from remind.models.generate import Generation, generate
 
 PROMPTS = ["Who went hiking?", "A much longer question " * 12, "x", "Ana: hello there\nBo: hi <|im_end|> you"]
 
@@ -26,10 +26,9 @@ def greedy(backbone: Backbone, prompt: str, n: int) -> list[int]:
     start = len(ids)
     for _ in range(n):
         row = torch.tensor([ids])
+        places = backbone.position_ids({"input_ids": row})
         with torch.no_grad():
-            logits = backbone.model(
-                input_ids=row, position_ids=backbone.position_ids({"input_ids": row}), use_cache=False
-            ).logits
+            logits = backbone.model(input_ids=row, position_ids=places, use_cache=False).logits
         ids.append(int(logits[0, -1].argmax()))
     return ids[start:]
 
@@ -62,14 +61,11 @@ def test_neither_batches_nor_a_models_own_settings_change_answers(nano: Backbone
         {"do_sample": True, "temperature": 5.0, "top_k": 3},
         {"repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "bad_words_ids": [first]},
         {"num_beams": 3, "num_return_sequences": 2},
-        {"penalty_alpha": 0.6},
-        {"stop_strings": ["e"]},
         {"suppress_tokens": first, "forced_eos_token_id": 7, "exponential_decay_length_penalty": (1, 5.0)},
         {"guidance_scale": 3.0, "max_time": 0.0, "return_dict_in_generate": True},
     ):
         nano.model.generation_config = GenerationConfig(**leak, eos_token_id=own.eos_token_id)
         assert generate(nano, PROMPTS, 6) == plain, leak
-        assert nano.model.generation_config.to_diff_dict().keys() >= leak.keys()
     assert nano.model.training
 
 
@@ -96,5 +92,3 @@ def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest
 def test_models_that_do_not_generate_are_refused() -> None:
     with pytest.raises(ModelError, match=r"minilm \(encoder\) cannot generate"):
         generate(load_backbone("minilm"), PROMPTS, 4)
-    # similar lengths together, the longest first
-    assert batches([3, 9, 1, 9, 4], 2) == [[1, 3], [4, 0], [2]]

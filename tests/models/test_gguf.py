@@ -61,14 +61,8 @@ def llama():
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        **sizes,
-        num_key_value_heads=2,
-        vocab_size=len(LETTERS) + 1,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes |= {"num_key_value_heads": 2, "vocab_size": len(LETTERS) + 1, "max_position_embeddings": 256}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).eval()
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ import torch
 from PIL import Image as Picture
 
 from remind.alignment.examples import example_of
-from remind.core.errors import ConfigError, ImagePathError
+from remind.core.errors import ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.conditions import Asked, Prompter
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.images import Pictures, content_of, image_block, open_image, pixel_inputs
+from remind.models.images import Pictures, content_of, open_image, pixel_inputs
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
 from tests.grounding.conftest import saes_for
@@ -92,10 +92,6 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
     captions = trace.codes.turn[trace.codes.part == Part.CAPTION].tolist()
     hill = len(nano.tokenize("a hill, far away").ids)
     assert captions == [0] * sum(COUNTS[:2]) + [1] * hill + [2] * COUNTS[2]
-    text = record.x0.text
-    covered = {text[start:end] for (start, end), part in zip(trace.codes.spans, trace.codes.part.tolist(), strict=True)
-               if part == Part.CAPTION}  # fmt: skip
-    assert {"a red bike", "(no caption)", "a fence"} <= covered
 
 
 @pytest.mark.parametrize("most", [4, 500])
@@ -110,11 +106,6 @@ def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: 
     expected = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
     found = pixel_inputs(nano, paths, most)
     assert all(torch.equal(found[name], expected[name]) for name in ("pixel_values", "image_grid_thw"))
-    counts = [len(image_block(nano, path, most)) - 2 for path in paths]
-    assert counts == (found["image_grid_thw"].prod(-1) // 4).tolist()
-    transparent = tmp_path / "a.png"
-    Picture.new("RGBA", (8, 8), (9, 9, 9, 0)).save(transparent)
-    assert open_image(transparent).getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_bad_images_are_named(nano: Backbone, tmp_path: Path) -> None:
@@ -132,7 +123,5 @@ def test_bad_images_are_named(nano: Backbone, tmp_path: Path) -> None:
 
 def test_what_cannot_be_shown_is_named(nano: Backbone, state: FactualState, tmp_path: Path) -> None:
     saes, pixels = saes_for(nano, (2,)), GroundingConfig(images="pixels", image_root=str(tmp_path / "other"))
-    with pytest.raises(ConfigError, match=r"grounding\.images pixels needs grounding\.context_codes joint"):
-        GroundingConfig(images="pixels", context_codes="windowed")
     with pytest.raises(ImagePathError, match=r"^[^\n]*0\.png \[q\]: is outside grounding\.image_root [^\n]*$"):
         Grounder(nano, saes, None, pixels).ground(state)

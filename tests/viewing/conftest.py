@@ -47,14 +47,9 @@ class Table:
         return {layer: self.table[layer][ids] for layer in layers}
 
 
-def saes(layers: Sequence[int] = (2, 3)) -> dict[int, TopKSAE]:
-    return {
-        n: TopKSAE(WIDTH, D_SAE, K, generator=torch.Generator().manual_seed(n)).requires_grad_(False) for n in layers
-    }
-
-
 def table_grounder(layers: Sequence[int] = (2, 3), **settings: Any) -> Grounder:
-    return Grounder(Table(), saes(layers), None, GroundingConfig(**settings))  # type: ignore[arg-type]
+    saes = {n: TopKSAE(WIDTH, D_SAE, K, generator=torch.Generator().manual_seed(n)).eval() for n in layers}
+    return Grounder(Table(), saes, None, GroundingConfig(**settings))  # type: ignore[arg-type]
 
 
 def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
@@ -72,45 +67,32 @@ def long_state(turns: int, words: int = 17) -> FactualState:
         row = [WORDS[i] for i in torch.randint(0, len(WORDS), (words,), generator=generator).tolist()]
         images = (Image(n // 100, caption=f"a picture of {row[0]}"),) * (n % 100 == 0)
         said.append(Turn(f"s{n // 50}:{n}", ("Ana", "Ben")[n % 2], " ".join(row), images=images))
-    parts = [tuple(said[n : n + 50]) for n in range(0, turns, 50)]
-    sessions = tuple(Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", part) for n, part in enumerate(parts))
     gold = tuple(turn.id for turn in said[::37])
     question = Question("q-long", "long", "What does Ana like?", answers=("tea",), evidence=gold)
     strategy = Strategy(("Collect what is said about tea.",), speakers=("Ana",), entities=("tea", "cake"))
-    return FactualState(Dialogue("long", sessions), question, (Segment(0, turns - 1),), strategy)
-
-
-class Opened:
-    """A page opened from disk, with all that its console said."""
-
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
-        self.said: list[str] = []
-        self.fetched: list[str] = []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.page.on("request", lambda request: self.fetched.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
-
-    def close(self) -> None:
-        self.context.close()
+    talk = Dialogue("long", (Session("s", "2024-03-01", tuple(said)),))
+    return FactualState(talk, question, (Segment(0, turns - 1),), strategy)
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Any]:
-    pages: list[Opened] = []
+    """Opens a page from disk; gives it with all that its console said and all that it fetched."""
+    contexts = []
 
-    def opened(path: Path, **options: Any) -> Opened:
-        pages.append(Opened(browser, path, **options))
-        return pages[-1]
+    def opened(path: Path) -> SimpleNamespace:
+        contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}))
+        one = SimpleNamespace(page=contexts[-1].new_page(), said=[], fetched=[])
+        one.page.set_default_timeout(60_000)
+        one.page.on("console", lambda message: one.said.append(f"{message.type}: {message.text}"))
+        one.page.on("pageerror", lambda error: one.said.append(f"error: {error}"))
+        one.page.on("request", lambda request: one.fetched.append(request.url))
+        one.page.goto(path.as_uri())
+        one.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+        return one
 
     yield opened
-    for page in pages:
-        page.close()
+    for context in contexts:
+        context.close()
 
 
 def data_of(path: Path) -> Any:

