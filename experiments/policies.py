@@ -243,7 +243,7 @@ def controlled(control: Control, seed: int) -> Any:
             elif control == "random_role":
                 weights = {role: [1.0] * len(outcomes) for role in ROLES}
                 for n, replies in enumerate(outcomes):
-                    retrieved = set(self.scorers[row].result(replies).retrieved)
+                    retrieved = set(self.scorers[row].results([replies])[0].retrieved)
                     if stores := [role for role in RETRIEVED if role in retrieved]:
                         weights[random.choice(stores)][n] = self.alpha
             return replace(scores, rewards=rewards, weights=weights)

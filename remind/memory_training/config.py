@@ -22,8 +22,13 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 @dataclass(frozen=True)
-class MemoryWorldConfig:
+class MemoryWorldConfig(_Checked):
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -43,12 +48,9 @@ class MemoryWorldConfig:
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class MemoryDataConfig:
+class MemoryDataConfig(_Checked):
     """Dialogues to train on, instead of the memory world."""
 
     input: str | list[str]
@@ -64,9 +66,6 @@ class MemoryDataConfig:
     """J: questions that are asked after a session, at most."""
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig:
+class SaliMoryConfig(_Checked):
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -115,12 +114,9 @@ class SaliMoryConfig:
     e2_literal: bool = False
     """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(_Checked):
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8
@@ -152,9 +148,6 @@ class PolicyGradientConfig:
     kl_stop: NonNegativeFloat | None = None
     """Limit in nats per token for the KL between the sampling policy and the current one; beyond it, the remaining
     steps of a generation are skipped. None: no limit."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -198,16 +191,12 @@ class TrainMemoryConfig:
     """Learning rate after the warm-up."""
     warmup: Share = 0.1
     """Share of the steps in which it rises."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Of AdamW, on matrices."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this norm."""
     seed: Seed = 0
     """Of the order of rows and of sampling."""
     save_every: PositiveInt = 50
-    """Steps between checkpoints; the last step has one, too."""
-    keep_last: PositiveInt = 1
-    """Checkpoints that are kept."""
+    """Steps between checkpoints, of which the newest is kept; the last step has one, too."""
     resume: bool = False
     """Continue from the newest checkpoint in out; the result equals that of an uninterrupted run."""
 

@@ -190,15 +190,13 @@ class Source:
         if "judge" in self.models:
             exam = Exam(encoder, self.models["answer"], self.models["judge"], self.cfg.top)
         expert = self.models["memory"]
-        lessons_of = (
-            _lessons(one, expert, encoder, asked_after(one, self.questions, self.cfg.questions), exam)
-            for one in self.dialogues
-        )
+        asks = [asked_after(one, self.questions, self.cfg.questions) for one in self.dialogues]
         sessions = sum(bool(session.turns) for one in self.dialogues for session in one.sessions)
         with ProgressBar("expert", len(ROLES) * sessions) as bar:
             # a block that is too long is compressed by further requests
             self.replied = lambda: bar.n < bar.total and bar.step()
-            found = [lesson for own in lessons_of for lesson in own]
+            talks = zip(self.dialogues, asks, strict=True)
+            found = [lesson for one, own in talks for lesson in _lessons(one, expert, encoder, own, exam)]
         lessons = [one for one in found if one is not None]
         if silent := len(found) - len(lessons):
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
@@ -304,10 +302,7 @@ def play(dialogue: Dialogue, question: Question) -> Generator[list[Asked], list[
     entries = [one for one in _listed(state) if not (one.store == "working" and aged(one, question.time))]
     profile = ""
     if entries:
-        data = {
-            "entries": listed((one.store, one.text) for one in entries),
-            "question": Query.of(question).asked,
-        }
+        data = {"entries": listed((one.store, one.text) for one in entries), "question": Query.of(question).asked}
         (written,) = yield [Asked("utilizer", salimory.request("utilizer", dialogue.id, data))]
         value = read_reply(written, "utilizer")
         valid.append(value is not None)

@@ -75,7 +75,7 @@ def evaluate_bank(answer: Answerer, lives: Iterable[Life], limits: tuple[int, in
             "factual": 1.0 if factual is None else factual,
             "vague": vague or 0.0,
             "profile": sum(profile.quality(ask) for profile, ask in asked) / len(asked),
-            "filter": filter_quality(outcome.flagged, salient) or 0.0,
+            "filter": filter_quality(outcome.flagged, salient),
             "valid": sum(outcome.valid) / len(outcome.valid),
             "words": sum(len(one.text.split()) for one in outcome.bank),
         }

@@ -50,12 +50,8 @@ class Scorer:
         operations = self._remembered(self.lesson.replies)[1]
         return {role: written(own, self.length) for role, own in zip(ROLES, operations, strict=True)}
 
-    def result(self, replies: Sequence[str]) -> Result:
-        """Of the replies of all roles, in the order of `ROLES`."""
-        return self.results([replies])[0]
-
     def results(self, rollouts: Sequence[Sequence[str]]) -> list[Result]:
-        """Of several rollouts, examined together."""
+        """Of several rollouts, examined together: of each the replies of all roles, in the order of `ROLES`."""
         remembered = [self._remembered(replies) for replies in rollouts]
         examined = self.lesson.examined([state for state, _ in remembered])
         return [self._result(*both, one) for both, one in zip(remembered, examined, strict=True)]

@@ -88,21 +88,24 @@ def grpo_loss(
     return (loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
-def mean_logp(logp: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """Mean log-probability per token over the traces `rows` ([n] indices): the score s of the contrastive terms. []"""
-    chosen = mask[rows]
-    return (logp[rows] * chosen).sum() / chosen.sum().clamp(min=1)
-
-
-def contrastive_loss(winner: Tensor, loser: Tensor, gap: float, scale: float = 0.15) -> Tensor:
+def contrastive_loss(
+    logp: Tensor, mask: Tensor, winner: Tensor, loser: Tensor, gap: float, scale: float = 0.15
+) -> Tensor:
     """Δ · softplus(−(s_w − s_l) / η) of one pair (SaliMory, Eq. 5; the form is open in the paper).
 
+    s is the mean log-probability per token over a rollout's traces of the role.
+
     Args:
-        winner, loser: [] scores s of the two rollouts (`mean_logp` of the role's traces), with gradient.
+        logp, mask: [B, T], as of `grpo_loss`.
+        winner, loser: [n] rows of the two rollouts.
         gap: Δ, by which the winner is better.
         scale: η.
+
+    Returns:
+        [].
     """
-    return gap * softplus(-(winner - loser) / scale)
+    better, worse = ((logp[rows] * mask[rows]).sum() / mask[rows].sum().clamp(min=1) for rows in (winner, loser))
+    return gap * softplus(-(better - worse) / scale)
 
 
 # log-probabilities

@@ -40,8 +40,7 @@ def words() -> list[str]:
     places = [*(f"m{n + 1}" for n in range(SHOWN)), *(f"t{n + 1}" for n in range(MAX_TURNS))]
     membuilder = [PAD, END, "<ops>", *(f"<{role}>" for role in ROLES), *COMMANDS, *places, *vocabulary()]
     salimory = [*(f"<{role}>" for role in SALIMORY), "YES", "NO", "DELETE", *map(str.upper, BANKS), *FORMS]
-    more = [f"m{n + 1}" for n in range(SHOWN, LISTED)]
-    return [*membuilder, *salimory, *more]
+    return [*membuilder, *salimory, *(f"m{n + 1}" for n in range(SHOWN, LISTED))]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -85,14 +85,7 @@ def response_reward(accuracy: float, personalisation: float | None, bonus: float
     return accuracy if personalisation is None else accuracy * (1 + bonus * personalisation)
 
 
-def memory_reward(
-    factual: float | None,
-    vague: float | None,
-    salient: bool,
-    penalty: float = 0.5,
-    bonus: float = 0.3,
-    e2_literal: bool = False,
-) -> float:
+def memory_reward(factual: float | None, vague: float | None, salient: bool, cfg: SaliMoryConfig) -> float:
     """R2 = −λ_pen (1 − γ) + λ_bon γ with γ = φ_f (1 − φ_v) (SaliMory, Eq. 2).
 
     The judge's instructions (appendix E.2) give an empty bank vagueness 0 and factuality 1, thus the largest reward.
@@ -102,37 +95,27 @@ def memory_reward(
         factual: φ_f, share of entries faithful to the dialogue; None: the bank is empty.
         vague: φ_v, share of entries without usable detail; None: the bank is empty.
         salient: whether the episode holds a turn worth keeping.
-        e2_literal: follow appendix E.2 as it stands.
     """
     if factual is None or vague is None:
-        if not (salient or e2_literal):
+        if not (salient or cfg.e2_literal):
             return 0.0
-        quality = 1.0 if e2_literal else 0.0
+        quality = 1.0 if cfg.e2_literal else 0.0
     else:
         quality = factual * (1 - vague)
-    return -penalty * (1 - quality) + bonus * quality
+    return -cfg.memory_penalty * (1 - quality) + cfg.memory_bonus * quality
 
 
-def filter_quality(flagged: Collection[str], gold: Collection[str] | None, recall_weight: float = 0.6) -> float | None:
+def filter_quality(flagged: Collection[str], gold: Collection[str], recall_weight: float = 0.6) -> float:
     """κ = (1 − w_r) precision + w_r recall of the turns that the filter lets through (SaliMory, Section 3.3).
 
     Returns:
-        None where evidence is not known; 1 where nothing is flagged and nothing is gold; 0 where only one is empty.
+        1 where nothing is flagged and nothing is gold; 0 where only one is empty.
     """
-    if gold is None:
-        return None
     chosen, right = set(flagged), set(gold)
     if not chosen or not right:
         return float(chosen == right)
     hits = len(chosen & right)
     return (1 - recall_weight) * hits / len(chosen) + recall_weight * hits / len(right)
-
-
-def utilization_reward(
-    profile: float, filtering: float | None, profile_weight: float = 0.15, filter_weight: float = 0.1
-) -> float:
-    """R3 = λ_μ μ + λ_κ κ (SaliMory, Eq. 3); without κ its term is left out."""
-    return profile_weight * profile + (0.0 if filtering is None else filter_weight * filtering)
 
 
 def bank_similarity(one: Iterable[tuple[str, str]], other: Iterable[tuple[str, str]]) -> float:
@@ -200,16 +183,13 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
         gold: ids of the salient turns.
     """
     banks = [[(entry.store, entry.text) for entry in one.played.bank] for one in judged]
-    memory = [
-        memory_reward(*one.shares, bool(gold), cfg.memory_penalty, cfg.memory_bonus, cfg.e2_literal) for one in judged
-    ]
+    memory = [memory_reward(*one.shares, bool(gold), cfg) for one in judged]
     profile = [one.profile for one in judged]
     filtering = [filter_quality(one.played.flagged, gold) for one in judged]
+    response = [response_reward(one.accuracy, one.personalisation) for one in judged]
     rewards = [
-        response_reward(one.accuracy, one.personalisation)
-        + r2
-        + utilization_reward(one.profile, kappa, cfg.profile_weight, cfg.filter_weight)
-        for one, r2, kappa in zip(judged, memory, filtering, strict=True)
+        r1 + r2 + cfg.profile_weight * mu + cfg.filter_weight * kappa
+        for r1, r2, mu, kappa in zip(response, memory, profile, filtering, strict=True)
     ]
     recalled = [len({*gold} & {turn for entry in one.played.bank for turn in entry.sources}) for one in judged]
     pairs = (
@@ -219,7 +199,7 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
     figures: dict[str, Sequence[float | None]] = {
         "accuracy": [one.accuracy for one in judged],
         "profile": profile,
-        "filter": [one or 0.0 for one in filtering],
+        "filter": filtering,
         "entries": [float(len(bank)) for bank in banks],
         "valid": [sum(one.played.valid) / len(one.played.valid) for one in judged],
         "factual": [one.shares[0] for one in judged],

@@ -139,10 +139,6 @@ class Profile:
         return 2 * len(right & named) / (len(right) + len(named))
 
 
-#: Yields what may be answered together, is sent the replies.
-Rollout = Generator[list[Asked], list[str], Played]
-
-
 def told(meeting: Meeting) -> list[Told]:
     """The turns of a session."""
     return [Told(f"{meeting.id}:{n}", meeting.id, meeting.day, said) for n, said in enumerate(meeting.turns, start=1)]
@@ -164,7 +160,7 @@ def windows(life: Life, turns: int) -> Iterator[Window]:
 
 def rollout(
     life: str, sessions: Sequence[Sequence[Told]], asks: Sequence[Ask], limits: tuple[int, int] = (SHOWN, LISTED)
-) -> Rollout:
+) -> Generator[list[Asked], list[str], Played]:
     """The roles go through sessions with an empty memory and then answer questions on it (Algorithm 1, phases A-C).
 
     Args:

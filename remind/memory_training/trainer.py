@@ -41,14 +41,14 @@ from remind.models.chat import end_token_id
 #: Methods of reinforcement learning.
 RL = ("adrpo", "salimory")
 #: Settings that may change when a run is resumed.
-FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
+FREE = frozenset({"out", "resume", "save_every", "rl.micro_groups", "world.evaluate", "llm.cache"})
 
 
 def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
     """The settings as transformers has them; a step is one of the optimiser.
 
     Raises:
-        ConfigError: processes that did not connect, or a batch that they cannot share.
+        ConfigError: a batch that the processes cannot share.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     updates, size = (cfg.rl.inner_epochs, cfg.rl.micro_groups) if cfg.method in RL else (1, cfg.batch_size // processes)
@@ -65,20 +65,17 @@ def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
         lr_scheduler_type="cosine" if cfg.schedule == "cosine" else "constant_with_warmup",
         warmup_steps=ceil(cfg.warmup * cfg.steps * updates),
         optim="adamw_torch",
-        weight_decay=cfg.weight_decay,
         max_grad_norm=cfg.max_grad_norm,
         gradient_checkpointing=cfg.gradient_checkpointing or None,
         save_strategy="steps",
         save_steps=cfg.save_every * updates,
-        save_total_limit=cfg.keep_last,
+        save_total_limit=1,
         disable_tqdm=True,
         # without it, processes on a machine without a GPU would each train alone
         use_cpu=torch.accelerator.current_accelerator(check_available=True) is None,
         ddp_find_unused_parameters=False,
     )
     args._n_gpu = min(args._n_gpu, 1)  # one process trains on one GPU
-    if args.world_size != processes:
-        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
     return args
 
 
@@ -328,8 +325,7 @@ class EpisodeTrainer(PolicyTrainer):
         traces = objective.grpo_loss(logp, *given, rl.clip, rl.beta, rl.weighting)
         loss = traces.sum() / chunk.total
         for role, gap, winner, loser in chunk.pairs:
-            ends = objective.mean_logp(logp, mask, winner), objective.mean_logp(logp, mask, loser)
-            term = objective.contrastive_loss(*ends, gap)
+            term = objective.contrastive_loss(logp, mask, winner, loser, gap)
             self._seen[f"contrast/{role}"].append(float(term.detach()))
             loss = loss + {"booster": sali.boost, "utilizer": sali.utilize}.get(role, 0.0) * term / chunk.groups
         tokens, now = float(mask.sum()), logp.detach()

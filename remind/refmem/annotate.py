@@ -43,8 +43,6 @@ class AnnotateConfig:
     """Seed of the orders."""
     around: NonNegativeInt = 4
     """Turns shown before and after each proposed evidence turn; a key shows the rest of the dialogue."""
-    pictures: bool = True
-    """Put images that have a file into the page, scaled down; otherwise captions alone."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -65,7 +63,7 @@ def write_pages(cfg: AnnotateConfig) -> list[Path]:
     corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
     pages = []
     for name in track(cfg.annotators, "pages", len(cfg.annotators)):
-        data = page_data(items, corpus, name, cfg.seed, cfg.around, cfg.pictures)
+        data = page_data(items, corpus, name, cfg.seed, cfg.around)
         pages.append(Path(cfg.out).absolute() / file_name(name))
         write_text(pages[-1], page_html(data))
     print("\n".join(f"page: {path}" for path in pages))
@@ -80,10 +78,8 @@ def page_html(data: Mapping[str, Any]) -> str:
     return page("remind.refmem", "page/page.html.j2", *parts, data=data, pictures=True, title=title, **values)
 
 
-def page_data(
-    items: Sequence[Item], corpus: Corpus, annotator: str, seed: int = 0, around: int = 4, pictures: bool = True
-) -> dict[str, Any]:
-    """The data of an annotator's page. The generated answers are not in it.
+def page_data(items: Sequence[Item], corpus: Corpus, annotator: str, seed: int = 0, around: int = 4) -> dict[str, Any]:
+    """The data of an annotator's page. The generated answers are not in it; images that have a file are, scaled down.
 
     The options are those of `AnnotateConfig`.
 
@@ -116,7 +112,7 @@ def page_data(
             }
             for item in ordered
         ],
-        "dialogues": {name: _sessions(dialogue, pictures) for name, dialogue in dialogues.items()},
+        "dialogues": {name: _sessions(dialogue) for name, dialogue in dialogues.items()},
     }
 
 
@@ -149,11 +145,11 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
     return list(zip(starts, ends, strict=True))
 
 
-def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
+def _sessions(dialogue: Dialogue) -> list[dict[str, Any]]:
     from remind.models.images import thumbnail
 
     def shown(image: Image) -> dict[str, Any]:
-        source = thumbnail(image.path, PICTURE_SIZE) if pictures and image.path is not None else None
+        source = thumbnail(image.path, PICTURE_SIZE) if image.path is not None else None
         return {"index": image.index, "caption": image.caption, "src": source}
 
     def said(turn: Turn) -> dict[str, Any]:

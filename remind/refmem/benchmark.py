@@ -26,8 +26,7 @@ def units(items: Sequence[Item], corpus: Corpus, near_duplicate: float) -> list[
     first: dict[tuple[str, ...], int] = {}
     for number, item in enumerate(items):
         turns = {*item.evidence, *(turn_of[item.dialogue_id, index] for index in item.images)}
-        images = [("image", item.dialogue_id, str(index)) for index in item.images]
-        for key in (("cluster", item.cluster_id), *(("turn", item.dialogue_id, turn) for turn in turns), *images):
+        for key in (("cluster", item.cluster_id), *((item.dialogue_id, turn) for turn in turns)):
             together.merge(number, first.setdefault(key, number))
     for i, j in near_pairs(items, near_duplicate):
         together.merge(i, j)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Image files to unit rows, float32 [n, d].
 ImageEncoder = Callable[[Sequence[str]], np.ndarray]
-#: Images per forward of CLIP.
-_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -158,14 +156,9 @@ def clip_encoder(name: str, device: str = "cpu") -> ImageEncoder:
     @torch.no_grad()
     def encode(paths: Sequence[str]) -> np.ndarray:
         rows = []
-        for start in range(0, len(paths), _BATCH):
-            # one at a time: an image may be far larger than what the model is shown
-            pixels = [
-                processor(images=[open_image(path)], return_tensors="pt")["pixel_values"]
-                for path in paths[start : start + _BATCH]
-            ]
-            pooled = model.vision_model(pixel_values=torch.cat(pixels).to(device)).pooler_output
-            rows.append(model.visual_projection(pooled))
+        for path in paths:
+            pixels = processor(images=[open_image(path)], return_tensors="pt")["pixel_values"].to(device)
+            rows.append(model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output))
         vectors: np.ndarray = torch.nn.functional.normalize(torch.cat(rows).float(), dim=-1).cpu().numpy()
         return vectors
 

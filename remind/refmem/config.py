@@ -24,8 +24,13 @@ STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 @dataclass
-class ClusterConfig:
+class ClusterConfig(_Checked):
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: Annotated[float, Range(gt=0, le=2)] = 0.55
@@ -40,12 +45,9 @@ class ClusterConfig:
     seed: Seed = 0
     """Seed of K-Means."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class ItemsConfig:
+class ItemsConfig(_Checked):
     """Questions of a cluster."""
 
     per_cluster: PositiveInt = 2
@@ -57,12 +59,9 @@ class ItemsConfig:
     seed: Seed = 0
     """Seed of the order in which options are listed."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class P13nConfig:
+class P13nConfig(_Checked):
     """Questions that are answered better by who knows the person (style p13n)."""
 
     groups: PositiveInt = 20
@@ -71,27 +70,19 @@ class P13nConfig:
     """Write for each question a dialogue of its own: the turns of its evidence and the nearest to them, at most so many
     (16 in the paper's training). None: whole dialogues."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class SessionConfig:
+class SessionConfig(_Checked):
     """Questions on each session (style session)."""
 
     count: PositiveInt = 5
     """J: questions of each session."""
-    shown: PositiveInt = 20
-    """Entries of the memory before the session that the writer is shown, the nearest to it."""
     rewrites: NonNegativeInt = 2
     """How often questions that fail the check are written anew before they are dropped."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class FilterConfig:
+class FilterConfig(_Checked):
     """What is removed before annotation."""
 
     near_duplicate: PositiveShare = 0.85
@@ -105,9 +96,6 @@ class FilterConfig:
     """Attempts of llm.answer without the dialogue; an item answered correctly in all of them is removed. 0: none."""
     seed: Seed = 0
     """Seed of the order of the options in each attempt."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass

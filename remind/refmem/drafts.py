@@ -129,9 +129,7 @@ def write_questions(
         raise ModelError(
             f"{len(dropped)} of {len(requests)} replies of {chat.name} could not be used; the first: {why}"
         )
-    unique: dict[str, Item] = {}
-    for item in (item for items in found.values() for item in items):
-        unique.setdefault(item.id, item)
+    unique = {item.id: item for items in found.values() for item in items}
     return list(unique.values()), {"requests": len(requests), "retried": retried, "dropped": len(dropped)}
 
 

@@ -28,7 +28,7 @@ from remind.evaluation.statistics import fleiss_kappa
 from remind.evaluation.tables import markdown_table
 from remind.refmem.items import ImageIndices, Item, Text, Texts, read_items, read_records, write_items
 from remind.states.pyramid import LETTERS
-from sae.ranges import NonNegativeFloat, Range, check_ranges
+from sae.ranges import NonNegativeFloat, Range
 
 T = TypeVar("T")
 FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
@@ -50,7 +50,6 @@ class MergeConfig:
     """JSON Lines that decide conflicts: item_id and what was agreed on of answers, evidence, images and remove."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
         if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
             raise ConfigError(f"resolutions: {self.resolutions} is overwritten by the merge; give an edited copy")
 

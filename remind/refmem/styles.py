@@ -235,10 +235,8 @@ class Seen:
     lost: tuple[str, ...]
 
 
-def remembered(
-    dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder, config: SessionConfig
-) -> Iterator[Seen]:
-    """Every session with what MemBuilder, played by the expert, remembers before it."""
+def remembered(dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder) -> Iterator[Seen]:
+    """Every session with what MemBuilder, played by the expert, remembers before it, and would show to a role."""
     services = Services(encoder, lambda system, dialogue, stage: expert)
     with (
         TemporaryDirectory() as folder,
@@ -246,7 +244,7 @@ def remembered(
     ):
         for session in (one for one in dialogue.sessions if one.turns):
             near = list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-            numbers = [*bank.store.numbers("core"), *bank.nearest(near, config.shown, *ROLES[1:])]
+            numbers = [*bank.store.numbers("core"), *bank.nearest(near, bank.system.shown, *ROLES[1:])]
             entries = tuple(bank.entries(numbers))
             bank.ingest(session)
             yield Seen(dialogue, session, entries, tuple(bank.lost))
@@ -268,7 +266,7 @@ def session_questions(
     sessions = sum(bool(session.turns) for one in dialogues for session in one.sessions)
     with ProgressBar("memory", len(ROLES) * sessions) as bar:
         counted = Counted(expert, lambda: bar.n < bar.total and bar.step())
-        seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder, config)]
+        seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder)]
     requests = {n: _session_request(one, config.count) for n, one in enumerate(seen)}
     want = dict.fromkeys(requests, config.count)
     kept: dict[tuple[int, str], Question] = {}

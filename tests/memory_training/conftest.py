@@ -1,4 +1,4 @@
-"""Small policies: one of eight words, pico in a folder, and one that chats."""
+"""Small policies with random weights: one of eight words, pico in a folder, and one that chats."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_roles import END, PAD, WORDS, save_chat
+import torch
+from two_roles import WORDS
 
 from remind.memory_training import pico
 from remind.models.backbone import Backbone, backbone_of
+from remind.models.nano import nano_tokenizer
+
+
+def qwen3(tokenizer: Any, size: int) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": size, "intermediate_size": 2 * size, "num_hidden_layers": 2, "head_dim": size // 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    ids = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id", "bos_token_id")}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads, **ids))
 
 
 @pytest.fixture
 def policy() -> Backbone:
-    """A few thousand random weights."""
-    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=8, **sizes, **heads, pad_token_id=PAD, eos_token_id=END, bos_token_id=None)
-    return backbone_of(Qwen3ForCausalLM(config), tokenizer, "tiny")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
+    return backbone_of(qwen3(tokenizer, 16), tokenizer, "tiny")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +46,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that chats: nano's tokenizer and chat template."""
     folder = tmp_path_factory.mktemp("chat") / "model"
-    save_chat(folder)
+    for part in (nano_tokenizer(), qwen3(nano_tokenizer(), 32)):
+        part.save_pretrained(folder)
     return folder

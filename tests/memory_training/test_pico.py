@@ -53,19 +53,10 @@ def test_replies_become_entries_and_later_ones_refer_to_what_is_shown() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("role", "reply"),
-    [
-        ("episodic", "ADD m1 <end>"),
-        ("episodic", "UPDATE m1 t1 <end>"),
-        ("core", "ADD t1 UPDATE m1 t2 <end>"),
-    ],
-)
-def test_a_bad_reply_changes_nothing(role: str, reply: str) -> None:
-    state, why = after(*(reply if one == role else "<end>" for one in ROLES))
-    assert any(why[ROLES.index(role)])
-    assert not state.current("episodic", "semantic", "procedural")
-    assert state.block is None
+def test_a_bad_reply_changes_nothing() -> None:
+    state, why = after("ADD t1 UPDATE m1 t2 <end>", "ADD m1 <end>", "UPDATE m1 t1 <end>", "<end>")
+    assert [any(own) for own in why] == [True, True, True, False]
+    assert not state.current(*ROLES)
 
 
 def test_rewards_of_a_rollout_by_hand() -> None:
@@ -74,10 +65,10 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     scorer = Scorer(lesson, RewardConfig(core_free=2, core_full=7, free_below=2), lambda text: len(text.split()))
     assert scorer.expert == {"core": 5, "episodic": 0, "semantic": 5, "procedural": 0}
     # the expert's own: core grew by 5 words, (5 - 2) / (7 - 2) = .6
-    own = scorer.result(replies)
+    other_replies = ("<end>", "ADD t2 <end>", "<end>", "SKIP t1 <end>")
+    own, other = scorer.results([replies, other_replies])
     assert own.rewards == pytest.approx({"core": 0.52, "episodic": 1.0, "semantic": 1.0, "procedural": 1.0})
     # episodic wrote where the expert did not, semantic nothing where it wrote five words; the pet is in episodic
-    other = scorer.result(("<end>", "ADD t2 <end>", "<end>", "SKIP t1 <end>"))
     assert other.rewards == pytest.approx({"core": 0.5, "episodic": 0.1, "semantic": 0.1, "procedural": 0.0})
     scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [replies, ("<end>",) * 4])
     assert scores.weights == {"core": [1, 1], "episodic": [1, 1], "semantic": [4, 1], "procedural": [1, 1]}

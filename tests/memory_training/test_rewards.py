@@ -7,6 +7,7 @@ import math
 import pytest
 
 from remind.memory_training import rewards as r
+from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Pair
 
 
@@ -34,13 +35,12 @@ def test_rewards_of_a_rollout() -> None:
     assert r.role_reward(False, 1.0, 0.0) == 0.0
     assert (r.response_reward(1.0, 1.0), r.response_reward(0.5, None)) == (pytest.approx(1.45), 0.5)
     # the paper's own bank: γ = .939 · .804
-    assert r.memory_reward(0.939, 0.196, True) == pytest.approx(0.10396, abs=1e-5)
+    cfg = SaliMoryConfig()
+    assert r.memory_reward(0.939, 0.196, True, cfg) == pytest.approx(0.10396, abs=1e-5)
     # an empty one is worth least where something was to be kept; the printed instructions prefer it to every other
-    assert (r.memory_reward(None, None, True), r.memory_reward(None, None, False)) == (-0.5, 0.0)
-    assert r.memory_reward(None, None, True, e2_literal=True) == 0.3
-    assert r.filter_quality(["t1"], ["t1", "t2"]) == pytest.approx(0.7)
-    assert (r.filter_quality(["t1"], None), r.filter_quality([], [])) == (None, 1.0)
-    assert (r.utilization_reward(1.0, 1.0), r.utilization_reward(0.5, None)) == pytest.approx((0.25, 0.075))
+    assert [r.memory_reward(None, None, salient, cfg) for salient in (True, False)] == [-0.5, 0.0]
+    assert r.memory_reward(None, None, True, SaliMoryConfig(e2_literal=True)) == 0.3
+    assert (r.filter_quality(["t1"], ["t1", "t2"]), r.filter_quality([], [])) == (pytest.approx(0.7), 1.0)
 
 
 def test_pairs_take_the_widest_gap_that_is_allowed() -> None:

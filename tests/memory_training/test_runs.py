@@ -21,7 +21,7 @@ from remind.core.files import read_json
 from remind.memory_training import train
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
 
-#: Tasks whose rewards tell replies of random weights apart, and two rollouts of a role compared.
+#: A task whose rewards tell replies of random weights apart, and two rollouts of a role compared.
 SCRIPT = """
 import sys
 from collections import Counter
@@ -35,12 +35,7 @@ from remind.memory_training.trainer import EpisodeTrainer
 class Words(train.MemBuilderTask):
     def score(self, row, outcomes):
         rewards = {role: [float(len(set(one[n].split()))) for one in outcomes] for n, role in enumerate(ROLES)}
-        return Scores(rewards, {"semantic": [4.0] * len(outcomes)}, (Pair("booster", 0, 1, 0.5),))
-
-class Numbers(train.SaliMoryTask):
-    def score(self, row, outcomes):
-        rewards = [float(n) for n in range(len(outcomes))]
-        return Scores(dict.fromkeys(("filter", "booster", "utilizer"), rewards), pairs=(Pair("utilizer", 1, 0, 0.5),))
+        return Scores(rewards, {"semantic": [4.0] * len(outcomes)}, (Pair("core", 0, 1, 0.5),))
 
 def scripted(self, prompts):
     # a function of the prompt and of how often it was asked
@@ -51,7 +46,6 @@ def scripted(self, prompts):
         replies.append([count * k % 200 + 2 for k in range(1, 2 + count % 4)] + [1])
     return replies
 
-train.SaliMoryTask = Numbers
 if "--scripted" in sys.argv:
     sys.argv.remove("--scripted")
     EpisodeTrainer._sample = scripted
@@ -100,7 +94,7 @@ def test_two_processes_train_as_one_does(script: Path, small: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["sft", "adrpo", "salimory"])
+@pytest.mark.parametrize("method", ["sft", "adrpo"])
 def test_runs_killed_at_random_end_with_the_same_bits(script: Path, small: Path, tmp_path: Path, method: str) -> None:
     """SIGKILL anywhere: while it starts, samples, scores, updates, writes a checkpoint or evaluates."""
     ended(start(script, small, tmp_path / "whole", method))
