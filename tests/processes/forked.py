@@ -57,6 +57,8 @@ class Forked:
         self._processes = []
         for rank, joined in enumerate(_joined(processes)):
             given = (str(script), [str(word) for word in words], {**environment, **joined})
+            for name in ("out", "err"):  # a process may be killed before it opens them
+                (self._said / f"{rank}.{name}").touch()
             process = context.Process(target=_child, args=(*given, str(self._said), rank))
             process.start()
             self._processes.append(process)
