@@ -102,10 +102,3 @@ def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path)
         cats = memory.store.note(next(n for n in memory.store.numbers() if memory.store.memory(n).text == "Cats."))
         assert (len(cats["pages"]), len(cats["fresh"])) == (3, 1)
         assert memory.retrieve(QUESTION, k=99).memories[-1].kind == "profile"
-    # each page is learned from at once, and knowledge is kept for one side as for the other
-    with bank(tmp_path / "c", encoder, chat, FIRST, LATER, short=1, hot=1, knowledge=2) as memory:
-        texts = [one.text for one in map(memory.store.memory, memory.store.numbers()) if one.kind == "knowledge"]
-        assert texts == ["The cat of Ann is called Tom."] + ["Bob knows cats."] * 2
-        assert list(kept(memory, "profile").values()) == [
-            ("s1:1", "s1:2", "s1:3", "s1:4", "s1:5", "s1:6", "s2:1", "s2:2")
-        ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,6 @@ def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def bank(tmp_path_factory: pytest.TempPathFactory, encoder: SentenceEncoder, dialogue: Dialogue) -> Iterator[Bank]:
-    """By Eq. 1, finished."""
-    with filled(make_system("remind"), tmp_path_factory.mktemp("own") / "bank", dialogue, Services(encoder)) as bank:
-        yield bank
-
-
 def filled(system: System, folder: Path, dialogue: Dialogue, services: Services) -> Bank:
     bank = system.open(folder, dialogue.id, services)
     for session in dialogue.sessions:
@@ -83,17 +76,15 @@ def turns(memories: Iterable[Memory]) -> list[str]:
     return [turn for memory in memories for turn in memory.sources or ()]
 
 
-def ranked(bank: Bank, text: str = ASKED) -> list[str]:
-    return turns(bank.retrieve(Query(text), k=1000).memories)
-
-
 def x0(dialogue: Dialogue, encoder: SentenceEncoder, **retrieve: Any) -> tuple[Perception, FactualState]:
     config = PerceptionConfig(retrieve=RetrieveConfig(**{"whole_tokens": 0, **retrieve}))
     perception = Perception(config, encoder, OfflineLLM(encoder))
     return perception, perception.perceive(dialogue, [Question("q", dialogue.id, ASKED)])[0]
 
 
-def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
+def test_turns_come_in_the_order_of_their_segments(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue
+) -> None:
     perception, _ = x0(dialogue, encoder)
     index = perception.index(dialogue)
     question = encoder.encode([ASKED])[0].double().numpy()
@@ -103,12 +94,12 @@ def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: Sentence
     for number in np.argsort(-cue, kind="stable"):
         start, end = index.segments[number].start, index.segments[number].end
         expected += sorted(range(start, end + 1), key=lambda place: -own[place])
-    memories = bank.retrieve(Query(ASKED), k=1000).memories
+    with filled(make_system("remind"), tmp_path, dialogue, Services(encoder)) as bank:
+        memories = bank.retrieve(Query(ASKED), k=1000).memories
     assert turns(memories) == [dialogue.turns[place].id for place in expected]
     scores = [memory.score for memory in memories]
     assert scores == sorted(scores, reverse=True)
     assert memories[0].score == pytest.approx(cue.max(), abs=1e-6)
-    assert all(memory.kind == "turn" for memory in memories)
 
 
 def test_marked_turns_come_first_by_salience(
@@ -119,7 +110,7 @@ def test_marked_turns_come_first_by_salience(
     with filled(system, tmp_path / "x1", dialogue, Services(encoder)) as bank:
         retrieval = bank.retrieve(Query(ASKED), k=1000)
     with filled(make_system("remind", HYBRID), tmp_path / "x0", dialogue, Services(encoder)) as plain:
-        behind = ranked(plain)
+        behind = turns(plain.retrieve(Query(ASKED), k=1000).memories)
     _, state = x0(dialogue, encoder, method="hybrid")
     grounder = Grounder(load_backbone("minilm"), *load_saes(saes), GroundingConfig(**grounding), encoder)
     x1 = grounder.ground(state)
