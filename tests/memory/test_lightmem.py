@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted import ScriptedChat, dump, held, parts, services, session
+from scripted import ScriptedChat, dump, held, opened, parts, session
 
-from remind.data.dialogue import Session
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.lightmem import LightMemBank, LightMemSystem
+from remind.memory.lightmem import LightMemSystem
 from remind.models.encoder import SentenceEncoder
 
 FIRST = session(
@@ -35,18 +33,9 @@ def remarks(request: Request) -> list[tuple[str, ...]]:
     return _REMARK.findall(parts(request)["remarks"])
 
 
-def bank(
-    folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, *sessions: Session, **options: Any
-) -> LightMemBank:
-    bank = LightMemSystem(**options).open(folder, "d", services(encoder, chat))
-    for one in sessions:
-        bank.ingest(one)
-    return bank
-
-
 def test_facts_have_the_turns_that_tell_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER) as memory:
+    with opened(LightMemSystem(), tmp_path / "b", chat, FIRST, LATER) as memory:
         assert not chat.asked, "what is said fits the buffers"
         memory.finish()
         assert held(memory) == {
@@ -79,7 +68,7 @@ def editor(request: Request) -> str:
 
 def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(editor)
-    with bank(tmp_path / "b", encoder, chat, TALES, update_at=0.3) as memory:
+    with opened(LightMemSystem(update_at=0.3), tmp_path / "b", chat, TALES) as memory:
         memory.finish()
         shown = [parts(request) for request in chat.asked if request.stage == "update"]
         assert [(one["entry"], {*one["later"].splitlines()}) for one in shown] == [

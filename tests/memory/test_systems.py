@@ -48,8 +48,6 @@ def test_each_system_remembers_and_finds(name: str, tmp_path: Path, saes: Path, 
         memories = bank.retrieve(Query("Who has a red kayak?"), k=1).memories
         found = {source for memory in memories for source in memory.sources or ()}
         assert bank.report()["sessions"] == 2
-        with pytest.raises(ConfigError, match="must be given"):
-            bank.retrieve(Query("Who?"))
     if name != "remind_x1":
         assert found == FIRST.get(name, {"a"})
 
@@ -72,16 +70,6 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
         ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
         ("remind_x1", {}, "remind_x1.sae: Field required"),
         ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
-        (
-            "remind",
-            {"perception": {"retrieve": {"top_share": 2}}},
-            "top_share: Input should be less than",
-        ),
-        (
-            "remind_x1",
-            {"sae": "x", "grounding": {"fuse": {"dens": 1}}},
-            "remind_x1.grounding.fuse has no option 'dens'",
-        ),
     ],
 )
 def test_what_cannot_be_made_is_refused(system: str, options: dict[str, Any], said: str) -> None:
