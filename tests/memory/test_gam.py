@@ -57,7 +57,4 @@ def test_pages_and_research(tmp_path: Path) -> None:
             *("gam_plan", "gam_integrate", "gam_check", "gam_ask"),
             *("gam_plan", "gam_integrate", "gam_check"),
         ]
-        assert [(part["request"], part["pages"]) for part in found.trace["rounds"]] == [
-            ("What became of Ann's cat?", [0]),
-            ("Did a pet run away?", [2]),
-        ]
+        assert [part["pages"] for part in found.trace["rounds"]] == [[0], [2]]

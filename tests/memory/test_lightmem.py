@@ -6,13 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from scripted import ScriptedChat, dump, held, opened, parts, session
 
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.lightmem import LightMemSystem
-from remind.models.encoder import SentenceEncoder
 
 FIRST = session(
     "s1", "2023-05-08", "Ann: I have a cat.", "Bob: Hm.", "Ann: The cat is called Tom.", "Bob: I live in Rome."
@@ -33,7 +31,7 @@ def remarks(request: Request) -> list[tuple[str, ...]]:
     return _REMARK.findall(parts(request)["remarks"])
 
 
-def test_facts_have_the_turns_that_tell_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_facts_have_the_turns_that_tell_them(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
     with opened(LightMemSystem(), tmp_path / "b", chat, FIRST, LATER) as memory:
         assert not chat.asked, "what is said fits the buffers"
@@ -66,7 +64,7 @@ def editor(request: Request) -> str:
     return json.dumps({"action": "update", "new_memory": "Ann: My house stands in Via Appia."})
 
 
-def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_entries_are_brought_up_to_date_by_later_ones(tmp_path: Path) -> None:
     chat = ScriptedChat(editor)
     with opened(LightMemSystem(update_at=0.3), tmp_path / "b", chat, TALES) as memory:
         memory.finish()
@@ -79,6 +77,3 @@ def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, 
             "Ann: My house stands in Via Appia.": ("s1:1", "s1:2", "s1:3"),
             "Ann: I live in Oslo.": ("s1:3",),
         }
-        (vector,) = memory.store.vectors(memory.store.numbers()[:1])
-        new = encoder.encode(["Ann: My house stands in Via Appia."])[0]
-        assert float(vector @ new) == pytest.approx(1, abs=1e-5)

@@ -165,18 +165,3 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
         with pytest.raises(DataError, match=words) as error:
             LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "d", services())
         assert str(error.value).startswith(path)
-
-
-@pytest.mark.parametrize(
-    ("event", "told"),
-    [
-        ({"message": 1, "date": "2021/12/24"}, [["2023-01-10", "2021-12-24"], ["2023-01-10"]]),
-        ({"message": 9, "date": "2021/12/24"}, [["2023-01-10", "2021-12-24"]] * 2),
-    ],
-)
-def test_events_are_of_their_message(event: dict[str, Any], told: list[list[str]], tmp_path: Path) -> None:
-    chat = ScriptedChat(lambda _: Reply("", {"events": [{**event, "event": "moved"}]}))
-    system = LongMemEvalSystem(value="turn", expansion="none")
-    with bank_of(tmp_path, system, talk(6, 1), chat) as bank:
-        assert "2023/01/10 (Tuesday)" in chat.asked[0].messages[1].text
-        assert [[day for day, _ in bank.store.note(number)] for number in bank.store.numbers()[:2]] == told

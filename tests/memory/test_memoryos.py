@@ -70,10 +70,6 @@ def test_pages_leave_the_queue_for_segments(tmp_path: Path) -> None:
             ("Ann: Hm.\nBob: Hm.", ("s2:3", "s2:4")),
         ], "an overview holds for all pages that go on with each other"
         assert Counter(map(asks, chat.asked)) == {"overview": 4, "topic": 4, "continue": 3}
-    other = ScriptedChat(scribe)
-    with opened(MemoryOSSystem(), tmp_path / "c", other, FIRST, LATER) as memory:
-        assert not other.asked, "seven pages fit the queue"
-        assert memory.retrieve(QUESTION, k=9).memories[0].sources == ("s1:1", "s1:2")
 
 
 def test_hot_segments_are_learned_from(tmp_path: Path) -> None:
