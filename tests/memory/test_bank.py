@@ -53,7 +53,6 @@ def test_a_session_that_comes_again_and_one_that_tells_of_before(bank: Bank) -> 
     [
         (session(11), "S11", "no turns"),
         (replace(talk(10)[3], time="2031"), "S4", "other content"),
-        (replace(session(11, "a", "b"), turns=(Turn("S11:T1", "Ann", "a"),) * 2), None, "UNIQUE"),
         (replace(session(11, "a"), turns=(Turn("S2:T1", "Ann", "a"),)), None, "UNIQUE"),
     ],
 )
@@ -61,7 +60,7 @@ def test_sessions_that_cannot_be_ingested(bank: Bank, wrong: Session, record: st
     before = dump(bank)
     with pytest.raises(DataError, match=words) as error:
         bank.ingest(wrong)
-    assert (error.value.path, error.value.record) == (bank.folder, record) or record is None
+    assert (str(bank.folder) in str(error.value), error.value.record) == (True, record)
     assert dump(bank) == before
 
 

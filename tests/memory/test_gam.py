@@ -47,7 +47,6 @@ def test_pages_and_research(tmp_path: Path) -> None:
     chat = ScriptedChat(researcher)
     with opened(GAMSystem(top=1), tmp_path / "b", chat, *SESSIONS) as memory:
         assert list(held(memory).values()) == [("s1:1", "s1:2"), ("s2:1", "s2:2"), ("s3:1", "s3:2")]
-        assert chat.stages() == ["summaries"] * 3
         assert parts(chat.asked[2])["abstracts"] == "Page 0: Of Bob and others.\nPage 1: Of Ann and others."
         found = memory.retrieve(Query("What became of Ann's cat?", "q"), k=1)
         (notes,) = found.memories

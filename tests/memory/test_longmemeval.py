@@ -34,21 +34,24 @@ def talk(seed: int, sessions: int = 6, names: tuple[str, str] = ("Ana", "Bo")) -
     return made
 
 
-def annotated(tmp_path: Path, sessions: list[Session], every: int = 2) -> str:
-    """LoCoMo's file with a fact for every n-th turn, and one for the first two turns of a session."""
+def annotated(tmp_path: Path, sessions: list[Session]) -> tuple[str, dict[str, list[str]]]:
+    """LoCoMo's file with a fact for every other turn, and one for the first two turns of a session; facts by turn."""
     draws = np.random.default_rng(7)
-    conversation, facts = {}, {}
+    conversation, facts, by_turn = {}, {}, dict[str, list[str]]()
     for session in sessions:
         number = session.id[1:]
         conversation[f"session_{number}"] = [
             {"speaker": t.speaker, "dia_id": t.id, "text": t.text} for t in session.turns
         ]
-        rows = [[" ".join(draws.choice(WORDS, 3)), turn.id] for turn in session.turns[::every]]
+        rows: list[Any] = [[" ".join(draws.choice(WORDS, 3)), [turn.id]] for turn in session.turns[::2]]
         rows.append(["shared fact", [turn.id for turn in session.turns[:2]]])
+        for text, names in rows:
+            for name in names:
+                by_turn.setdefault(name, []).append(text)
         facts[f"session_{number}_observation"] = {"Ana": rows}
     path = tmp_path / "locomo.json"
     path.write_text(json.dumps([{"sample_id": "d", "conversation": conversation, "observation": facts}]))
-    return str(path)
+    return str(path), by_turn
 
 
 def bank_of(
@@ -76,23 +79,12 @@ def cosines(query: str, keys: dict[Any, list[str]]) -> dict[Any, float]:
     return {value: (encoder.encode(texts).double() @ asked.T).max().item() for value, texts in keys.items() if texts}
 
 
-def facts_of(path: str) -> dict[str, list[str]]:
-    """Facts by turn, straight from the file."""
-    found: dict[str, list[str]] = {}
-    for speakers in json.loads(Path(path).read_text())[0]["observation"].values():
-        for text, where in (row for rows in speakers.values() for row in rows):
-            for name in [where] if isinstance(where, str) else where:
-                found.setdefault(name, []).append(text)
-    return found
-
-
 @pytest.mark.parametrize("value", ["turn", "round", "session"])
 @pytest.mark.parametrize("join", ["separate", "merge", "split-merge", "split-replace"])
 def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any, join: Any) -> None:
     sessions = talk(1)
-    path = annotated(tmp_path, sessions)
+    (path, facts), keys = annotated(tmp_path, sessions), {}
     system = LongMemEvalSystem(value=value, join=join, source="replay", annotations=path, time="none")
-    facts, keys = facts_of(path), {}
     size = {"turn": 1, "round": 2, "session": 6}[value]
     for session in sessions:
         for start in range(0, 6, size):
@@ -155,7 +147,7 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
     for wrong in ({"value": "fact", "expansion": "none"}, {"join": "glue"}, {"source": "replay"}):
         with pytest.raises(ConfigError):
             LongMemEvalSystem(**wrong)  # type: ignore[arg-type]
-    path = annotated(tmp_path, talk(9, 1))
+    path, _ = annotated(tmp_path, talk(9, 1))
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
     (sample,) = json.loads(Path(path).read_text())

@@ -102,14 +102,7 @@ def test_topics_without_a_model(source: str, tmp_path: Path) -> None:
         assert summaries(memory) == wanted
 
 
-@pytest.mark.parametrize(
-    ("reply", "wanted"),
-    [
-        ("- `Merge(1, a, [b] (c), d.)`", [(1, "a, [b] (c), d.")]),
-        ("Merge(0, a)\nMerge(1, b)", [(0, "a"), (1, "b")]),
-        ("Merge(2, a)", []),
-        ("", []),
-    ],
-)
-def test_actions(reply: str, wanted: Any) -> None:
-    assert read_actions(reply, 2) == wanted
+def test_actions() -> None:
+    assert read_actions("- `Merge(1, a, [b] (c), d.)`", 2) == [(1, "a, [b] (c), d.")]
+    assert read_actions("Merge(0, a)\nAdd()", 2) == [(0, "a"), None]
+    assert read_actions("Merge(2, a)", 2) == read_actions("", 2) == []

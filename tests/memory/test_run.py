@@ -226,7 +226,6 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"systems": ["bm52"]}, "bm52"),
         ({"split": "train"}, "has none; set states"),
         ({"systems": ["gold"]}, "gold is always included"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),

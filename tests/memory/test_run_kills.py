@@ -147,7 +147,6 @@ def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, 
     assert proxy.paid.total() - kept(out) <= AT_ONCE * kills
     assert kept(out) == kept(tmp_path / "whole") == len(calm.paid)
     assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
-    assert {len(whole[system, name]) for system in ("mem0", "rmm", "dense") for name in ("one", "two")} == {6}
     assert whole["rmm", "two"][-1]["trace"]["updates"] == 4
     assert proxy.faults.total() > 20
     assert set(calm.paid) == set(proxy.paid)
