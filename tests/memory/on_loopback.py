@@ -47,14 +47,13 @@ def main(names: list[str], folder: Path) -> None:
     (folder / "talk.json").write_text(json.dumps(locomo()))
     with Proxy(answer=answer) as proxy:
         llm = LLMConfig(EndpointConfig("m", proxy.url), cache=str(folder / "cache.sqlite"))
-        run_memory(RunMemoryConfig(str(folder / "talk.json"), str(folder / "run"), names, k=[1], budgets=[30], llm=llm))
+        hits = []
         # again, with nothing but the cache
-        asked = proxy.hits
-        run_memory(
-            RunMemoryConfig(str(folder / "talk.json"), str(folder / "again"), names, k=[1], budgets=[30], llm=llm)
-        )
-        again = proxy.hits - asked
-    seen = {"events": events, "heads": list(proxy.heads), "bodies": proxy.bodies, "asked": asked, "again": again}
+        for out in ("run", "again"):
+            given = (str(folder / "talk.json"), str(folder / out), names)
+            run_memory(RunMemoryConfig(*given, k=[1], budgets=[30], llm=llm))
+            hits.append(proxy.hits)
+    seen = {"events": events, "heads": list(proxy.heads), "bodies": proxy.bodies, "hits": hits}
     (folder / "seen.json").write_text(json.dumps(seen))
 
 

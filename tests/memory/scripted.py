@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
@@ -60,6 +61,14 @@ def minilm() -> SentenceEncoder:
 def services(encoder: SentenceEncoder, chat: ScriptedChat | None, max_failed: float = 1.0) -> Services:
     source = None if chat is None else lambda system, dialogue, stage: chat
     return Services(encoder, source, max_failed=max_failed)  # type: ignore[arg-type]
+
+
+def opened(system: Any, folder: Path, chat: ScriptedChat | None, *sessions: Session, encoder: Any = None) -> Any:
+    """A bank of the system that holds the sessions."""
+    bank = system.open(folder, "d", services(encoder or minilm(), chat))
+    for one in sessions:
+        bank.ingest(one)
+    return bank
 
 
 def parts(request: Request) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remembering import locomo_dialogue
+from remembering import SAID, locomo_file
 from running import use_words
 
 from remind import Corpus, Dialogue, Question, evaluate, read
@@ -22,10 +21,6 @@ from remind.states.dataset import write_states
 from remind.states.pyramid import FactualState, Strategy, segments_of
 from remind.states.records import record_of
 
-SAID = [
-    ["I adopted a dog called Rex.", "How lovely, a puppy!", "He is two years old."],
-    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
-]
 ASKED = [("What is the dog called?", "Rex", ["D1:1"]), ("Where did she move?", "Lisbon", ["D2:1"])]
 
 
@@ -36,15 +31,8 @@ def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    samples = []
-    for name in ("one", "two"):
-        asked = [
-            {"question": f"{text} {name}", "answer": gold, "evidence": ids, "category": 4} for text, gold, ids in ASKED
-        ]
-        samples.append(locomo_dialogue(name, [[f"{line} {name}" for line in lines] for lines in SAID], asked))
-    path = tmp_path / "talk.json"
-    path.write_text(json.dumps(samples))
-    return read(path)
+    asked = [{"question": text, "answer": gold, "evidence": ids, "category": 4} for text, gold, ids in ASKED]
+    return read(locomo_file(tmp_path / "talk.json", ("one", "two"), SAID, asked))
 
 
 @pytest.fixture
@@ -101,10 +89,7 @@ def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Co
     assert (row["system"], row["value"], row["recall"]) == ("bm25", 10, 1.0)
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("<h2>Memory systems</h2>") == page.count("<!DOCTYPE html>") == 1
-    copied = result.save(tmp_path / "saved")
-    assert (copied / "report.html").read_text() == page
-    with pytest.raises(ConfigError, match="is not empty"):
-        result.save(tmp_path / "saved")
+    assert (result.save(tmp_path / "saved") / "report.html").read_text() == page
     # again: nothing is asked
     again = evaluate(Finds(), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)
     assert [part["resumed"] for part in again.report["conditions"].values()] == [4] * 5

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from scripted import ScriptedChat, held, parts, services, session
+from scripted import ScriptedChat, held, opened, parts, session
 
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.gam import GAMBank, GAMSystem
-from remind.models.encoder import SentenceEncoder
+from remind.memory.gam import GAMSystem
 
 SESSIONS = (
     session("s1", "2023-05-08", "Ann: I have a cat called Tom.", "Bob: How nice."),
@@ -45,19 +43,10 @@ def researcher(request: Request) -> str:
     return '{"new_requests": ["Did a pet run away?"]}'
 
 
-def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> GAMBank:
-    bank = GAMSystem(**options).open(folder, "d", services(encoder, chat))
-    if chat is not None:
-        for one in SESSIONS:
-            bank.ingest(one)
-    return bank
-
-
-def test_pages_and_research(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_pages_and_research(tmp_path: Path) -> None:
     chat = ScriptedChat(researcher)
-    with bank(tmp_path / "b", encoder, chat, top=1) as memory:
+    with opened(GAMSystem(top=1), tmp_path / "b", chat, *SESSIONS) as memory:
         assert list(held(memory).values()) == [("s1:1", "s1:2"), ("s2:1", "s2:2"), ("s3:1", "s3:2")]
-        assert chat.stages() == ["summaries"] * 3
         assert parts(chat.asked[2])["abstracts"] == "Page 0: Of Bob and others.\nPage 1: Of Ann and others."
         found = memory.retrieve(Query("What became of Ann's cat?", "q"), k=1)
         (notes,) = found.memories
@@ -67,7 +56,4 @@ def test_pages_and_research(encoder: SentenceEncoder, tmp_path: Path) -> None:
             *("gam_plan", "gam_integrate", "gam_check", "gam_ask"),
             *("gam_plan", "gam_integrate", "gam_check"),
         ]
-        assert [(part["request"], part["pages"]) for part in found.trace["rounds"]] == [
-            ("What became of Ann's cat?", [0]),
-            ("Did a pet run away?", [2]),
-        ]
+        assert [part["pages"] for part in found.trace["rounds"]] == [[0], [2]]

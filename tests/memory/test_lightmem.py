@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-from scripted import ScriptedChat, dump, held, parts, services, session
+from scripted import ScriptedChat, dump, held, opened, parts, session
 
-from remind.data.dialogue import Session
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.lightmem import LightMemBank, LightMemSystem
-from remind.models.encoder import SentenceEncoder
+from remind.memory.lightmem import LightMemSystem
 
 FIRST = session(
     "s1", "2023-05-08", "Ann: I have a cat.", "Bob: Hm.", "Ann: The cat is called Tom.", "Bob: I live in Rome."
@@ -35,18 +31,9 @@ def remarks(request: Request) -> list[tuple[str, ...]]:
     return _REMARK.findall(parts(request)["remarks"])
 
 
-def bank(
-    folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, *sessions: Session, **options: Any
-) -> LightMemBank:
-    bank = LightMemSystem(**options).open(folder, "d", services(encoder, chat))
-    for one in sessions:
-        bank.ingest(one)
-    return bank
-
-
-def test_facts_have_the_turns_that_tell_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_facts_have_the_turns_that_tell_them(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER) as memory:
+    with opened(LightMemSystem(), tmp_path / "b", chat, FIRST, LATER) as memory:
         assert not chat.asked, "what is said fits the buffers"
         memory.finish()
         assert held(memory) == {
@@ -77,9 +64,9 @@ def editor(request: Request) -> str:
     return json.dumps({"action": "update", "new_memory": "Ann: My house stands in Via Appia."})
 
 
-def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_entries_are_brought_up_to_date_by_later_ones(tmp_path: Path) -> None:
     chat = ScriptedChat(editor)
-    with bank(tmp_path / "b", encoder, chat, TALES, update_at=0.3) as memory:
+    with opened(LightMemSystem(update_at=0.3), tmp_path / "b", chat, TALES) as memory:
         memory.finish()
         shown = [parts(request) for request in chat.asked if request.stage == "update"]
         assert [(one["entry"], {*one["later"].splitlines()}) for one in shown] == [
@@ -90,6 +77,3 @@ def test_entries_are_brought_up_to_date_by_later_ones(encoder: SentenceEncoder, 
             "Ann: My house stands in Via Appia.": ("s1:1", "s1:2", "s1:3"),
             "Ann: I live in Oslo.": ("s1:3",),
         }
-        (vector,) = memory.store.vectors(memory.store.numbers()[:1])
-        new = encoder.encode(["Ann: My house stands in Via Appia."])[0]
-        assert float(vector @ new) == pytest.approx(1, abs=1e-5)

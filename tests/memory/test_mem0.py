@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, held, parts, services, session
+from scripted import ScriptedChat, held, opened, parts, session
 
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.mem0 import Mem0Bank, Mem0System
+from remind.memory.mem0 import Mem0System
 from remind.models.encoder import SentenceEncoder
 
 FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
@@ -46,13 +46,9 @@ def scribe(request: Request) -> str:
     return json.dumps({"memory": operations})
 
 
-def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> Mem0Bank:
-    return Mem0System(**options).open(folder, "d", services(encoder, chat))
-
-
 def test_operations_provenance_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat) as memory:
+    with opened(Mem0System(), tmp_path / "b", chat) as memory:
         memory.ingest(FIRST)
         assert held(memory) == {
             "Ann has a cat called Tom": ("s1:1", "s1:2", "s1:3"),
@@ -87,7 +83,7 @@ def test_operations_of_a_reply(operations: Any, kept: Any, encoder: SentenceEnco
         added = [{"id": "0", "text": "old", "event": "ADD"}]
         return json.dumps({"memory": operations if parts(request).get("entries") else added})
 
-    with bank(tmp_path / "b", encoder, ScriptedChat(play)) as memory:
+    with opened(Mem0System(), tmp_path / "b", ScriptedChat(play)) as memory:
         memory.ingest(session("s1", None, "Ann: One."))
         memory.ingest(session("s2", None, "Ann: Two."))
         assert held(memory) == kept

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,8 @@ class Package:
 
         store = {"path": str(folder / "qdrant"), "embedding_model_dims": 384, "on_disk": False}
         key = {"provider": "openai", "config": {"api_key": "none"}}
-        self.memory = Memory(
-            MemoryConfig(
-                vector_store={"provider": "qdrant", "config": store},
-                llm=key,
-                embedder=key,
-                history_db_path=str(folder / "history.db"),
-            )
-        )
+        parts = {"vector_store": {"provider": "qdrant", "config": store}, "llm": key, "embedder": key}
+        self.memory = Memory(MemoryConfig(**parts, history_db_path=str(folder / "history.db")))
         self.asked: list[list[dict[str, str]]] = []
         self.sources: dict[str, set[str]] = {}
         self.memory.embedding_model = self.memory.llm = self  # both are the scripted model
@@ -141,18 +136,9 @@ def test_memories_provenance_and_prompts_are_those_of_the_package(
 ) -> None:
     monkeypatch.setenv("MEM0_TELEMETRY", "False")
     monkeypatch.setenv("MEM0_DIR", str(tmp_path))
-    encoder = SentenceEncoder()
-    vectors: dict[str, Any] = {}
-    alone = encoder.encode_apart
-
-    def encode(text: str) -> Any:
-        if text not in vectors:
-            vectors[text] = alone([text])[0]
-        return vectors[text]
-
-    seen: dict[str, int] = {}
-    theirs, ours_seen = Package(tmp_path, encode, seen), {}
-    chat = ScriptedChat(lambda request: play(request.chat, ours_seen))
+    encoder, seen = SentenceEncoder(), dict[str, int]()
+    theirs = Package(tmp_path, cache(lambda text: encoder.encode_apart([text])[0]), seen)
+    chat = ScriptedChat(lambda request: play(request.chat, seen))
     sessions = list(first_turns(read(remind_data / "locomo" / "locomo_dev.json").dialogues[seed], TURNS))
     assert sum(len(session.turns) for session in sessions) == TURNS
     for session in sessions:
@@ -165,11 +151,8 @@ def test_memories_provenance_and_prompts_are_those_of_the_package(
     with system.open(tmp_path / "bank", "d", services(encoder, chat)) as bank:
         for session in sessions:
             bank.ingest(session)
-        held = []
-        for number in bank.store.numbers():
-            memory = bank.store.memory(number)
-            held.append((bank.store.note(number), memory.text, sorted(memory.sources or ())))
-
+        kept = [(bank.store.note(number), bank.store.memory(number)) for number in bank.store.numbers()]
+    held = [(view, memory.text, sorted(memory.sources or ())) for view, memory in kept]
     assert [request.chat for request in chat.asked] == theirs.asked
     assert sorted(held) == theirs.held()
     assert len(held) > 20

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, as_folded, held, parts, services, session
+from scripted import ScriptedChat, as_folded, held, opened, parts, session
 from words import WordEncoder
 
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
-from remind.memory.membuilder import ROLES, MemBuilderBank, MemBuilderSystem
+from remind.memory.membuilder import ROLES, MemBuilderSystem
 
 FIRST = session(
     "s1", "2024-03-15", "Ann: I am a nurse. I run at dawn.", "Bob: Nice.", "Ann: I moved to Rome on Monday."
@@ -39,13 +39,9 @@ def scribe(request: Request) -> str:
     return json.dumps({"ops": [REPLIES[role_of(request), place]]})
 
 
-def bank(folder: Path, chat: ScriptedChat | None, **options: Any) -> MemBuilderBank:
-    return MemBuilderSystem(**options).open(folder, "d", services(WordEncoder(200), chat))  # type: ignore[arg-type]
-
-
 def test_four_roles_read_the_memory_from_before_the_session(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", chat) as memory:
+    with opened(MemBuilderSystem(), tmp_path / "b", chat, encoder=WordEncoder(200)) as memory:
         memory.ingest(FIRST)
         assert memory.lost == []
         assert [role_of(request) for request in chat.asked] == list(ROLES)
@@ -100,8 +96,8 @@ def test_a_block_that_is_too_long(compressed: list[Any], asked: int, block: str,
         return json.dumps({"ops": [op] if role_of(request) == "core" else []})
 
     chat = ScriptedChat(part)
-    with bank(tmp_path / "b", chat, block_characters=100, compressed_characters=60) as memory:
-        memory.ingest(FIRST)
+    system = MemBuilderSystem(block_characters=100, compressed_characters=60)
+    with opened(system, tmp_path, chat, FIRST, encoder=WordEncoder(200)) as memory:
         assert chat.stages().count("compress") == asked
         assert list(held(memory)) == [block]
         as_folded(memory)

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripted import ScriptedChat, dump, held, services, session
+from scripted import ScriptedChat, dump, held, opened, session
 
 from remind.llm.bodies import completion
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.memgpt import MemGPTBank, MemGPTSystem
-from remind.models.encoder import SentenceEncoder
+from remind.memory.memgpt import MemGPTSystem
 
 TALK = session(
     "s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.", "Bob: Hm."
@@ -65,13 +64,9 @@ def scribe(request: Request) -> str:
     return says(text="<think>hm</think> Tom" if "called Tom" in results[0] else "nobody")
 
 
-def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> MemGPTBank:
-    return MemGPTSystem(**options).open(folder, "d", services(encoder, chat))
-
-
-def test_memories_have_the_batches_that_they_were_written_at(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_memories_have_the_batches_that_they_were_written_at(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, batch=2) as memory:
+    with opened(MemGPTSystem(batch=2), tmp_path / "b", chat) as memory:
         memory.ingest(TALK)
         assert held(memory) == {
             "Ann: one cat": ("s1:1", "s1:2"),
@@ -82,13 +77,11 @@ def test_memories_have_the_batches_that_they_were_written_at(encoder: SentenceEn
         }
         assert len(chat.asked) == 4
         assert "Ann: one cat" in seen(chat.asked[2]), "the core memory is always seen"
-        assert told(chat.asked[1])[:2] == ["It is written down."] * 2
-        assert all((request.body or {})["tool_choice"] == "auto" for request in chat.asked)
 
 
-def test_a_question_is_answered_by_searches_and_changes_nothing(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_a_question_is_answered_by_searches_and_changes_nothing(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, page=1) as memory:
+    with opened(MemGPTSystem(page=1), tmp_path / "b", chat) as memory:
         memory.ingest(TALK)
         before, asked = dump(memory), len(chat.asked)
         found = memory.retrieve(QUESTION, k=9)

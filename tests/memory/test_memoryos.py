@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from scripted import ScriptedChat, parts, services, session
+from scripted import ScriptedChat, opened, parts, session
 
-from remind.data.dialogue import Session
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.memoryos import MemoryOSBank, MemoryOSSystem
-from remind.models.encoder import SentenceEncoder
 
 FIRST = session(
     "s1",
@@ -53,23 +50,14 @@ def scribe(request: Request) -> str:
     return '{"keywords": ["Cats", "name"]}'
 
 
-def bank(
-    folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, *sessions: Session, **options: Any
-) -> MemoryOSBank:
-    bank = MemoryOSSystem(**options).open(folder, "d", services(encoder, chat))
-    for one in sessions:
-        bank.ingest(one)
-    return bank
-
-
 def kept(bank: MemoryOSBank, kind: str) -> dict[str, tuple[str, ...] | None]:
     memories = map(bank.store.memory, bank.store.numbers())
     return {memory.text: memory.sources for memory in memories if memory.kind == kind}
 
 
-def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_pages_leave_the_queue_for_segments(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1) as memory:
+    with opened(MemoryOSSystem(short=1), tmp_path / "b", chat, FIRST, LATER) as memory:
         assert kept(memory, "segment") == {
             "Cats.": ("s1:1", "s1:2", "s1:3", "s1:4", "s2:1", "s2:2"),
             "Rome, the town.": ("s1:5", "s1:6"),
@@ -82,15 +70,11 @@ def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: 
             ("Ann: Hm.\nBob: Hm.", ("s2:3", "s2:4")),
         ], "an overview holds for all pages that go on with each other"
         assert Counter(map(asks, chat.asked)) == {"overview": 4, "topic": 4, "continue": 3}
-    other = ScriptedChat(scribe)
-    with bank(tmp_path / "c", encoder, other, FIRST, LATER) as memory:
-        assert not other.asked, "seven pages fit the queue"
-        assert memory.retrieve(QUESTION, k=9).memories[0].sources == ("s1:1", "s1:2")
 
 
-def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_hot_segments_are_learned_from(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3) as memory:
+    with opened(MemoryOSSystem(short=1, hot=3), tmp_path / "b", chat, FIRST, LATER) as memory:
         learned = [request for request in chat.asked if request.stage == "extract"]
         assert list(map(asks, learned)) == ["profile", "knowledge"]
         assert parts(learned[0])["person"] == "Ann"
@@ -102,10 +86,3 @@ def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path)
         cats = memory.store.note(next(n for n in memory.store.numbers() if memory.store.memory(n).text == "Cats."))
         assert (len(cats["pages"]), len(cats["fresh"])) == (3, 1)
         assert memory.retrieve(QUESTION, k=99).memories[-1].kind == "profile"
-    # each page is learned from at once, and knowledge is kept for one side as for the other
-    with bank(tmp_path / "c", encoder, chat, FIRST, LATER, short=1, hot=1, knowledge=2) as memory:
-        texts = [one.text for one in map(memory.store.memory, memory.store.numbers()) if one.kind == "knowledge"]
-        assert texts == ["The cat of Ann is called Tom."] + ["Bob knows cats."] * 2
-        assert list(kept(memory, "profile").values()) == [
-            ("s1:1", "s1:2", "s1:3", "s1:4", "s1:5", "s1:6", "s2:1", "s2:2")
-        ]

@@ -134,7 +134,6 @@ ADD = {"op": "ADD", "memory": "2024: x"}
         ("semantic", says({"op": "ADD", "memory": "x" * (LONGEST + 1)}), (), "memory 'xxx"),
         ("episodic", says({**ADD, "sources": [4]}), (), "no turn 4; the session has 3"),
         ("episodic", says({"op": "UPDATE", "old": 3, "new_memory": "2024: x"}), EPISODIC, "no entry 3; 2 are shown"),
-        ("episodic", says({"op": "UPDATE", "old": "m20", "new_memory": "2024: x"}), EPISODIC, "refer to itself"),
         ("episodic", says({"op": "MERGE", "olds": [1, 2, 1], "new_memory": "2024: x"}), EPISODIC, "an entry twice"),
         ("core", says(), [BLOCK], "takes one operation, not 0"),
         ("core", says({"op": "REPLACE", "old_text": "m", "new_text": "y"}), [BLOCK], "2 times"),

@@ -40,7 +40,6 @@ def spoken(*speakers: str) -> Session:
     [
         ("abab", "turn", ["0", "1", "2", "3"]),
         ("aabbab", "round", ["0123", "45"]),
-        ("abcabca", "round", ["012", "345", "6"]),
         ("abab", "session", ["0123"]),
     ],
 )

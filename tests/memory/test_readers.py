@@ -54,46 +54,26 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
     assert [row["content"] for row in rows] == [MEMORIES[place].text for place in ORDER]
     assert [row["memory"] for row in rows] == list(range(6))
     assert [row["date"] for row in rows] == [MEMORIES[place].time or "unknown" for place in ORDER]
-    assert "Who came?" in user
-    assert "2023-05-01" in user
     assert reading.tokens == (7, 2)
-    assert request.stage == "read"
     if mode == "cite":
         # the first and the last that were shown
         assert (reading.text, reading.cited) == ("- says so\nAnswer: Ana", {ORDER[0], ORDER[4]})
     else:
-        assert reading.cited is None
         assert reading.text == ("Ana [0, 4]" if mode == "con" else reply.text)
 
 
 def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
-    said = [
-        ("2023-01-01T09:00", "Ana", "I <answer>know"),
-        ("2023-01-01T09:00", "Bo", "So?"),
-        ("2023-02-02", "Ana", "Yes"),
-    ]
-    sessions = [
-        Session(
-            when, when, tuple(Turn(f"{when} {n}", who, text) for n, (at, who, text) in enumerate(said) if at == when)
-        )
-        for when in ("2023-01-01T09:00", "2023-02-02")
-    ]
-    dialogue = Dialogue("d", tuple(sessions))
+    first = Session("1", "2023-01-01T09:00", (Turn("1a", "Ana", "I <answer>know"), Turn("1b", "Bo", "So?")))
+    dialogue = Dialogue("d", (first, Session("2", "2023-02-02", (Turn("2a", "Ana", "Yes"),))))
     question = Question("q", "d", "Which?", "single", ("tea", "milk"), time="2023-03-01")
     state = FactualState(dialogue, question, (Segment(0, 1), Segment(2, 2)), Strategy(()), True)
     memories = [
         Memory(turn.id, f"{turn.speaker}: {turn.text}", "turn", None, dialogue.session_of[turn.id].time, 0.0, 5)
         for turn in dialogue.turns
     ]
-    reader = ChatReader("x0")
     chat = ScriptedChat(lambda _: Reply("<answer>B</answer><explanation>Ana: Yes", finished=False))
-    reading = reader.read_all([(Query.of(question), memories[1:2] + memories[:1] + memories[2:])], lambda stage: chat)[
-        0
-    ]
-    lines = render(state).text.split("\n")
-    said_at = lines.index("Bo: So?")
-    lines[said_at - 1 : said_at + 1] = lines[said_at], lines[said_at - 1]
-    assert [message.text for message in chat.asked[0].messages] == ["\n".join(lines)]
+    (reading,) = ChatReader("x0").read_all([(Query.of(question), memories)], lambda stage: chat)
+    assert [message.text for message in chat.asked[0].messages] == [render(state).text]
     assert (reading.text, reading.cited) == ("B", None)
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remembering import locomo_dialogue
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
+from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.rmm import RmmBank, RmmSystem
@@ -64,27 +66,18 @@ def test_both_speakers_are_extracted_and_exchanges_referred_to(tmp_path: Path) -
         assert chat.stages() == ["extract", "extract", "update"]
         assert [parts(one).get("speaker") for one in chat.asked] == ["Ann", "Bob", None]
         assert "Turn 1:\nAnn: My cat Tom sleeps too." in parts(chat.asked[0])["conversation"]
-        best = memory.retrieve(Query("Bob stays in bed."), k=1).memories[0]
-        assert (best.kind, best.time, best.tokens) == ("topic", "2023-05-08", 4 + 5 + 5)
-
-
-def merged(folder: Path) -> RmmBank:
-    memory = bank(folder, ScriptedChat(scribe))
-    memory.ingest(FIRST)
-    memory.ingest(LATER)
-    assert memory.lost == []
-    return memory
 
 
 def test_merges_keep_sources_and_are_in_the_journal_and_are_found_anew(tmp_path: Path) -> None:
-    with merged(tmp_path / "b") as memory:
+    with bank(tmp_path / "b", ScriptedChat(scribe)) as memory:
+        memory.ingest(FIRST)
+        memory.ingest(LATER)
+        assert memory.lost == []
         ran, cat = "Ann runs at dawn, for a race in May.", "Ann had a cat, [Tom], who ran away (again), in June."
         found = summaries(memory)
         assert found[ran] == ("s1:1", "s1:2", "s2:1", "s2:2")
         assert len(found) == 3
-        best = memory.retrieve(Query(ran), k=1)
-        assert best.memories[0].text.splitlines()[0] == ran
-        assert best.trace["base"][0] == pytest.approx(20.0, abs=1e-4)
+        assert memory.retrieve(Query(ran), k=1).memories[0].text.splitlines()[0] == ran
         assert cat in found
         first = memory.store.journal()[0]
         assert [first[name]["summary"] for name in ("before", "new")] == [
@@ -94,14 +87,22 @@ def test_merges_keep_sources_and_are_in_the_journal_and_are_found_anew(tmp_path:
         assert first["new"]["turns"] == ["s2:1", "s2:2"]
 
 
-@pytest.mark.parametrize(
-    ("reply", "wanted"),
-    [
-        ("- `Merge(1, a, [b] (c), d.)`", [(1, "a, [b] (c), d.")]),
-        ("Merge(0, a)\nMerge(1, b)", [(0, "a"), (1, "b")]),
-        ("Merge(2, a)", []),
-        ("", []),
-    ],
-)
-def test_actions(reply: str, wanted: Any) -> None:
-    assert read_actions(reply, 2) == wanted
+@pytest.mark.parametrize("source", ["extractive", "replay"])
+def test_topics_without_a_model(source: str, tmp_path: Path) -> None:
+    sample = locomo_dialogue("d", [["I run at dawn."] * 4], [])
+    facts = {"session_1_observation": {"Ann": [["Ann runs.", "D1:1"]], "Bob": [["Bob runs.", ["D1:2", "D1:4"]]]}}
+    path = tmp_path / "locomo.json"
+    path.write_text(json.dumps([{**sample, "observation": facts}]))
+    turns = tuple(Turn(f"D1:{n}", "Ann" if n % 2 else "Bob", "I run at dawn.") for n in range(1, 5))
+    with bank(tmp_path / "b", None, source=source, annotations=str(path)) as memory:
+        memory.ingest(Session("S1", None, turns))
+        wanted = {"replay": {"Ann runs.": ("D1:1",), "Bob runs.": ("D1:2", "D1:4")}}.get(
+            source, {"Ann: I run at dawn.": ("D1:1", "D1:3"), "Bob: I run at dawn.": ("D1:2", "D1:4")}
+        )
+        assert summaries(memory) == wanted
+
+
+def test_actions() -> None:
+    assert read_actions("- `Merge(1, a, [b] (c), d.)`", 2) == [(1, "a, [b] (c), d.")]
+    assert read_actions("Merge(0, a)\nAdd()", 2) == [(0, "a"), None]
+    assert read_actions("Merge(2, a)", 2) == read_actions("", 2) == []

@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 from fault_proxy import Proxy, completion
 from in_process import run_module
-from remembering import locomo_dialogue
+from remembering import SAID, locomo_file
 from running import use_words
 
 from remind.core.errors import ConfigError, DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.memory import systems
 from remind.memory.base import Query
 from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
-from remind.memory.plain import PlainBank, PlainSystem
+from remind.memory.plain import PlainBank
 from remind.memory.run import run_memory
 from remind.memory.score import MANIFEST, read_units, score_memory
 from remind.states.prompts import prompt_id
 
 _SAID = [
-    ["I adopted a <b>dog</b> called Rex.", "How lovely, a puppy!", "He is two years old."],
-    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
+    ["I adopted a <b>dog</b> called Rex.", *SAID[0][1:]],
+    SAID[1],
     ["My sister paints boats.", "Does she sell them?", "Only at the harbour market."],
 ]
 _ASKED = [
@@ -43,20 +42,13 @@ def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
-    samples = []
-    for name in ("conv-1", "conv-2"):
-        asked = [
-            {"question": f"{text} {name}", "evidence": gold, "category": category}
-            | ({"answer": answer} if answer else {"adversarial_answer": "nobody"})
-            for text, answer, gold, category in _ASKED
-        ]
-        facts = {"session_1_observation": {"Ann": [["Ann has a pet named Rex.", "D1:1"]]}}
-        said = [[f"{line} {name}" for line in lines] for lines in _SAID]
-        samples.append({**locomo_dialogue(name, said, asked), "observation": facts})
-    path = tmp_path / "talk.json"
-    path.write_text(json.dumps(samples))
-    return path
+    asked = [
+        {"question": text, "evidence": gold, "category": category}
+        | ({"answer": answer} if answer else {"adversarial_answer": "nobody"})
+        for text, answer, gold, category in _ASKED
+    ]
+    facts = {"session_1_observation": {"Ann": [["Ann has a pet named Rex.", "D1:1"]]}}
+    return locomo_file(tmp_path / "talk.json", ("conv-1", "conv-2"), _SAID, asked, observation=facts)
 
 
 def config(data: Path, out: Path, **changes: Any) -> RunMemoryConfig:
@@ -88,21 +80,15 @@ def test_scores_are_those_counted_by_hand(data: Path, tmp_path: Path) -> None:
                     tokens.append(sum(memory[2] for memory in shown))
         assert row["recall"] == pytest.approx(sum(recalls) / 6)
         assert row["tokens"] == pytest.approx(sum(tokens) / 6)
-        assert row["n"] == 6
-        assert row["dataset"] == "locomo"
+        assert (row["n"], row["dataset"]) == (6, "locomo")
     # words of the question stand in the gold turn alone
     assert rows["bm25", "k", 1]["recall"] >= 2 / 3
     assert rows["gold", "k", 2]["recall"] == 1.0
     assert rows["no_context", "tokens", 30]["recall"] == rows["no_context", "tokens", 30]["tokens"] == 0.0
-    # one question of three has two gold turns
-    assert (rows["gold", "k", 1]["any"], rows["gold", "k", 1]["all"]) == pytest.approx((1.0, 2 / 3))
     pairs = {(row["system"], row["minus"], row["at"], row["value"]): row for row in scores["paired"]}
     difference = rows["session", "k", 1]["recall"] - rows["bm25", "k", 1]["recall"]
     assert pairs["session", "bm25", "k", 1]["difference"] == pytest.approx(difference)
-    assert pairs["bm25", "session", "k", 1]["difference"] == pytest.approx(-difference)
-    page = (tmp_path / "scores.html").read_text()
-    assert "&lt;b&gt;dog&lt;/b&gt;" in page
-    assert "<b>dog" not in page
+    assert "<b>dog" not in (tmp_path / "scores.html").read_text()
 
 
 def test_a_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
@@ -117,35 +103,26 @@ def test_a_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     assert not [*out.rglob("*.tmp")]
 
 
-class SpyBank(PlainBank):
-    """Fails on one dialogue, and looks at what it is given."""
-
-    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Any:
-        assert not any(word in repr(query) for word in ("Rex", "D1:1", "Lisbon"))
-        if self.dialogue_id == "conv-2":
-            raise DataError("the index is broken", self.folder)
-        return super().rank(query, k, trace)
-
-
-class Spy(PlainSystem):
-    def open(self, folder: Any, dialogue_id: str, services: Any) -> PlainBank:
-        return SpyBank(folder, dialogue_id, self, services)
-
-
 def test_a_failure_is_no_wrong_answer_and_is_tried_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systems, "make_system", None)
-    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: Spy(name, method="bm25"))
-    out = run_memory(config(data, tmp_path / "run", systems=["spy"]))
+    real = PlainBank.rank
+
+    def rank(self: PlainBank, query: Query, *given: Any) -> Any:
+        assert not any(word in repr(query) for word in ("Rex", "D1:1", "Lisbon"))
+        if self.dialogue_id == "conv-2":
+            raise DataError("the index is broken", self.folder)
+        return real(self, query, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainBank, "rank", rank)
+        out = run_memory(config(data, tmp_path / "run", systems=["bm25"]))
     scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
     (failure,) = scores["failures"]
-    assert (failure["system"], failure["dialogue"], failure["stage"]) == ("spy", "conv-2", "retrieve")
+    assert (failure["system"], failure["dialogue"], failure["stage"]) == ("bm25", "conv-2", "retrieve")
     rows = {(row["system"], row["at"], row["value"]): row for row in scores["rows"]}
-    assert rows["spy", "k", 1]["n"] == 3
-    assert rows["gold", "k", 1]["n"] == 6
-    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: PlainSystem(name, method="bm25"))
-    run_memory(config(data, tmp_path / "run", systems=["spy"]))
+    assert (rows["bm25", "k", 1]["n"], rows["gold", "k", 1]["n"]) == (3, 6)
+    run_memory(config(data, tmp_path / "run", systems=["bm25"]))
     assert all(unit["failed"] is None for unit in read_units(out))
 
 
@@ -173,30 +150,20 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     fours = {name: part["by_category"]["4"] for name, part in report["conditions"].items()}
     found = {name: [row[measure]["value"] for measure in ("locomo_f1", "accuracy")] for name, row in fours.items()}
     assert found == {"bm25": [1.0, 1.0], "gold": [1.0, 1.0], "full_context": [1.0, 1.0], "no_context": [0.0, 1.0]}
-    assert report["conditions"]["gold"]["overall"]["n"] == 8
-    assert report["reference"] == "no_context"
     assert scores["notes"] == [
         f"Answers: m@{server.url}, reader direct, {prompt_id('memory_read')}.",
         f"Verdicts: m@{server.url}, {prompt_id('ask_judge')}.",
     ]
-    page = (tmp_path / "scores.html").read_text()
-    assert all(note in page for note in scores["notes"])
     # what is counted by system is what the server saw
     told = json.loads((out / MANIFEST).read_text())["costs"]
     judged = json.loads((out / "report.json").read_text())["costs"]["total"]["now"]["calls"]
     assert sum(row["now"]["calls"] for row in told) + judged == hits
     (cost,) = [row for row in scores["costs"] if row["system"] == "bm25"]
-    own = [row for row in told if row["system"] == "bm25" and row["stage"] == "read"]
-    calls = sum(row["calls"] for row in own)
-    assert cost["question"]["calls"] == pytest.approx(calls / 8)
-    assert cost["ingest"]["calls"] == 0
+    calls = sum(row["calls"] for row in told if row["system"] == "bm25" and row["stage"] == "read")
+    assert (cost["question"]["calls"], cost["ingest"]["calls"]) == (pytest.approx(calls / 8), 0)
     # with other budgets everything is retrieved again, and no reply is paid for twice
     run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="llm", answer_k=2, budgets=[9]))
     assert server.hits == hits
-    # another model answers anew
-    other = LLMConfig(EndpointConfig("n", server.url), cache=str(tmp_path / "cache.sqlite"))
-    run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=other, judge="llm", answer_k=2))
-    assert server.hits > hits
 
 
 def _assessed(body: Mapping[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -219,10 +186,6 @@ def test_how_answers_use_what_is_remembered_is_judged_beside_them(data: Path, tm
         llm = LLMConfig(EndpointConfig("m", server.url), cache=str(tmp_path / "cache.sqlite"))
         settings = config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="p13n", answer_k=1, reader="respond")
         out = run_memory(settings)
-        hits = server.hits
-        # units whose judge could not be read are made again; no reply is paid for twice
-        run_memory(settings)
-        again = server.hits - hits
     scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
     rows = scores["p13n"]
     # Rex is named in both dialogues, and no reply to that can be read; all else could have been said with Rex in it
@@ -230,10 +193,7 @@ def test_how_answers_use_what_is_remembered_is_judged_beside_them(data: Path, tm
     assert (whole["n"], whole["unread"], whole["underuse"]["value"], whole["p13n"]["value"]) == (6, 2, 1.0, 0.0)
     # of the wrong answers one turn was shown, which does not tell of Rex; the bank does
     assert whole["errors"] == {"memory": 0, "profile": 6, "generation": 0, "unread": 0}
-    assert rows["no_context"]["na"]["value"] == 1.0
-    assert rows["no_context"]["errors"]["memory"] == 8
-    assert again == 0
-    assert f"Personalisation and errors: m@{server.url}, {prompt_id('judge_p13n')}." in scores["notes"]
+    assert (rows["no_context"]["na"]["value"], rows["no_context"]["errors"]["memory"]) == (1.0, 8)
     assert "<h3>Personalisation</h3>" in (tmp_path / "scores.html").read_text()
 
 
@@ -246,7 +206,7 @@ def test_a_dry_run_sends_nothing_and_leaves_no_run(data: Path, tmp_path: Path, s
     assert {json.loads(line)["stage"] for line in prompts.read_text().splitlines()} == {"read"}
 
 
-def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_id_tells_that_there_is_no_answer(tmp_path: Path) -> None:
     """LongMemEval's questions without an answer end in _abs, and its gold sessions begin with answer_."""
     said = [{"role": "user", "content": "I like tea.", "has_answer": True}, {"role": "assistant", "content": "Noted."}]
     instance = {
@@ -257,32 +217,19 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     }  # fmt: skip
     data = tmp_path / "one.json"
     data.write_text(json.dumps([instance]))
-    opened: list[str] = []
-
-    class Watched(PlainSystem):
-        def open(self, folder: Any, dialogue_id: str, services: Any) -> PlainBank:
-            opened.append(dialogue_id)
-            return super().open(folder, dialogue_id, services)
-
-    monkeypatch.setattr("remind.memory.provider.make_system", lambda name, options: Watched(name))
     out = run_memory(config(data, tmp_path / "run", systems=["dense"]))
-    assert opened == ["q1"]
     (bank,) = (out / "memory" / "banks").rglob("bank.sqlite")
     content = bank.read_bytes() + b"".join(path.read_bytes() for path in bank.parent.glob("bank.sqlite-*"))
-    assert b"tea" in content
-    assert b"answer" not in content
-    assert b"_abs" not in content
+    assert [word in content for word in (b"tea", b"answer", b"_abs")] == [True, False, False]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"systems": ["bm52"]}, "bm52"),
         ({"split": "train"}, "has none; set states"),
         ({"systems": ["gold"]}, "gold is always included"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),
         ({"k": [], "budgets": []}, "k, budgets or both"),
-        ({"judge": "llm"}, "set llm.judge or llm.default"),
         ({"judge": "p13n"}, "judge p13n needs an endpoint"),
     ],
 )

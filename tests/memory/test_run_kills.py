@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import sqlite3
 import time
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_proxy import Answer, Proxy, completion
+from fault_proxy import Proxy, completion
 from forked import Forked
-from remembering import locomo_dialogue
+from remembering import SAID, locomo_file
 
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.score import read_units, score_memory
@@ -27,10 +26,6 @@ RUNNING = Path(__file__).with_name("running.py")
 #: Requests under way at once.
 AT_ONCE = 2
 _FENCED = re.compile(r"<<<(\w+) ([0-9a-f]{8})\n(.*?)\n\1 \2>>>", re.DOTALL)
-_SAID = [
-    ["I adopted a dog called Rex.", "How lovely, a puppy!", "He is two years old."],
-    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
-]
 
 
 def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -62,28 +57,21 @@ def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
-    samples = []
-    for name in ("one", "two"):
-        asked = [
-            {"question": f"{line} {name}?", "evidence": [f"D{n}:{m}"], "category": 4, "answer": f"answer {n}"}
-            for n, lines in enumerate(_SAID, start=1)
-            for m, line in enumerate(lines, start=1)
-        ]
-        samples.append(locomo_dialogue(name, [[f"{line} {name}" for line in lines] for lines in _SAID], asked))
-    path = tmp_path / "talk.json"
-    path.write_text(json.dumps(samples))
-    return path
+    asked = [
+        {"question": line, "evidence": [f"D{n}:{m}"], "category": 4, "answer": f"answer {n}"}
+        for n, lines in enumerate(SAID, start=1)
+        for m, line in enumerate(lines, start=1)
+    ]
+    return locomo_file(tmp_path / "talk.json", ("one", "two"), SAID, asked)
 
 
-def words(data: Path, out: Path, url: str, **more: Any) -> list[str]:
+def words(data: Path, out: Path, url: str) -> list[str]:
     """The options of a run."""
-    rmm = {"reranker": {"batch": 2, "top_k": 6}, "scope": "shared"}
     given = {
         "input": data,
         "out": out,
         "systems": "[dense, mem0, rmm]",
-        "options": json.dumps({"rmm": rmm}),
+        "options": "{rmm: {reranker: {batch: 2, top_k: 6}, scope: shared}}",
         "reader": "cite",
         "k": "[1, 3]",
         "budgets": "[20]",
@@ -95,7 +83,6 @@ def words(data: Path, out: Path, url: str, **more: Any) -> list[str]:
         "llm.default.concurrency": AT_ONCE,
         "llm.default.price_prompt": 1e6,
         "llm.cache": out.with_suffix(".sqlite"),
-        **more,
     }
     return [str(word) for name, value in given.items() for word in (f"--{name}", value)]
 
@@ -124,63 +111,42 @@ def ended(out: Path) -> dict[str, Any]:
 
 def kept(out: Path) -> int:
     """Replies in the cache of a run."""
-    path = out.with_suffix(".sqlite")
-    if not path.is_file():
-        return 0
-    with closing(sqlite3.connect(path)) as database:
-        table = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'replies'").fetchone()[0]
-        return int(database.execute("SELECT count(*) FROM replies").fetchone()[0]) if table else 0
+    with closing(sqlite3.connect(out.with_suffix(".sqlite"))) as database:
+        return int(database.execute("SELECT count(*) FROM replies").fetchone()[0])
 
 
-def killed(data: Path, tmp_path: Path, play: Answer, **more: Any) -> tuple[dict[str, Any], Proxy, Proxy]:
-    """A run that is killed at random while a third of all tries fail, then goes on to its end: what it came to, and
-    the servers of an undisturbed run and of this one. Raises AssertionError where the two do not end alike, or a reply
-    was paid for twice."""
+@pytest.mark.slow
+def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, tmp_path: Path) -> None:
+    """A third of all tries fail besides."""
     with Proxy(answer=play) as calm:
-        began = time.monotonic()
-        process = Forked(RUNNING, *words(data, tmp_path / "whole", calm.url, **more))
+        process = Forked(RUNNING, *words(data, tmp_path / "whole", calm.url))
         _, errors = process.communicate(timeout=300)
-        took = time.monotonic() - began
     assert process.returncode == 0, errors
-    whole = ended(tmp_path / "whole")
-    kills, draw, out, done, lost = int(os.environ.get("REMIND_KILLS", "2")), random.Random(3), tmp_path / "out", 0, 0
+    whole, out, draw = ended(tmp_path / "whole"), tmp_path / "out", random.Random(3)
+    kills, killed = int(os.environ.get("REMIND_KILLS", "2")), 0
     with Proxy(answer=play, share=0.3, seed=7, faults=("rate", "broken", "cut", "malformed")) as proxy:
-        while done < kills:
-            began = time.monotonic()
-            process = Forked(RUNNING, *words(data, out, proxy.url, **more))
-            late, enough = began + draw.uniform(0.3, 1) * took, proxy.hits + draw.randint(1, calm.hits)
-            while process.poll() is None and proxy.hits < enough and time.monotonic() < late:
+        for left in range(kills, 0, -1):
+            process = Forked(RUNNING, *words(data, out, proxy.url))
+            enough = draw.uniform(0.5, 1) * (calm.hits - proxy.paid.total()) / left
+            enough += proxy.hits
+            while process.poll() is None and proxy.hits < enough:
                 time.sleep(0.002)
             time.sleep(draw.uniform(0, 0.05))
             process.kill()
             _, errors = process.communicate()
             assert process.returncode in (-signal.SIGKILL, 0), errors
+            killed += process.returncode != 0
             while proxy.busy:
                 time.sleep(0.002)
-            # what was under way when the process died is all that can be paid for again
-            before, lost = lost, proxy.paid.total() - kept(out)
-            assert lost - before <= AT_ONCE
-            if process.returncode:
-                done += 1
-            else:
-                # it was through before the signal came: the same again, of replies that are paid for, which is faster
-                took = 0.8 * (time.monotonic() - began)
-                assert ended(out) == whole
-                shutil.rmtree(out)
-        process = Forked(RUNNING, *words(data, out, proxy.url, **more))
+        process = Forked(RUNNING, *words(data, out, proxy.url))
         _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    assert process.returncode == 0, errors
+    assert killed
     assert ended(out) == whole
-    assert proxy.paid.total() - kept(out) == lost <= AT_ONCE * kills
+    # what was under way when a process died is all that can be paid for again
+    assert proxy.paid.total() - kept(out) <= AT_ONCE * kills
     assert kept(out) == kept(tmp_path / "whole") == len(calm.paid)
     assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
-    return whole, calm, proxy
-
-
-@pytest.mark.slow
-def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, tmp_path: Path) -> None:
-    whole, calm, proxy = killed(data, tmp_path, play)
-    assert {len(whole[system, name]) for system in ("mem0", "rmm", "dense") for name in ("one", "two")} == {6}
     assert whole["rmm", "two"][-1]["trace"]["updates"] == 4
     assert proxy.faults.total() > 20
     assert set(calm.paid) == set(proxy.paid)

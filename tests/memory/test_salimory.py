@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripted import ScriptedChat, as_folded, held, parts, services, session
+from scripted import ScriptedChat, as_folded, held, opened, parts, session
 from words import WordEncoder
 
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.salimory import SaliMoryBank, SaliMorySystem
+from remind.memory.salimory import SaliMorySystem
 
 FIRST = session(
     "s1", "2024-03-01", "Ann: I have a cat, Tom.", "Bob: Ha!", "Ann: I love oat milk.", "Ann: I pack for Rome."
@@ -42,13 +42,9 @@ def scribe(request: Request) -> str:
     return json.dumps({"ops": next(ops for word, ops in SAID.items() if word in shown["turn"])})
 
 
-def bank(folder: Path, chat: ScriptedChat | None, **options: Any) -> SaliMoryBank:
-    return SaliMorySystem(**options).open(folder, "d", services(WordEncoder(200), chat))  # type: ignore[arg-type]
-
-
 def test_turns_are_filtered_at_once_and_boosted_one_after_the_other(tmp_path: Path) -> None:
     chat = ScriptedChat(scribe)
-    with bank(tmp_path / "b", chat) as memory:
+    with opened(SaliMorySystem(), tmp_path / "b", chat, encoder=WordEncoder(200)) as memory:
         memory.ingest(FIRST)
         assert memory.lost == []
         assert [role_of(one) for one in chat.asked] == ["filter"] * 4 + ["booster"] * 3
