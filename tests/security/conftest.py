@@ -28,13 +28,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_nano(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, vision_size=16)
 
 
-@pytest.fixture
-def saes(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SAEs that fit it."""
-    return _saes(tmp_path / "saes")
-
-
-def _saes(folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("saes")
     TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 1))
     return folder
 
@@ -61,10 +58,10 @@ def _hostile(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
-    """A folder with such dialogues (data.jsonl), SAEs (saes) and their states (states)."""
+def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path, saes: Path) -> Path:
+    """A folder with such dialogues (data.jsonl) and their states (states)."""
     folder = tmp_path_factory.mktemp("hostile")
     words = ("--input", _hostile(folder / "data.jsonl"), "--out", folder / "states", "--backbone", tiny)
-    more = ("--sae", _saes(folder / "saes"), "--cache", folder / "cache")
+    more = ("--sae", saes, "--cache", folder / "cache")
     assert run_module("remind", "build-states", *words, *more)[0] == 0
     return folder

@@ -56,14 +56,9 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
-def change(path: Path, **fields: Any) -> None:
-    """Change fields of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
 def plant(folder: Path, canary: Path, file: str, **fields: Any) -> None:
     """Change fields of a configuration, and put the code they name, which creates the canary, beside it."""
-    change(folder / file, **fields)
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **fields}))
     (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
 
 
@@ -97,14 +92,13 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: 
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
-def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
-    folder = layer_folder(saes, 1)
-    torch.save({"W_enc": Bomb(canary)}, folder / name)
-    damaged = name == "sae_weights.safetensors"
-    with pytest.raises(SAEError) if damaged else contextlib.nullcontext():
-        load_layers(saes)
+def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, tmp_path: Path, canary: Path, name: str) -> None:
+    shutil.copytree(saes, copy := tmp_path / "saes")
+    torch.save({"W_enc": Bomb(canary)}, layer_folder(copy, 1) / name)
+    with pytest.raises(SAEError) if name == "sae_weights.safetensors" else contextlib.nullcontext():
+        load_layers(copy)
     with contextlib.suppress(RemindError):
-        load_saes(saes)
+        load_saes(copy)
 
 
 def aligning(out: Path, **settings: Any) -> PRATrainer:
