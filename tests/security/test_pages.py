@@ -14,21 +14,16 @@ from sae import load_layers
 from sae.dashboard import write_dashboard
 from sae.probe import Probe, collect
 
-PAGES = ("inspector", "index", "report", "dashboard")
-
 
 @pytest.fixture(scope="module")
 def pages(hostile: Path, tiny: Path, saes: Path) -> dict[str, Path]:
     """One page of each kind, made from hostile dialogues by the command that makes it."""
     states, out = hostile / "states", hostile / "pages"
-    answering = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
-    runs: dict[str, list[object]] = {
-        "inspect": ["--states", states, "--all", "true", "--out", out / "inspector"],
-        "evaluate": ["--states", states, "--model", tiny, "--out", out / "evaluation", *answering],
-    }
-    for name, words in runs.items():
-        status, _, errors = run_module("remind", name, *words)
-        assert status == 0, errors
+    answering: list[object] = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
+    answering += ["--model", tiny, "--out", out / "evaluation"]
+    shown = run_module("remind", "inspect", "--states", states, "--all", "true", "--out", out / "inspector")
+    answered = run_module("remind", "evaluate", "--states", states, *answering)
+    assert (shown[0], answered[0]) == (0, 0), shown[2] + answered[2]
     coders, backbone = load_layers(saes), load_backbone(str(tiny))
     turns = [turn for dialogue in read(hostile / "data.jsonl").dialogues for turn in dialogue.turns]
     probe = Probe(backbone.model, backbone.tokenizer, coders)
@@ -41,7 +36,7 @@ def pages(hostile: Path, tiny: Path, saes: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("kind", ["inspector", "index", "report", "dashboard"])
 def test_hostile_text_stays_text_and_nothing_is_asked_for(kind: str, pages: dict[str, Path], browser: Any) -> None:
     messages, requests = list[str](), list[str]()
     page = browser.new_page()
