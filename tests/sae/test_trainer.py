@@ -81,25 +81,20 @@ def test_one_step_equals_dense_adam_in_float64() -> None:
         torch.testing.assert_close(getattr(got, name), value.detach(), rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("aux_coefficient", "low", "high"), [(0.0, 0, 0.1), (1 / 32, 0.8, 1)])
-def test_dead_features_come_back_with_the_auxiliary_term(aux_coefficient: float, low: float, high: float) -> None:
-    trainer = Trainer(SAETrainConfig(steps=100, aux_coefficient=aux_coefficient, dead_tokens=2048, **SMALL), "cpu")
+def test_dead_features_come_back_with_the_auxiliary_term() -> None:
+    trainer = Trainer(SAETrainConfig(steps=100, dead_tokens=2048, **SMALL), "cpu")
     batches = [{3: batch[3]} for batch in sparse_world(0, 100)]
     trainer.start(batches[0])
     trainer.layers[3].coder.W_enc.data[:, 32:] *= 0.05
     for batch in batches:
         trainer.step(batch)
-    assert low <= float((trainer.layers[3].silent[32:] < 2048).float().mean()) <= high
+    assert float((trainer.layers[3].silent[32:] < 2048).float().mean()) > 0.8
 
 
 class Recorder(TrainerCallback):
     """What callbacks are told; asks for a stop after step 17."""
 
-    logs: Any = None
     saved = 0
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.logs = self.logs or kwargs["logs"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = control.should_save = state.global_step == 17 and set(kwargs["model"]) == {3, 7}
@@ -118,7 +113,6 @@ def test_metrics_and_callbacks(tmp_path: Path) -> None:
     # a callback ends a run early, with a checkpoint
     stopped = train(sparse_world(0, 50), config, folder=tmp_path / "b", save_steps=1000, callbacks=[recorder])
     assert stopped.steps == recorder.saved == 17
-    assert recorder.logs["layer_03/fvu"] == rows[0]["fvu"]
 
 
 def test_batches_that_cannot_be_used() -> None:
