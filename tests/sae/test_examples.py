@@ -86,11 +86,11 @@ def test_collect_and_search(gpt2: Any, make_tokenizer: Any, make_coder: Any, mak
         assert example.text[slice(*example.span)] == tokens[example.position]
     drawing = TopExamples(48, 2, (3, 3), drawn=4)
     drawing.add(encoded, 2)
+    codes = [one.codes[2].dense(48) * one.counted[:, None] for one in encoded]
     for feature in drawing.features().tolist():
-        columns = [one.codes[2].dense(48)[:, feature] * one.counted for one in encoded]
-        drawn = drawing.drawn(feature)
-        assert len({one.source for one in drawn}) == min(4, sum(bool(column.any()) for column in columns))
-        assert all(one.value == pytest.approx(float(columns[one.source][one.position])) for one in drawn)
+        drawn, active = drawing.drawn(feature), sum(bool(part[:, feature].any()) for part in codes)
+        assert len({one.source for one in drawn}) == min(4, active)
+        assert all(one.value == pytest.approx(float(codes[one.source][one.position, feature])) for one in drawn)
     best = search(examples, "The CAT!", 3)[0]
     assert best.score == max(match.score for match in search(examples, "the cat", 48))
     assert {"the", "cat"} & set(best.example.text.split())

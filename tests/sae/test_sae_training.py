@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
+from remind.models.nano import save_nano
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
@@ -82,8 +83,9 @@ def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Pa
     coder.save(layer_folder(tmp_path / "others", 0))
     other = check_sae(CheckSAEConfig(str(tmp_path / "others"), **same))["layers"]["0"]
     assert other["fvu"] > 1
-    with pytest.raises(ModelError, match="reads hidden states of width 128, but those of minilm are 384 wide"):
-        check_sae(CheckSAEConfig(str(out), "minilm"))
+    narrow = save_nano(tmp_path / "narrow", hidden_size=32, layers=4, vision_size=16)
+    with pytest.raises(ModelError, match=r"reads hidden states of width 128, but those of .*narrow are 32 wide"):
+        check_sae(CheckSAEConfig(str(out), str(narrow)))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sae import ActivationError, ConfigError, FormatError, ShapeError, TopKSAE
-from sae.buffer import ShuffleBuffer
-from sae.harvest import TokenBatch
 from sae.trainer import SAETrainConfig, Trained, Trainer, train
 
 SMALL = {"d_sae": 64, "k": 4, "batch_size": 256, "lr": 3e-3, "warmup_steps": 10, "log_every": 20}
@@ -131,29 +129,32 @@ def test_batches_that_cannot_be_used() -> None:
 CONFIG = SAETrainConfig(d_sae=64, k=4, batch_size=32, init_tokens=64, dead_tokens=300, steps=60, lr=3e-3, log_every=7)
 
 
-def world(count: int, start: int = 0) -> Iterator[TokenBatch]:
-    for number in range(start, count):
-        h = torch.randn(17, 12, generator=torch.Generator().manual_seed(number))
-        rows = torch.arange(17)
-        yield TokenBatch({2: h, 5: 3 * h.flip(0) + 1}, rows < 0, rows, rows, number)
+def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
+    """Batches of 32, or their first 12 or last 20."""
+    for number in range(100):
+        h = torch.randn(32, 12, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        part = {None: h, 0: h[:12], 1: h[12:]}[rank]
+        yield {4: part**3, 1: part + 2}
 
 
-class Broken(ShuffleBuffer):
-    """A buffer that stops working after so many batches."""
-
-    left = 1000
-
-    def __next__(self) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise InterruptedError
-        return super().__next__()
-
-
-def run(count: int, folder: Path, left: int = 1000, config: SAETrainConfig = CONFIG) -> Trained:
-    source = Broken(lambda start: world(count, start), 32, 500, seed=1)
-    source.left = left
-    return train(source, config, folder=folder, save_steps=10)
+def test_a_checkpoint_goes_on_is_of_one_configuration_and_not_of_divergence(tmp_path: Path) -> None:
+    whole = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    again = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    assert (again.steps, again.tokens, again.figures) == (60, whole.tokens, whole.figures)
+    assert all(torch.equal(value, weights_of(again)[name]) for name, value in weights_of(whole).items())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+    with pytest.raises(ConfigError, match=r"checkpoint-50 is of a run with lr 0\.003, not 0\.001"):
+        train(parts(None), replace(CONFIG, lr=1e-3), folder=tmp_path, save_steps=10)
+    torch.save({"config": CONFIG}, tmp_path / "checkpoint-50" / "trainer.pt")
+    with pytest.raises(FormatError, match="holds more than tensors"):
+        train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    loud = (
+        {n: h * (1e30 if number == 14 else 1) for n, h in batch.items()} for number, batch in enumerate(parts(None))
+    )
+    with pytest.raises(ActivationError, match="layer 4: not finite after step 20"):
+        train(loud, CONFIG, folder=tmp_path / "loud", save_steps=10)
+    assert [path.name for path in (tmp_path / "loud").glob("checkpoint-*")] == ["checkpoint-10"]
 
 
 def weights_of(trained: Trained) -> dict[str, Tensor]:
@@ -161,42 +162,7 @@ def weights_of(trained: Trained) -> dict[str, Tensor]:
     return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
 
 
-@pytest.mark.parametrize(("count", "after"), [(20, 31), (90, 3)])
-def test_an_interrupted_run_ends_with_the_same_bits(count: int, after: int, tmp_path: Path) -> None:
-    """The buffer holds all 20 batches, but not 90."""
-    whole = run(count, tmp_path / "whole")
-    for left in (after, 8):
-        with pytest.raises(InterruptedError):
-            run(count, tmp_path / "cut", left)
-    cut = run(count, tmp_path / "cut")
-    assert (cut.steps, cut.tokens, cut.figures) == (60, whole.tokens, whole.figures)
-    assert all(torch.equal(value, weights_of(cut)[name]) for name, value in weights_of(whole).items())
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
-def test_another_configuration_or_damage_is_refused_and_divergence_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        run(90, tmp_path, 25)
-    with pytest.raises(ConfigError, match=r"checkpoint-20 is of a run with lr 0\.003, not 0\.001"):
-        run(90, tmp_path, config=replace(CONFIG, lr=1e-3))
-    torch.save({"config": CONFIG}, tmp_path / "checkpoint-20" / "trainer.pt")
-    with pytest.raises(FormatError, match="holds more than tensors"):
-        run(90, tmp_path)
-    loud = ({n: h * (1e30 if b.batch == 14 else 1) for n, h in b.activations.items()} for b in world(200))
-    with pytest.raises(ActivationError, match="layer 2: not finite after step 20"):
-        train(loud, CONFIG, folder=tmp_path / "loud", save_steps=10)
-    assert [path.name for path in (tmp_path / "loud").glob("checkpoint-*")] == ["checkpoint-10"]
-
-
 TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", aux_stride=2, eps=1e-6)
-
-
-def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
-    """Batches of 32, or their first 12 or last 20."""
-    for number in range(100):
-        h = torch.randn(32, 12, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
-        part = {None: h, 0: h[:12], 1: h[12:]}[rank]
-        yield {4: part**3, 1: part + 2}
 
 
 @pytest.mark.slow
