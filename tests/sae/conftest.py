@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -116,11 +117,9 @@ def make_coder() -> Any:
 def make_texts() -> Any:
     """Texts of 1 to `longest` random WORDS."""
 
-    def make(count: int, longest: int, seed: int = 0) -> list[str]:
-        generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
-        rows = (torch.randint(0, len(WORDS), (n,), generator=generator).tolist() for n in lengths)
-        return [" ".join(WORDS[i] for i in row) for row in rows]
+    def make(count: int, longest: int) -> list[str]:
+        draw = random.Random(0)
+        return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
 
     return make
 

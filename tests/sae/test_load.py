@@ -144,22 +144,19 @@ def test_a_mapping(tmp_path: Path, suffix: str, written: Any) -> None:
     assert list(file_hashes(tmp_path)) == [path.name, "sae_mapping.json"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tensors": {"W_enc": "no", "b_enc": "b", "W_dec": "d"}}, "no tensor 'no' for W_enc; there are: b, d, e"),
-        ({"tensors": {"W_enc": "e", "b_enc": "b", "W_dec": "d"}}, "W_dec is .96, 24., not .24, 96."),
+def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
+    save_file({"e": random(N, D), "b": random(N), "d": random(N, D)}, tmp_path / "a.safetensors")
+    names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
+    for change, message in (
+        ({"tensors": {**names, "W_enc": "no"}}, "no tensor 'no' for W_enc; there are: b, d, e"),
+        ({"tensors": {**names, "W_enc": "e"}}, "W_dec is .96, 24., not .24, 96."),
         ({"activation": "tanh"}, "activation is tanh"),
         ({"layers": {"9" * 5000: "a.safetensors"}}, r"layers\.9+"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
-    ],
-)
-def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    save_file({"e": random(N, D), "b": random(N), "d": random(N, D)}, tmp_path / "a.safetensors")
-    names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
-    write(tmp_path / "sae_mapping.json", {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change})
-    with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
-        sae.load_layers(tmp_path)
+    ):
+        write(tmp_path / "sae_mapping.json", {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change})
+        with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
+            sae.load_layers(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -183,29 +180,18 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], mes
         ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 12, "hf_hook_name": "model.layers.12"}, 13),
         ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 3}, None),
         ("a", {"hook_name": "blocks.12.hook_resid_post", "hf_hook_name": "model.layers.3"}, None),
+        ("trainer_0", {"layer": 3, "submodule_name": "resid_pre_layer_3"}, 3),
+        ("trainer_0", {"layer": 3, "submodule_name": "model.layers.3"}, 4),
+        ("trainer_0", {"layer": 3}, 4),
+        ("trainer_0", {"layer": 3, "submodule_name": "mlp_out_layer_3"}, None),
+        ("trainer_0", {"layer": 4, "submodule_name": "resid_post_layer_3"}, None),
+        ("trainer_0", {}, None),
     ],
 )  # fmt: skip
 def test_the_recorded_hook_decides(tmp_path: Path, name: str, recorded: dict[str, Any], layer: int | None) -> None:
-    publish("sae-lens", tmp_path / name, **recorded)
-    for given in (tmp_path, tmp_path / name):
-        assert read(given) == layer
-    assert sae.load(tmp_path / name).k == K
-
-
-@pytest.mark.parametrize(
-    ("trainer", "layer"),
-    [
-        ({"layer": 3, "submodule_name": "resid_pre_layer_3"}, 3),
-        ({"layer": 3, "submodule_name": "model.layers.3"}, 4),
-        ({"layer": 3}, 4),
-        ({"layer": 3, "submodule_name": "mlp_out_layer_3"}, None),
-        ({"layer": 4, "submodule_name": "resid_post_layer_3"}, None),
-        ({}, None),
-    ],
-)
-def test_the_submodule_of_dictionary_learning_decides(tmp_path: Path, trainer: Any, layer: int | None) -> None:
-    publish("BatchTopKSAE", tmp_path / "trainer_0", **trainer)
-    assert read(tmp_path) == layer
+    """Of sae-lens, and the submodule of dictionary_learning, whose folders are named trainer_0."""
+    publish("BatchTopKSAE" if name == "trainer_0" else "sae-lens", tmp_path / name, **recorded)
+    assert read(tmp_path) == read(tmp_path / name) == layer
 
 
 @pytest.fixture
