@@ -63,10 +63,7 @@ def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens:
     assert abs(float(out.loss) - float(expected.detach())) < 1e-12
     assert_close(grads, dense_gradients(coder, expected))
     torch.testing.assert_close(grads.radial, (grads.W_dec * coder.W_dec.detach()).sum(1), rtol=0, atol=1e-12)
-    assert all(grad.is_contiguous() for grad in grads)
-    codes = coder.encode(x)
-    torch.testing.assert_close(out.mse, 0.3 * (x - coder.decode(codes)).square().sum(1).mean().detach())
-    assert torch.equal(out.indices.sort(-1).values, codes.indices)
+    assert torch.equal(out.indices.sort(-1).values, coder.encode(x).indices)
 
 
 def test_an_error_that_does_not_vary() -> None:

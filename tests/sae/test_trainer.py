@@ -149,7 +149,7 @@ TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", aux_stride=2,
 
 @pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
-    one = train(parts(None), TWICE, folder=tmp_path / "one")
+    one = train(parts(None), TWICE)
     process = Forked(Path(__file__), tmp_path, processes=2)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors[-3000:]
@@ -157,9 +157,6 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     for name, expected in weights_of(one).items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], expected, rtol=1e-7, atol=1e-9)
-    logs = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "one", tmp_path)]
-    for alone, together in zip(*logs, strict=True):
-        assert json.loads(together) == pytest.approx(json.loads(alone), rel=1e-7)
 
 
 if __name__ == "__main__":
