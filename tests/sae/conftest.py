@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,18 +25,6 @@ def bert() -> Any:
     return _eval(BertModel(config))
 
 
-TEXT = {"vocab_size": 50, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
-TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
-
-
-@pytest.fixture(scope="session")
-def qwen3() -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    return _eval(Qwen3ForCausalLM(Qwen3Config(hidden_size=16, head_dim=8, intermediate_size=24, **TEXT)))
-
-
 @pytest.fixture(scope="session")
 def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -55,10 +44,12 @@ def qwen3_vl() -> Any:
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
+    text = {"vocab_size": 50, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    text |= {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "bos_token_id": 1, "eos_token_id": 2}
     vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
     vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
     config = Qwen3VLConfig(
-        text_config={**TEXT, "hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope},
+        text_config={**text, "rope_parameters": rope},
         vision_config={**vision, "deepstack_visual_indexes": [0, 2]},
         image_token_id=IMAGE,
         video_token_id=46,
@@ -126,11 +117,9 @@ def make_coder() -> Any:
 def make_texts() -> Any:
     """Texts of 1 to `longest` random WORDS."""
 
-    def make(count: int, longest: int, seed: int = 0) -> list[str]:
-        generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
-        rows = (torch.randint(0, len(WORDS), (n,), generator=generator).tolist() for n in lengths)
-        return [" ".join(WORDS[i] for i in row) for row in rows]
+    def make(count: int, longest: int) -> list[str]:
+        draw = random.Random(0)
+        return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
 
     return make
 

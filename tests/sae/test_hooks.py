@@ -5,21 +5,21 @@ What edits lead to is tested in `test_splice` and `test_steer`, with DeepStack, 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sae import ActivationError, LayerError, ShapeError
-from sae.harvest import HarvestStats, harvest
+from sae.harvest import HarvestStats, TokenChoice, harvest
 from sae.hooks import find_blocks, hidden_states, resolve_layers
 
 IDS = torch.tensor([[1, 10, 11, 12, 2, 0, 0], [1, 20, 21, 22, 23, 24, 2]])
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_every_layer_equals_output_hidden_states(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
     with torch.no_grad():
@@ -30,8 +30,8 @@ def test_every_layer_equals_output_hidden_states(name: str, request: pytest.Fixt
     assert list(got) == layers
     assert all(torch.equal(got[layer], expected[layer]) for layer in range(count))
     # transformers gives its last entry after the final norm, where the model has one
-    final = {"bert": lambda h: h, "qwen3": lambda h: model.model.norm(h), "gpt2": lambda h: model.transformer.ln_f(h)}
-    torch.testing.assert_close(final[name](got[count]), expected[count], rtol=0, atol=1e-12)
+    last = model.transformer.ln_f(got[count]) if name == "gpt2" else got[count]
+    torch.testing.assert_close(last, expected[count], rtol=0, atol=1e-12)
 
 
 def test_layers_by_number_or_name(qwen3_vl: Any, gpt2: Any, bert: Any) -> None:
@@ -44,55 +44,32 @@ def test_layers_by_number_or_name(qwen3_vl: Any, gpt2: Any, bert: Any) -> None:
         hidden_states(bert, [5], **INPUTS)
 
 
-def patched(patch: pytest.MonkeyPatch, change: Any) -> None:
-    """Let `harvest` see hidden states that are changed in place, by `change(states, inputs)`."""
-
-    def states(model: Any, layers: Any, **inputs: Any) -> dict[int, Tensor]:
-        found = {layer: h.clone() for layer, h in hidden_states(model, layers, **inputs).items()}
-        change(found, inputs)
-        return found
-
-    patch.setattr("sae.harvest.hidden_states", states)
-
-
-def test_padding_special_tokens_and_sinks_are_dropped(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(states: dict[int, Tensor], inputs: dict[str, Any]) -> None:
-        states[3][0, 2] *= 30  # a sink at one layer alone
-        states[3][1, 1] *= 5
-        states[1][inputs["attention_mask"] == 0] = torch.nan
-
-    stats, expected = HarvestStats(), hidden_states(bert, [1], **INPUTS)[1]
-    patched(monkeypatch, change)
+def test_padding_special_tokens_and_sinks_are_dropped(bert: Any) -> None:
+    stats, states = HarvestStats(), hidden_states(bert, [1, 3], **INPUTS)
     [batch] = harvest(bert, [INPUTS], [1, 3], special_ids=[1, 2], stats=stats)
-    assert IDS[batch.rows, batch.positions].tolist() == [10, 12, 20, 21, 22, 23, 24]
-    assert torch.equal(batch.activations[1], expected[batch.rows, batch.positions])
-    assert len(batch.activations[3]) == 7
-    assert (stats.tokens, stats.kept, stats.padding, stats.special, stats.sinks) == (14, 7, 2, 4, 1)
-    [all_kept] = harvest(bert, [INPUTS], [1, 3], special_ids=[1, 2], sink_factor=None)
-    assert len(all_kept.rows) == 8
+    assert IDS[batch.rows, batch.positions].tolist() == [10, 11, 12, 20, 21, 22, 23, 24]
+    assert all(torch.equal(h, states[layer][batch.rows, batch.positions]) for layer, h in batch.activations.items())
+    assert (stats.tokens, stats.kept, stats.padding, stats.special, stats.sinks) == (14, 8, 2, 4, 0)
+    states[3][0, 2] *= 30  # a sink at one layer alone
+    states[3][1, 1] *= 5
+    states[1][IDS == 0] = torch.nan
+    keep, wanted, _ = TokenChoice(bert, special_ids=[1, 2])(IDS, INPUTS["attention_mask"], states)
+    assert (wanted & ~keep).nonzero().tolist() == [[0, 2]]
 
 
-def test_visual_tokens_are_kept_and_have_a_median_of_their_own(qwen3_vl: Any, picture: Any, monkeypatch: Any) -> None:
-    def loud(states: dict[int, Tensor], inputs: dict[str, Any]) -> None:
-        states[2][inputs["input_ids"] == 45] *= 50
-
-    patched(monkeypatch, loud)
+def test_visual_tokens_are_kept_and_have_a_median_of_their_own(qwen3_vl: Any, picture: Any) -> None:
+    ids, mask, states = picture["input_ids"], picture["attention_mask"], hidden_states(qwen3_vl, [2], **picture)
+    states[2][ids == 45] *= 50
     # tokenizers list <|image_pad|> among their special tokens
-    [batch] = harvest(qwen3_vl, [picture], [2], special_ids=[45, 47, 48])
-    tokens = picture["input_ids"][batch.rows, batch.positions]
-    assert batch.visual.tolist() == (tokens == 45).tolist()
-    assert int(batch.visual.sum()) == 6
-    assert not set(tokens.tolist()) & {0, 47, 48}
+    keep, _, visual = TokenChoice(qwen3_vl, special_ids=[45, 47, 48])(ids, mask, states)
+    assert torch.equal(visual, ids == 45)
+    assert torch.equal(keep, mask.bool() & (ids != 47) & (ids != 48))
 
 
-def test_values_that_are_not_finite_name_batch_and_layer(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(states: dict[int, Tensor], inputs: dict[str, Any]) -> None:
-        if int(inputs["input_ids"][0, 1]) == 30:
-            states[3][1, 2, 0] = torch.inf
-
-    patched(monkeypatch, broken)
-    batches = [INPUTS, {**INPUTS, "input_ids": IDS.where(IDS != 10, 30)}, INPUTS]
+def test_values_that_are_not_finite_name_batch_and_layer(bert: Any) -> None:
+    broken = copy.deepcopy(bert)
+    broken.embeddings.word_embeddings.weight[30] = torch.inf
     with pytest.raises(ActivationError, match="batch 1: hidden states of layer 3 are not finite"):
-        list(harvest(bert, batches, [1, 3]))
+        list(harvest(broken, [INPUTS, {**INPUTS, "input_ids": IDS.where(IDS != 10, 30)}], [3]))
     with pytest.raises(ShapeError, match="batch 0"):
         list(harvest(bert, [{**INPUTS, "attention_mask": torch.ones(2, 1, 7, 7)}], [1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -34,26 +35,15 @@ def reference(coder: TopKSAE, h: Tensor) -> dict[str, float]:
     }
 
 
-@pytest.fixture
-def mixed() -> tuple[TopKSAE, Tensor, Tensor]:
-    """A coder, text and visual tokens about different means, and which are visual."""
-    torch.manual_seed(1)
-    coder = TopKSAE(6, 40, 3).requires_grad_(False)
-    coder.b_enc.copy_(torch.randn(40))
-    visual = torch.arange(90) % 3 == 1
-    # products of another number of rows round differently
-    return coder.double(), torch.randn(90, 6, dtype=torch.float64) + torch.where(visual[:, None], 20.0, -3.0), visual
-
-
 def token_batch(h: Tensor, visual: Tensor) -> TokenBatch:
     where = torch.arange(len(h))
     return TokenBatch(activations={2: h, 5: h}, visual=visual, rows=where, positions=where, batch=0)
 
 
-@pytest.mark.parametrize("chunk", [1 << 24, 30])
-def test_text_and_visual_tokens_apart(mixed, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sae.metrics._CHUNK", chunk)
-    coder, h, visual = mixed
+def test_text_and_visual_tokens_apart(make_coder: Any) -> None:
+    coder, visual = make_coder(6, d_sae=40), torch.arange(90) % 3 == 1
+    # about different means
+    h = torch.randn(90, 6, dtype=torch.float64) + torch.where(visual[:, None], 20.0, -3.0)
     result = evaluate({2: coder}, [token_batch(h[:41], visual[:41]), token_batch(h[41:], visual[41:])])[2]
     for part, tokens in ((result, h), (result.all, h), (result.text, h[~visual]), (result.visual, h[visual])):
         for name, value in reference(coder, tokens).items():

@@ -29,7 +29,7 @@ def same(one: Encoded, other: Encoded) -> None:
         torch.testing.assert_close(codes.values, other.codes[layer].values, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "side"), [("bert", "left"), ("gpt2", "right"), ("qwen3", "left")])
+@pytest.mark.parametrize(("name", "side"), [("bert", "left"), ("gpt2", "right"), ("gpt2", "left")])
 def test_padding_and_company_change_nothing(name, side, request, make_tokenizer, make_texts, make_coder, dense) -> None:
     model, coder, texts = request.getfixturevalue(name), make_coder(16), make_texts(23, 20)
     # layer 2 lies before the final norm, which transformers puts into its last entry
@@ -85,11 +85,9 @@ def test_prepared_inputs_with_an_image(qwen3_vl, picture, make_tokenizer, make_c
     same(probe.encode("the cat sat"), Probe(fresh, make_tokenizer(), coders, sink_factor=None).encode("the cat sat"))
 
 
-@given(
-    st.integers(0, 10_000), st.sampled_from(["max", "mean", "sum"]), st.booleans(), st.booleans(), st.integers(0, 10)
-)
-def test_top_features_equal_brute_force(seed: int, by: Any, part: bool, weighted: bool, n: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+@given(st.integers(0, 10_000), st.sampled_from(["max", "mean", "sum"]), st.booleans(), st.booleans())
+def test_top_features_equal_brute_force(seed: int, by: Any, part: bool, weighted: bool) -> None:
+    n, generator = seed % 11, torch.Generator().manual_seed(seed)
     indices = torch.stack([torch.randperm(9, generator=generator)[:5] for _ in range(12)])
     # few distinct values, so that features tie
     values = torch.randint(0, 4, (12, 5), generator=generator).double() / 2

@@ -44,7 +44,9 @@ def dense_codes(coder: TopKSAE, h: Tensor) -> Tensor:
 @pytest.mark.parametrize(("leading", "k"), [((), 1), ((2, 3), 5), ((2, 3), 12), ((2, 0), 5)])
 def test_encode_and_decode_match_brute_force(leading: tuple[int, ...], k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     coder = random_coder(6, 12, k)
-    h = torch.randn(*leading, 6, dtype=torch.float64)
+    for parameter in coder.parameters():
+        parameter.round_()  # so that features tie
+    h = torch.randn(*leading, 6, dtype=torch.float64).round()
     codes = coder.encode(h)
     expected = dense_codes(coder, h)
     # in chunks of four tokens
@@ -52,19 +54,8 @@ def test_encode_and_decode_match_brute_force(leading: tuple[int, ...], k: int, m
     assert torch.equal(coder.encode(h).indices, codes.indices)
     # other dtypes are computed in that of the coder
     assert torch.equal(coder.encode(h.bfloat16()).values, coder.encode(h.bfloat16().double()).values)
-    torch.testing.assert_close(codes.dense(12), expected, rtol=0, atol=1e-12)
+    assert torch.equal(codes.dense(12), expected)
     torch.testing.assert_close(coder.decode(codes), expected @ coder.W_dec + coder.b_dec, rtol=0, atol=1e-12)
-
-
-def test_ties_go_to_the_lowest_index_and_do_not_depend_on_company() -> None:
-    coder = TopKSAE(2, 40, 3).requires_grad_(False)
-    coder.W_enc[:] = 0.0
-    coder.W_enc[0, 7:] = 1.0
-    coder.W_enc[0, 30] = 2.0
-    assert coder.encode(torch.tensor([[1.0, 0.0]])).indices.tolist() == [[7, 8, 30]]
-    many = coder.encode(torch.tensor([[1.0, 0.0]] * 500 + [[-1.0, 0.0]]))
-    assert many.indices[:500].tolist() == [[7, 8, 30]] * 500
-    assert not bool(many.active()[500].any())
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([40, 256, 768, 1000, 4096]), st.integers(1, 33))

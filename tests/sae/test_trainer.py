@@ -12,18 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from forked import Forked
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import TrainerCallback
 
 from sae import ActivationError, ConfigError, FormatError, ShapeError, TopKSAE
-from sae.buffer import ShuffleBuffer
-from sae.harvest import TokenBatch
 from sae.trainer import SAETrainConfig, Trained, Trainer, train
 
 SMALL = {"d_sae": 64, "k": 4, "batch_size": 256, "lr": 3e-3, "warmup_steps": 10, "log_every": 20}
@@ -81,44 +77,22 @@ def test_one_step_equals_dense_adam_in_float64() -> None:
         torch.testing.assert_close(getattr(got, name), value.detach(), rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("aux_coefficient", "low", "high"), [(0.0, 0, 0.1), (1 / 32, 0.8, 1)])
-def test_dead_features_come_back_with_the_auxiliary_term(aux_coefficient: float, low: float, high: float) -> None:
-    trainer = Trainer(SAETrainConfig(steps=100, aux_coefficient=aux_coefficient, dead_tokens=2048, **SMALL), "cpu")
+def test_dead_features_come_back_with_the_auxiliary_term() -> None:
+    trainer = Trainer(SAETrainConfig(steps=100, dead_tokens=2048, **SMALL), "cpu")
     batches = [{3: batch[3]} for batch in sparse_world(0, 100)]
     trainer.start(batches[0])
     trainer.layers[3].coder.W_enc.data[:, 32:] *= 0.05
     for batch in batches:
         trainer.step(batch)
-    assert low <= float((trainer.layers[3].silent[32:] < 2048).float().mean()) <= high
+    assert float((trainer.layers[3].silent[32:] < 2048).float().mean()) > 0.8
 
 
-class Recorder(TrainerCallback):
-    """What callbacks are told; asks for a stop after step 17."""
-
-    logs: Any = None
-    saved = 0
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.logs = self.logs or kwargs["logs"]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = control.should_save = state.global_step == 17 and set(kwargs["model"]) == {3, 7}
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.saved = state.global_step
-
-
-def test_metrics_and_callbacks(tmp_path: Path) -> None:
-    recorder, config = Recorder(), SAETrainConfig(tokens=45 * 256 - 1, **SMALL)
-    result = train(sparse_world(0, 50), config, folder=tmp_path / "a")
+def test_metrics(tmp_path: Path) -> None:
+    result = train(sparse_world(0, 50), SAETrainConfig(tokens=45 * 256 - 1, **SMALL), folder=tmp_path)
     assert (result.steps, result.tokens) == (45, 45 * 256)
-    rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["layer"]) for row in rows] == [(s, layer) for s in (1, 20, 40, 45) for layer in (3, 7)]
     assert [row["lr"] for row in rows[::2]] == pytest.approx([3e-4, 3e-3, 3e-3, 3e-3])
-    # a callback ends a run early, with a checkpoint
-    stopped = train(sparse_world(0, 50), config, folder=tmp_path / "b", save_steps=1000, callbacks=[recorder])
-    assert stopped.steps == recorder.saved == 17
-    assert recorder.logs["layer_03/fvu"] == rows[0]["fvu"]
 
 
 def test_batches_that_cannot_be_used() -> None:
@@ -137,66 +111,6 @@ def test_batches_that_cannot_be_used() -> None:
 CONFIG = SAETrainConfig(d_sae=64, k=4, batch_size=32, init_tokens=64, dead_tokens=300, steps=60, lr=3e-3, log_every=7)
 
 
-def world(count: int, start: int = 0) -> Iterator[TokenBatch]:
-    for number in range(start, count):
-        h = torch.randn(17, 12, generator=torch.Generator().manual_seed(number))
-        rows = torch.arange(17)
-        yield TokenBatch({2: h, 5: 3 * h.flip(0) + 1}, rows < 0, rows, rows, number)
-
-
-class Broken(ShuffleBuffer):
-    """A buffer that stops working after so many batches."""
-
-    left = 1000
-
-    def __next__(self) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise InterruptedError
-        return super().__next__()
-
-
-def run(count: int, folder: Path, left: int = 1000, config: SAETrainConfig = CONFIG) -> Trained:
-    source = Broken(lambda start: world(count, start), 32, 500, seed=1)
-    source.left = left
-    return train(source, config, folder=folder, save_steps=10)
-
-
-def weights_of(trained: Trained) -> dict[str, Tensor]:
-    layers = ((layer, coder.named_parameters()) for layer, coder in trained.coders.items())
-    return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
-
-
-@pytest.mark.parametrize(("count", "after"), [(20, 31), (90, 3)])
-def test_an_interrupted_run_ends_with_the_same_bits(count: int, after: int, tmp_path: Path) -> None:
-    """The buffer holds all 20 batches, but not 90."""
-    whole = run(count, tmp_path / "whole")
-    for left in (after, 8):
-        with pytest.raises(InterruptedError):
-            run(count, tmp_path / "cut", left)
-    cut = run(count, tmp_path / "cut")
-    assert (cut.steps, cut.tokens, cut.figures) == (60, whole.tokens, whole.figures)
-    assert all(torch.equal(value, weights_of(cut)[name]) for name, value in weights_of(whole).items())
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
-def test_another_configuration_or_damage_is_refused_and_divergence_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        run(90, tmp_path, 25)
-    with pytest.raises(ConfigError, match=r"checkpoint-20 is of a run with lr 0\.003, not 0\.001"):
-        run(90, tmp_path, config=replace(CONFIG, lr=1e-3))
-    torch.save({"config": CONFIG}, tmp_path / "checkpoint-20" / "trainer.pt")
-    with pytest.raises(FormatError, match="holds more than tensors"):
-        run(90, tmp_path)
-    loud = ({n: h * (1e30 if b.batch == 14 else 1) for n, h in b.activations.items()} for b in world(200))
-    with pytest.raises(ActivationError, match="layer 2: not finite after step 20"):
-        train(loud, CONFIG, folder=tmp_path / "loud", save_steps=10)
-    assert [path.name for path in (tmp_path / "loud").glob("checkpoint-*")] == ["checkpoint-10"]
-
-
-TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", aux_stride=2, eps=1e-6)
-
-
 def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
     """Batches of 32, or their first 12 or last 20."""
     for number in range(100):
@@ -205,9 +119,37 @@ def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
         yield {4: part**3, 1: part + 2}
 
 
+def test_a_checkpoint_goes_on_is_of_one_configuration_and_not_of_divergence(tmp_path: Path) -> None:
+    whole = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    again = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    assert (again.steps, again.tokens, again.figures) == (60, whole.tokens, whole.figures)
+    assert all(torch.equal(value, weights_of(again)[name]) for name, value in weights_of(whole).items())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+    with pytest.raises(ConfigError, match=r"checkpoint-50 is of a run with lr 0\.003, not 0\.001"):
+        train(parts(None), replace(CONFIG, lr=1e-3), folder=tmp_path, save_steps=10)
+    torch.save({"config": CONFIG}, tmp_path / "checkpoint-50" / "trainer.pt")
+    with pytest.raises(FormatError, match="holds more than tensors"):
+        train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
+    loud = (
+        {n: h * (1e30 if number == 14 else 1) for n, h in batch.items()} for number, batch in enumerate(parts(None))
+    )
+    with pytest.raises(ActivationError, match="layer 4: not finite after step 20"):
+        train(loud, CONFIG, folder=tmp_path / "loud", save_steps=10)
+    assert [path.name for path in (tmp_path / "loud").glob("checkpoint-*")] == ["checkpoint-10"]
+
+
+def weights_of(trained: Trained) -> dict[str, Tensor]:
+    layers = ((layer, coder.named_parameters()) for layer, coder in trained.coders.items())
+    return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
+
+
+TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", aux_stride=2, eps=1e-6)
+
+
 @pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
-    one = train(parts(None), TWICE, folder=tmp_path / "one")
+    one = train(parts(None), TWICE)
     process = Forked(Path(__file__), tmp_path, processes=2)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors[-3000:]
@@ -215,9 +157,6 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     for name, expected in weights_of(one).items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], expected, rtol=1e-7, atol=1e-9)
-    logs = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "one", tmp_path)]
-    for alone, together in zip(*logs, strict=True):
-        assert json.loads(together) == pytest.approx(json.loads(alone), rel=1e-7)
 
 
 if __name__ == "__main__":

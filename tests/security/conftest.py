@@ -28,13 +28,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_nano(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, vision_size=16)
 
 
-@pytest.fixture
-def saes(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SAEs that fit it."""
-    return _saes(tmp_path / "saes")
-
-
-def _saes(folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("saes")
     TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 1))
     return folder
 
@@ -50,21 +47,18 @@ def _hostile(path: Path) -> Path:
         rows.append({"type": "context", "id": name, "sessions": [{"id": "s1", "time": HOSTILE[2], "turns": turns}]})
         common = {"type": "question", "context_id": name, "images": [], "category": HOSTILE[0], "time": None}
         common |= {"evidence": ["t1", "t4"], "dimension": None, "split": ("train", "test")[number]}
-        rows += [
-            {**common, "id": f"q{number} {HOSTILE[1]}", "question": f"What of {HOSTILE[0]}?", "format": "direct"}
-            | {"options": [], "answers": [HOSTILE[3]]},
-            {**common, "id": f"p{number}", "question": f"Which {HOSTILE[2]}?", "format": "single"}
-            | {"options": [*HOSTILE[:3], "tea"], "answers": ["D"]},
-        ]
+        said = {"format": "direct", "options": [], "answers": [HOSTILE[3]]}
+        chosen = {"format": "single", "options": [*HOSTILE[:3], "tea"], "answers": ["D"]}
+        rows.append({**common, **said, "id": f"q{number} {HOSTILE[1]}", "question": f"What of {HOSTILE[0]}?"})
+        rows.append({**common, **chosen, "id": f"p{number}", "question": f"Which {HOSTILE[2]}?"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
-    """A folder with such dialogues (data.jsonl), SAEs (saes) and their states (states)."""
+def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path, saes: Path) -> Path:
+    """A folder with such dialogues (data.jsonl) and their states (states)."""
     folder = tmp_path_factory.mktemp("hostile")
-    words = ("--input", _hostile(folder / "data.jsonl"), "--out", folder / "states", "--backbone", tiny)
-    more = ("--sae", _saes(folder / "saes"), "--cache", folder / "cache")
-    assert run_module("remind", "build-states", *words, *more)[0] == 0
+    words = ("--input", _hostile(folder / "data.jsonl"), "--out", folder / "states", "--cache", folder / "cache")
+    assert run_module("remind", "build-states", *words, "--backbone", tiny, "--sae", saes)[0] == 0
     return folder

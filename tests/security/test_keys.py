@@ -23,37 +23,23 @@ def echo(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     return reply(body)
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_SECRET_KEY", KEY)
-
-
 def endpoint(stage: str, url: str) -> list[str]:
     fields = {"model": "m", "base_url": url, "key_env": "MY_SECRET_KEY", "retries": "0"}
     return [word for name, value in fields.items() for word in (f"--llm.{stage}.{name}", value)]
 
 
-def build(hostile: Path, tiny: Path, out: Path, *words: str) -> tuple[int, str, str]:
-    """Build states below `out`: status, what was printed, and errors."""
-    own = ("--input", hostile / "data.jsonl", "--out", out / "states", "--backbone", tiny, "--cache", out / "cache")
-    more = ("--sae", hostile / "saes", "--llm.cache", out / "replies.sqlite")
-    return run_module("remind", "build-states", *own, *more, *words)
-
-
-def holding(folder: Path, text: str) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
-
-
 def test_a_key_is_in_nothing_that_is_written_or_printed(
-    hostile: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hostile: Path, tiny: Path, saes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States, replies in the cache, manifests, answers, verdicts and reports; also where the server fails."""
     monkeypatch.setenv("OPENAI_LOG", "debug")
-    states, out = tmp_path / "states", tmp_path / "evaluation"
-    answer = ["--states", states, "--model", "m", "--out", out, "--answers", "server", "--judge", "llm"]
-    answer += ["--llm.cache", tmp_path / "replies.sqlite"]
+    monkeypatch.setenv("MY_SECRET_KEY", KEY)
+    states, out, replies = tmp_path / "states", tmp_path / "evaluation", ("--llm.cache", tmp_path / "replies.sqlite")
+    build = ["--input", hostile / "data.jsonl", "--out", states, "--backbone", tiny, "--cache", tmp_path / "cache"]
+    build += ["--sae", saes, "--max_failed", "1", *replies]
+    answer = ["--states", states, "--model", "m", "--out", out, "--answers", "server", "--judge", "llm", *replies]
     with Proxy(answer=echo) as proxy:
-        first = build(hostile, tiny, tmp_path, *endpoint("default", proxy.url), "--max_failed", "1")
+        first = run_module("remind", "build-states", *build, *endpoint("default", proxy.url))
         endpoints = (*endpoint("answer", proxy.url), *endpoint("judge", proxy.url))
         second = run_module("remind", "evaluate", *answer, *endpoints)
         assert {head["authorization"] for head in proxy.heads} == {f"Bearer {KEY}"}
@@ -61,5 +47,5 @@ def test_a_key_is_in_nothing_that_is_written_or_printed(
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert "bad request" in (states / "manifest.json").read_text()
     assert "[key]" in (out / "predictions.jsonl").read_text()
-    assert holding(tmp_path, KEY) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
     assert not any(KEY in text for text in (*first[1:], *second[1:]))

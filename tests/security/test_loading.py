@@ -56,14 +56,9 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
-def change(path: Path, **fields: Any) -> None:
-    """Change fields of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
 def plant(folder: Path, canary: Path, file: str, **fields: Any) -> None:
     """Change fields of a configuration, and put the code they name, which creates the canary, beside it."""
-    change(folder / file, **fields)
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **fields}))
     (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
 
 
@@ -97,36 +92,23 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: 
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
-def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
-    folder = layer_folder(saes, 1)
-    torch.save({"W_enc": Bomb(canary)}, folder / name)
-    damaged = name == "sae_weights.safetensors"
-    with pytest.raises(SAEError) if damaged else contextlib.nullcontext():
-        load_layers(saes)
+def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, tmp_path: Path, canary: Path, name: str) -> None:
+    shutil.copytree(saes, copy := tmp_path / "saes")
+    torch.save({"W_enc": Bomb(canary)}, layer_folder(copy, 1) / name)
+    with pytest.raises(SAEError) if name == "sae_weights.safetensors" else contextlib.nullcontext():
+        load_layers(copy)
     with contextlib.suppress(RemindError):
-        load_saes(saes)
+        load_saes(copy)
 
 
-def aligning(out: Path, **settings: Any) -> PRATrainer:
+def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(tmp_path: Path, canary: Path) -> None:
     row = {"x0": "Ana: hi", "x1": "Ana: hi!", "x2": "Ana: hi, hi", "target": "<answer>hi</answer>"}
-    args = PRAConfig(str(out), batch_size=1, use_cpu=True, disable_tqdm=True, **settings)
-    return PRATrainer("nano-untrained", args, [row, row])
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
-def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
-    """What is no part of a checkpoint is not looked at."""
-    aligning(tmp_path / "run", max_steps=1).train()
-    folder = tmp_path / "run" / "checkpoint-1"
-    state = json.loads((folder / "trainer_state.json").read_text())
-    state["stateful_callbacks"]["RunState"]["attributes"]["settings"]["max_steps"] = 2
-    (folder / "trainer_state.json").write_text(json.dumps(state))
-    part = (folder / name).is_file()
-    torch.save({"state": Bomb(canary), "weight": Bomb(canary)}, folder / name)
-    trainer = aligning(tmp_path / "run", max_steps=2)
-    with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-1[^\n]*$") if part else contextlib.nullcontext():
-        trainer.train(resume_from_checkpoint=True)
-    assert (trainer.state.global_step == 2) != part
+    args = PRAConfig(str(tmp_path), batch_size=1, use_cpu=True, disable_tqdm=True, max_steps=2, save_steps=1)
+    PRATrainer("nano-untrained", args, [row, row]).train()
+    checkpoint = max(tmp_path.glob("checkpoint-*"))
+    torch.save({"state": Bomb(canary)}, checkpoint / "optimizer.pt")
+    with pytest.raises(ModelError, match=rf"^[^\n]*{checkpoint.name}[^\n]*$"):
+        PRATrainer("nano-untrained", args, [row, row]).train(resume_from_checkpoint=True)
 
 
 def test_yaml_makes_no_objects(tmp_path: Path, canary: Path) -> None:

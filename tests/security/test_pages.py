@@ -6,64 +6,51 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from in_process import run_module
 
 from remind import read
 from remind.models.backbone import load_backbone
-from sae import TopKSAE
+from sae import load_layers
 from sae.dashboard import write_dashboard
 from sae.probe import Probe, collect
 
-PAGES = ("inspector", "index", "report", "dashboard")
-
 
 @pytest.fixture(scope="module")
-def pages(hostile: Path, tiny: Path) -> dict[str, Path]:
+def pages(hostile: Path, tiny: Path, saes: Path) -> dict[str, Path]:
     """One page of each kind, made from hostile dialogues by the command that makes it."""
     states, out = hostile / "states", hostile / "pages"
-    answering = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
-    runs: dict[str, list[object]] = {
-        "inspect": ["--states", states, "--all", "true", "--out", out / "inspector"],
-        "evaluate": ["--states", states, "--model", tiny, "--out", out / "evaluation", *answering],
-    }
-    for name, words in runs.items():
-        status, _, errors = run_module("remind", name, *words)
-        assert status == 0, errors
+    answering: list[object] = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
+    answering += ["--model", tiny, "--out", out / "evaluation"]
+    shown = run_module("remind", "inspect", "--states", states, "--all", "true", "--out", out / "inspector")
+    answered = run_module("remind", "evaluate", "--states", states, *answering)
+    assert (shown[0], answered[0]) == (0, 0), shown[2] + answered[2]
+    coders, backbone = load_layers(saes), load_backbone(str(tiny))
+    turns = [turn for dialogue in read(hostile / "data.jsonl").dialogues for turn in dialogue.turns]
+    probe = Probe(backbone.model, backbone.tokenizer, coders)
+    record = collect(probe, [(turn.speaker, turn.text) for turn in turns])[1]
     return {
         "inspector": next(path for path in (out / "inspector").glob("*.html") if path.name != "index.html"),
         "index": out / "inspector" / "index.html",
         "report": out / "evaluation" / "report.html",
-        "dashboard": _dashboard(hostile, tiny, out / "dashboard.html"),
+        "dashboard": write_dashboard(out / "dashboard.html", coders[1], record, title=turns[0].text),
     }
 
 
-def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:
-    coder = TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0))
-    backbone = load_backbone(str(tiny))
-    probe = Probe(backbone.model, backbone.tokenizer, {1: coder})
-    texts = [(turn.speaker, turn.text) for dialogue in read(folder / "data.jsonl").dialogues for turn in dialogue.turns]
-    return write_dashboard(path, coder, collect(probe, texts)[1], title=texts[0][1])
-
-
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("kind", ["inspector", "index", "report", "dashboard"])
 def test_hostile_text_stays_text_and_nothing_is_asked_for(kind: str, pages: dict[str, Path], browser: Any) -> None:
-    messages: list[str] = []
-    requests: list[str] = []
+    messages, requests = list[str](), list[str]()
     page = browser.new_page()
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    for event in ("pageerror", "dialog"):
+        page.on(event, lambda what: messages.append(str(what)))
     page.goto(pages[kind].as_uri())
-    page.wait_for_timeout(300)
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    page.wait_for_timeout(100)
+    page.wait_for_timeout(200)
     shown = page.evaluate("document.body.innerText + document.title")
     assert page.evaluate("window.hacked") is None
     assert page.locator("iframe, link[rel=stylesheet], body img:not([src^='data:'])").count() == 0
     page.close()
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
-    assert len([url for url in requests if url.startswith("file:")]) == 1
+    assert [url for url in requests if not url.startswith("data:")] == [pages[kind].as_uri()]
     assert messages == []
     assert "window.hacked" in shown or "onerror" in shown, "the hostile text is not on the page: nothing was tested"

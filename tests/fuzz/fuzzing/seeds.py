@@ -15,10 +15,7 @@ _QA = [
     {"question": "Where?", "answer": "the lake", "evidence": ["D1:1; D2:1", "D1:1-2"], "category": 4},
     {"question": "Why?", "adversarial_answer": "no", "evidence": [], "category": 5},
 ]
-LOCOMO = [
-    {"sample_id": "s1", "conversation": _TALK, "qa": _QA},
-    {"sample_id": "s2", "conversation": {"session_1": _TURNS}, "qa": []},
-]
+LOCOMO = [{"sample_id": name, "conversation": _TALK, "qa": _QA} for name in ("s1", "s2")]
 _SAID = [
     {"clean_text": "hi", "speaker": "Emi", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"},
     {"clean_text": "", "speaker": "Kim", "dia_id": "D1:2", "img_file": ["a.jpg", "a_opt.jpg"], "blip_caption": "c"},
@@ -33,12 +30,11 @@ _ASKED = {"question_id": "q1", "question_type": "multi-session", "question": "Wh
 _ASKED |= {"question_date": "2023/05/30 (Tue) 23:40", "haystack_session_ids": ["a", "answer_b"]}
 _ASKED |= {"haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/19 (Fri) 02:21"], "haystack_sessions": _HAYSTACK}
 LONGMEMEVAL = [{**_ASKED, "answer_session_ids": ["answer_b"]}]
-_IMAGE = {"path": None, "caption": "a", "source": "b"}
 _QUESTION = {"id": "q1", "context_id": "c1", "question": "Which?", "format": "multi", "options": ["one", "two"]}
 _QUESTION |= {"answers": ["A"], "evidence": ["t1"], "images": [0], "dimension": "pattern_induction"}
 _SPOKEN = [
     {"id": "t1", "speaker": "Ana", "text": "hi"},
-    {"id": "t2", "speaker": "Ben", "text": "", "images": [_IMAGE]},
+    {"id": "t2", "speaker": "Ben", "text": "", "images": [{"path": None, "caption": "a", "source": "b"}]},
 ]
 REFMEM = [
     {"type": "context", "id": "c1", "sessions": [{"id": "s1", "time": "2024-03-01", "turns": _SPOKEN}]},
@@ -47,9 +43,8 @@ REFMEM = [
 _EARLIER = {"dialog": [{"text": "a"}, {"text": "b"}], "time_back": "1 day"}
 _NOW = [{"text": "hi", "id": "Speaker 1"}, {"text": "ho", "id": "Speaker 2"}]
 MSC = [{"dialog": _NOW, "previous_dialogs": [_EARLIER], "metadata": {"initial_data_id": "x_1"}}] * 2
-_SHARED = [{"image_url": "http://e.org/x", "caption": "x"}]
 _SHOWN = [
-    {"utterance": "look", "speaker": "A", "shared_image": _SHARED},
+    {"utterance": "look", "speaker": "A", "shared_image": [{"image_url": "http://e.org/x", "caption": "x"}]},
     {"utterance": "nice", "speaker": "B", "shared_image": [], "description": "d"},
 ]
 DIALOGCC = [{"dialogue_id": "d1", "dialogue": _SHOWN}]
