@@ -10,12 +10,8 @@ import pytest
 from fuzzing import seeds
 from fuzzing.seeds import changed
 
-from remind import read
-from remind.core.errors import DataError
-
 _CONTEXT, _QUESTION = seeds.REFMEM
 _TALK = "0.conversation"
-_TURN = "0.sessions.0.turns.0"
 
 
 @pytest.mark.parametrize(
@@ -28,26 +24,18 @@ _TURN = "0.sessions.0.turns.0"
         ("locomo", "0.qa.0.category", "4", "[s1-q000]: category should be a whole number, not '4'"),
         ("longmemeval", "0.question_date", "2023/13/20", "[item 1, q1]: question_date '2023-13-20' is not a valid"),
         ("dialogcc", "0.dialogue.0.shared_image", "../x", "[item 1, d1, S1:T1]: image '../x' is outside the data"),
-        ("chat", "1.speaker", ..., "[item 2]: speaker is missing or blank"),
-        ("chat", "1.time", "2024-02-30", "[item 2]: time '2024-02-30' is not a valid date"),
-        ("chat", "0.messages.0.content", [3], "[item 1, a, turn 1]: a part should be an object, not a number"),
         ("chat", "0.questions", [{"text": "?", "split": "x"}], "[item 1, a-q000]: unknown split 'x'; known: train,"),
         ("refmem", "2", {"type": "answer"}, "[item 3]: unknown record type 'answer'; known: context, question"),
-        ("refmem", "2", _QUESTION, "[item 3, q1]: question id 'q1' occurs twice"),
         ("refmem", "1", _QUESTION | {"format": "single", "answers": ["A", "B"]}, "[item 2, q1]: a single question has"),
         ("refmem", "1.images", [10**4000], f"[item 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out of range"),
         ("shaped", "data.0.parts", ..., "[dialogue 1, c1]: no 'parts' among 'conv', 'qa'; where it may be missing"),
         ("shaped", "data.0.qa.0.gold", 2, "[dialogue 1, c1, question 1, c1-q000, answer 1]: answer 2 is not the"),
     ],
 )
-def test_a_bad_record_is_one_line(tmp_path: Path, format: str, path: str, value: Any, message: str) -> None:
+def test_a_bad_record_is_one_line(
+    tmp_path: Path, refused: Any, format: str, path: str, value: Any, message: str
+) -> None:
     file, mapping = tmp_path / "x.json", tmp_path / "mapping.yaml"
     file.write_text(json.dumps(changed(getattr(seeds, format.upper()), path, value)), encoding="utf-8")
     mapping.write_text(seeds.MAPPING, encoding="utf-8")
-    name = str(mapping) if format == "shaped" else format
-    with pytest.raises(DataError) as caught:
-        read(file, name)
-    error = str(caught.value)
-    assert error.removeprefix(str(file)).lstrip().startswith(message)
-    assert "\n" not in error
-    assert len(error) < 500 + len(str(file))
+    assert refused(file, str(mapping) if format == "shaped" else format).startswith(message)

@@ -26,23 +26,15 @@ def test_seasons_are_the_episodes_of_all_files_in_order(remind_data):
     assert len(read(folder).dialogues) == 77 + 11 + 9  # episodes
 
 
-def write(folder, *rows):
-    path = folder / "friends.csv"
-    path.write_text(HEADER + "".join(rows), encoding="utf-8")
-    return path
-
-
-def line(speaker="['Monica Geller']", utterance=1):
-    return f'"Hi","{speaker}",Neutral,1,{utterance},1,2,00:00:02.877,00:00:07.548\n'
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (line("['a', [b]]", 2), "[line 3]: the speaker \"['a', [b]]\" is not a list of names"),
-        (line(), "[line 3]: turn id 'S1:T1' occurs twice"),
+        ('"Hi","[\'a\', [b]]",Neutral,1,2,1,2,0,1\n', "[line 3]: the speaker \"['a', [b]]\" is not a list of names"),
+        ("Hi,Monica,Neutral,1,1,1,2,0,1\n", "[line 3]: turn id 'S1:T1' occurs twice"),
         ('"no end,\n', "[line 2]: not CSV: unexpected end of data"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, refused, bad, message):
-    assert refused(write(tmp_path, line(), bad)).startswith(message)
+    path = tmp_path / "friends.csv"
+    path.write_text(HEADER + "Hi,Monica,Neutral,1,1,1,2,0,1\n" + bad, encoding="utf-8")
+    assert refused(path).startswith(message)

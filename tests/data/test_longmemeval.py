@@ -5,17 +5,14 @@ import pytest
 from remind import read
 
 
-@pytest.fixture(scope="module")
-def single(remind_data):
-    return read(remind_data / "longmemeval" / "longmemeval_single.json")
-
-
-def test_a_real_instance(single, remind_data):
+def test_a_real_instance(remind_data):
+    path = remind_data / "longmemeval" / "longmemeval_single.json"
+    single = read(path)
     (dialogue,), (question,) = single.dialogues, single.questions
     assert (len(dialogue.sessions), len(dialogue.turns)) == (53, 550)
     assert (question.id, question.dialogue_id, question.category) == ("e47becba", "e47becba", "single-session-user")
     assert (question.answers, question.time) == (("Business Administration",), "2023-05-30T23:40")
-    raw = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text(encoding="utf-8"))[0]
+    raw = json.loads(path.read_text(encoding="utf-8"))[0]
     flagged = [t["content"] for s in raw["haystack_sessions"] for t in s if t.get("has_answer")]
     assert [dialogue.turn(turn_id).text for turn_id in question.evidence] == flagged
     assert [s.id for s in dialogue.sessions] == [f"S{n}" for n in range(1, 54)]
@@ -23,27 +20,17 @@ def test_a_real_instance(single, remind_data):
     assert times == sorted(times)
 
 
-def user(text, **fields):
-    return {"role": "user", "content": text, **fields}
-
-
-def instance(**changes):
-    return {
-        "question_id": "q1",
-        "question_type": "multi-session",
-        "question": "How many?",
-        "answer": 3,
-        "question_date": "2023/06/01 (Thu) 10:00",
-        "haystack_dates": ["2023/05/03 (Wed) 10:00", "2023/05/01 (Mon) 10:00", "2023/05/02 (Tue) 10:00"],
-        "haystack_session_ids": ["answer_b", "filler", "answer_a"],
-        "haystack_sessions": [[user("b1"), user("b2", role="assistant")], [], [user("a1", has_answer=False)]],
-        "answer_session_ids": ["answer_a", "answer_b", "answer_lost"],
-        **changes,
-    }
-
-
+SAID = {"role": "user", "content": "hm"}
+INSTANCE = {
+    "question_id": "q1",
+    "question": "How many?",
+    "answer": 3,
+    "haystack_dates": ["2023/05/03 (Wed) 10:00", "2023/05/01 (Mon) 10:00", "2023/05/02 (Tue) 10:00"],
+    "haystack_session_ids": ["answer_b", "filler", "answer_a"],
+    "haystack_sessions": [[SAID, SAID], [], [{**SAID, "has_answer": False}]],
+    "answer_session_ids": ["answer_a", "answer_b", "answer_lost"],
+}
 LOST = "answer_lost"
-TWICE = ["answer_b", "answer_b", "answer_a"]
 
 
 @pytest.mark.parametrize(
@@ -52,13 +39,13 @@ TWICE = ["answer_b", "answer_b", "answer_a"]
         # no flags: all turns of the gold sessions
         ({}, ("S2:T1", "S3:T1", "S3:T2"), [LOST]),
         # a gold turn without words is no evidence
-        ({"haystack_sessions": [[user("b")], [], [user("", has_answer=True)]]}, ("S3:T1",), [LOST]),
+        ({"haystack_sessions": [[SAID], [], [{**SAID, "content": "", "has_answer": True}]]}, ("S3:T1",), [LOST]),
         # an id of two sessions dangles only if both are empty
-        ({"haystack_session_ids": TWICE, "answer_session_ids": ["answer_b"]}, ("S3:T1", "S3:T2"), []),
+        ({"haystack_session_ids": ["b", "b", "a"], "answer_session_ids": ["b"]}, ("S3:T1", "S3:T2"), []),
     ],
 )
 def test_evidence(written, changes, evidence, lost):
-    corpus = read(written("lme.json", instance(**changes)))
+    corpus = read(written("lme.json", INSTANCE | changes))
     assert corpus.questions[0].evidence == evidence
     assert [(x.question_id, x.reference) for x in corpus.dangling] == [("q1", reference) for reference in lost]
     assert corpus.references == len(evidence) + len(lost)

@@ -11,7 +11,6 @@ from remind import read
 from remind.data.readers import sniff
 
 GOOD = json.dumps({"speaker": "Ana", "text": "hi"})
-WHOLE = json.dumps({"id": "a", "messages": [{"role": "user", "content": "hi"}]})
 
 
 def make(folder, name, content):

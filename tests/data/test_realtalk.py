@@ -1,19 +1,12 @@
 import json
 import re
 
-import pytest
-
 from remind import read
 
 
-@pytest.fixture(scope="module")
-def dev(remind_data):
-    return read(remind_data / "realtalk")
-
-
-def test_turns_and_evidence_are_those_of_the_files(dev, remind_data):
+def test_turns_and_evidence_are_those_of_the_files(remind_data):
     """Brute force: a turn belongs to the session that lists it; a dangling reference names no turn of its chat."""
-    misnumbered = 0
+    dev, misnumbered = read(remind_data / "realtalk"), 0
     for dialogue in dev.dialogues:
         raw = json.loads((remind_data / "realtalk" / f"{dialogue.id}.json").read_text(encoding="utf-8"))
         ids = {t["dia_id"] for k, v in raw.items() if re.fullmatch(r"session_\d+", k) for t in v}
@@ -28,29 +21,15 @@ def test_turns_and_evidence_are_those_of_the_files(dev, remind_data):
     assert misnumbered == 369 + 243 + 374 + 344
 
 
-def turn(turn_id, **fields):
-    words = {"clean_text": "hm", "speaker": "Ana", "date_time": "29.12.2023, 22:42:04", "dia_id": turn_id}
-    return {**words, "img_file": [], "img_url": [], **fields}
-
-
-def write(folder, name="Chat_9_Ana_Ben.json", **chat):
-    path = folder / name
-    path.write_text(json.dumps({"name": {"speaker_1": "Ana"}, **chat}), encoding="utf-8")
-    return path
-
-
 def test_photos_beside_the_chat(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "a_opt.jpg").write_bytes(b"1")
     (tmp_path / "images" / "b.jpg").write_bytes(b"2")
-    files = ["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"]
-    turns = [
-        turn("D1:1", img_file=files, blip_caption="cap", clean_text=""),
-        turn("D1:2", img_file=["c.jpg", "n" * 300]),
-    ]
-    (dialogue,) = read(write(tmp_path, session_1=turns)).dialogues
-    assert [image.caption for image in dialogue.images] == ["cap", None, None, None]
-    paths = [str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg")]
-    assert [image.path for image in dialogue.images] == [*paths, None, None]
-    sources = ["a.jpg", "b.jpg", "c.jpg", "n" * 300]
-    assert [image.source for image in dialogue.images] == sources
+    said = {"clean_text": "", "speaker": "Ana", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"}
+    said["img_file"] = ["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg", "c.jpg", "n" * 300]
+    path = tmp_path / "Chat_9_Ana_Ben.json"
+    path.write_text(json.dumps({"name": {"speaker_1": "Ana"}, "session_1": [{**said, "blip_caption": "cap"}]}))
+    (dialogue,) = read(path).dialogues
+    a, b = (str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg"))
+    found = [("cap", a, "a.jpg"), (None, b, "b.jpg"), (None, None, "c.jpg"), (None, None, "n" * 300)]
+    assert [(image.caption, image.path, image.source) for image in dialogue.images] == found

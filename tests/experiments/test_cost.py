@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,21 +22,18 @@ from remind.core.cli import main
 from remind.core.errors import ConfigError, ModelError
 from remind.models.nano import nano_model
 
-
-@pytest.fixture(scope="module")
-def shape() -> Shape:
-    return Shape.of(load_config("nano"))
+SHAPE = Shape.of(load_config("nano"))
 
 
-def test_the_closed_form_is_what_the_counter_sees(shape: Shape) -> None:
+def test_the_closed_form_is_what_the_counter_sees() -> None:
     counted = Counted(load_config("nano"))
     first, *steps = counted.forwards(50, 1, 1, 1, 1)
-    assert first == shape.prefill(50, dense=True)
-    assert shape.decode(50, 5) == sum(steps)
-    assert shape.reply(50, 5) == first + sum(steps) - 2 * shape.layers * shape.queries * 50**2
-    assert counted.forwards(90, 20)[1] == shape.prefill(20, 90, dense=True)
+    assert first == SHAPE.prefill(50, dense=True)
+    assert SHAPE.decode(50, 5) == sum(steps)
+    assert SHAPE.reply(50, 5) == first + sum(steps) - 2 * SHAPE.layers * SHAPE.queries * 50**2
+    assert counted.forwards(90, 20)[1] == SHAPE.prefill(20, 90, dense=True)
     with pytest.raises(ModelError, match=r"nano: a prefill at 40 tokens .* closed form"):
-        check("nano", replace(shape, keys=2 * shape.keys), counted, 40)
+        check("nano", replace(SHAPE, keys=2 * SHAPE.keys), counted, 40)
 
 
 def test_causal_is_what_a_fused_kernel_computes() -> None:
@@ -58,28 +54,23 @@ def test_the_encoder_is_what_the_counter_sees() -> None:
             assert Encoder().operations(tokens) == executed(lambda ids=ids: model(input_ids=ids))  # type: ignore[misc]
 
 
-def small(**changes: Any) -> InferenceCostConfig:
-    sizes = TokenSizes(10, 5, strategy=4, markers=3, summary=6, segment=8, turn=4, cue=4, answer=2)
-    settings: dict[str, Any] = {"model": "nano", "auxiliary": "nano", "lengths": (64, 128, 256), "sae_layers": (1, 3)}
-    return InferenceCostConfig(**{"out": "", "max_context_tokens": 30, "sizes": sizes, **settings, **changes})
-
-
-def test_parts_and_calls_by_hand(shape: Shape) -> None:
+def test_parts_and_calls_by_hand() -> None:
     """Against sums of the closed form that the counter is held to, and of products written out."""
-    cfg, encoder = small(), Encoder()
-    inference, sizes = Inference(cfg, shape, shape, encoder), cfg.sizes
-    assert [inference.prompt("x0", history) for history in (100, 101, 1000)] == [39, 40, 49]
+    sizes = TokenSizes(10, 5, strategy=4, markers=3, summary=6, segment=8, turn=4, cue=4, answer=2)
+    settings = {"model": "nano", "auxiliary": "nano", "max_context_tokens": 30, "sizes": sizes, "sae_layers": (1, 3)}
+    cfg, encoder = InferenceCostConfig(out="", **settings), Encoder()  # type: ignore[arg-type]
+    inference = Inference(cfg, SHAPE, SHAPE, encoder)
     calls = [sum(inference.calls(way, 1000).values()) for way in ways((100,))]
     assert calls == [1, 1, 2, 2 + 8 * math.ceil(1000 / 8) / 100, 2, 3]
-    cue = 1000 * shape.reply(sizes.cue_request + 8, sizes.cue)
+    cue = 1000 * SHAPE.reply(sizes.cue_request + 8, sizes.cue)
     texts = 250 * encoder.operations(6) + 1000 * encoder.operations(sizes.cue + 2)
     assert inference.parts(Way("x2", 4), 1000) == {
-        "read": shape.prefill(58),
-        "answer": shape.decode(58, 2),
-        "strategy": shape.reply(sizes.strategy_request + 5, 4),
-        "summary": shape.reply(sizes.summary_request + 52, 6),
+        "read": SHAPE.prefill(58),
+        "answer": SHAPE.decode(58, 2),
+        "strategy": SHAPE.reply(sizes.strategy_request + 5, 4),
+        "summary": SHAPE.reply(sizes.summary_request + 52, 6),
         "retrieval": encoder.operations(16) + 125 * 4 * 384,
-        "grounding": shape.blocks(49, 3) + 49 * 2 * (2 * 128 * 4096),
+        "grounding": SHAPE.blocks(49, 3) + 49 * 2 * (2 * 128 * 4096),
         "index": (cue + texts) / 4,
     }
 
@@ -92,7 +83,7 @@ def test_crossovers_against_brute_force(flat: int, slope: int) -> None:
     assert crossover(lambda n: slope * n, lambda n: flat + n // 100, longest) == expected
 
 
-def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: Path, shape: Shape) -> None:
+def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "cost"
     arguments = ["--out", str(out), "--model", "nano", "--auxiliary", "null", "--lengths", "[1024, 65536]"]
     main(InferenceCostConfig, inference_cost, "", [*arguments, "--sae_layers", "[1, 3]", "--questions", "[10]"])
@@ -100,9 +91,6 @@ def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: 
     rows = {(row["way"], row["history"]): row for row in results["rows"]}
     assert all(row["operations"] == sum(row["parts"].values()) for row in rows.values())
     assert rows["full", 1024]["cache_bytes"] == 4 * 2 * (64 * 2) * (140 + 80 + 1024 + 150)
-    assert (out / "inference_cost.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert "| 1K | 64K |" in (out / "table.md").read_text()
+    assert {"inference_cost.png", "table.md"} <= {path.name for path in out.iterdir()}
     with pytest.raises(ConfigError, match="ascending"):
         InferenceCostConfig(out="", lengths=(4, 2))
-    with pytest.raises(ModelError, match=r"qwen4: neither one of nano"):
-        load_config("qwen4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from experiments.evidence.bench import BenchEvidenceConfig, bench_evidence
 from experiments.evidence.crossval import CrossValidation, fit_weights, question_shares
-from experiments.evidence.data import DialogueQuestions, load
+from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.methods import DRAWS, METHODS, Prepared, evidence_ratio
 from experiments.evidence.resonance import encode_questions, salience
 from remind.core.errors import ModelError
@@ -62,18 +61,18 @@ def test_fitted_weights_are_where_the_gradient_vanishes() -> None:
 
 def small_dialogue() -> Dialogue:
     first = (
-        Turn("a0", "Ana", "Good morning! Did you sleep well?"),
-        Turn("a1", "Ben", "Not really, the dog barked all night."),
-        Turn("a2", "Ana", "", images=(Image(0, caption="a brown dog on a sofa"),)),
-        Turn("a3", "Ben", "My bicycle was stolen on Tuesday.", images=(Image(1, caption="an empty rack"),)),
-        Turn("a4", "Ben", ""),
+        "Good morning! Did you sleep well?",
+        "The dog barked all night.",
+        "",
+        "My bicycle was stolen on Tuesday.",
+        "",
     )
-    second = (
-        Turn("b0", "Ben", "Did you find a red bicycle near the station?"),
-        Turn("b1", "Ana", "It is mine! Thank you."),
-        Turn("b2", "Ben", "Dinner is on you then."),
-    )
-    return Dialogue("d", (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
+    second = ("Did you find a red bicycle near the station?", "It is mine! Thank you.", "Dinner is on you then.")
+    images = {2: (Image(0, caption="a brown dog on a sofa"),), 3: (Image(1, caption="an empty rack"),)}
+    turns = [
+        Turn(f"t{n}", ("Ana", "Ben")[n % 2], text, images=images.get(n, ())) for n, text in enumerate(first + second)
+    ]
+    return Dialogue("d", (Session("a", "2024-03-01", tuple(turns[:5])), Session("b", "2024-03-05", tuple(turns[5:]))))
 
 
 @pytest.fixture(scope="module")
@@ -82,34 +81,26 @@ def minilm() -> Backbone:
 
 
 OTHERS = {"alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers": "last", "anchor_idf": False}
-SETTINGS: list[dict[str, Any]] = [{"match": "summed", **OTHERS}, {"match": "each"}]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+@pytest.mark.parametrize("settings", [{"match": "summed", **OTHERS}, {"match": "each"}], ids=["summed", "each"])
 def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, settings: dict[str, Any]) -> None:
     """Full history and a part of it, two questions at once against one state at a time."""
     saes = {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
     config = GroundingConfig(**{"anchor_codes": "question", **settings}, smooth_turns=0.0, context_codes="windowed")
     grounder = Grounder(minilm, saes, None, config)
     dialogue = small_dialogue()
-    asked = [
-        Question("p", "d", "When was Ben's bicycle stolen?"),
-        Question("q", "d", "Which animal kept the house awake at night?"),
-    ]
-    strategies = [
-        Strategy(("Look for things that were lost.", "Mind the dates."), ("Ben",), ("bicycle", "the station")),
-        Strategy(("Mind the dates.",), focus=("dog barking",)),
-    ]
+    texts = ["When was Ben's bicycle stolen?", "Which animal kept the house awake at night?"]
+    asked = [Question(text, "d", text) for text in texts]
+    lost = Strategy(("Look for what was lost.", "Mind the dates."), ("Ben",), ("bicycle", "the station"))
+    strategies = [lost, Strategy(("Mind the dates.",), focus=("dog barking",))]
     parts = [[Segment(0, 4), Segment(5, 7)], [Segment(1, 2), Segment(4, 4), Segment(6, 7)]]
     windowed = WindowedCodes(grounder.encoder, config.window_tokens, 1)
     codes = windowed.dialogue_codes(dialogue)
-    texts = [q.text for q in asked]
     held = encode_questions(grounder.encoder, codes, dialogue, texts, strategies)
     run = torch.full((8, 2), -1)
-    states = [
-        FactualState(dialogue, question, tuple(part), strategy)
-        for question, part, strategy in zip(asked, parts, strategies, strict=True)
-    ]
+    given = zip(asked, parts, strategies, strict=True)
+    states = [FactualState(dialogue, question, tuple(part), strategy) for question, part, strategy in given]
     for column, state in enumerate(states):
         run[list(state.positions), column] = torch.tensor(state.runs)
     found = salience(held, config, run, sorted(codes.layers))
@@ -124,12 +115,9 @@ def prepared(dataset: str, name: str, seed: int, telling: str) -> Prepared:
     n, questions = 20, 6
     turns = tuple(Turn(f"{name}:{k}", "AB"[k % 2], f"word{k}") for k in range(n))
     gold = tuple(torch.randint(0, n, (1,), generator=draws) for _ in range(questions))
-    asked = DialogueQuestions(
-        dataset,
-        Dialogue(name, (Session("s", None, turns),)),
-        tuple(Question(f"{name}/{q}", name, "?", category=q % 2 + 1) for q in range(questions)),
-        gold,
-    )
+    dialogue = Dialogue(name, (Session("s", None, turns),))
+    about = tuple(Question(f"{name}/{q}", name, "?", category=q % 2 + 1) for q in range(questions))
+    asked = DialogueQuestions(dataset, dialogue, about, gold)
     names = [*SCORES[2:], *FACTS, "dense_plain", "bm25_plain", "resonance/summed/last", "resonance/each/last"]
     names += [f"random/{draw}" for draw in range(DRAWS)]
     signals = {key: torch.randn(n, questions, generator=draws) for key in names}
@@ -147,43 +135,30 @@ def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:
     validation = CrossValidation(ready, (200, 3200), 200)
     ratios = validation.run()
     assert ratios["resonance"][3][:, 0].mean() < 0.5
-    whole, choice = validation.all_dialogues()
-    assert ratios.keys() >= set(METHODS)
+    _, choice = validation.all_dialogues()
     # the weights follow the telling signal
     assert max(choice.weights, key=lambda name: choice.weights[name]) == "each"
     assert ratios["fused"][0][:, 0].mean() > 0.9
-    assert whole["resonance"][0].shape == (6, 2)
-
-
-@pytest.fixture(scope="module")
-def config(minilm: Backbone, tmp_path_factory: pytest.TempPathFactory) -> BenchEvidenceConfig:
-    folder = tmp_path_factory.mktemp("evidence")
-    for layer in (4, 5):
-        coder = TopKSAE(minilm.hidden_size, 256, 8, generator=torch.Generator().manual_seed(layer))
-        coder.save(folder / f"layer_{layer:02d}")
-    data, out, cache = str(sample_path() / "dev.jsonl"), str(folder / "result.json"), str(folder / "cache")
-    # the sample's dialogues are short
-    return BenchEvidenceConfig(data, out, str(folder), controls=True, limit=6, budget=200, cache=cache)
 
 
 @pytest.mark.slow
-def test_a_run_leaves_rows_table_and_plot(config: BenchEvidenceConfig, tmp_path: Path) -> None:
-    result, out = bench_evidence(config), Path(config.out)
+def test_a_run_leaves_rows_table_and_plot(minilm: Backbone, tmp_path: Path) -> None:
+    data, out, cache = str(sample_path() / "dev.jsonl"), tmp_path / "result.json", str(tmp_path / "cache")
+    # the sample's dialogues are short
+    config = BenchEvidenceConfig(data, str(out), str(tmp_path), controls=True, limit=6, budget=200, cache=cache)
+    with pytest.raises(ModelError, match="holds no SAE"):
+        bench_evidence(config)
+    for layer in (4, 5):
+        coder = TopKSAE(minilm.hidden_size, 256, 8, generator=torch.Generator().manual_seed(layer))
+        coder.save(tmp_path / f"layer_{layer:02d}")
+    result = bench_evidence(config)
     assert json.loads(out.read_text()) == json.loads(json.dumps(result))
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     rows = result["rows"]
     assert {row["method"] for row in rows} == set(METHODS)
-    assert all(0 <= row["low"] <= row["ratio"] + 1e-9 <= row["high"] + 2e-9 <= 1 + 3e-9 for row in rows)
     whole = {(row["method"], row["budget"]): row for row in rows if row["category"] == "all"}
-    assert whole["bm25", 800]["n"] == sum(len(one.questions) for one in load([str(config.data)], config.limit))
     # evidence is what the question speaks of, so what reads it beats chance
     assert whole["fused", 200]["ratio"] > 2 * whole["random", 200]["ratio"]
     [gain] = [row for row in result["differences"] if (row["method"], row["budget"]) == ("fused", 200)]
     best = max(whole[name, 200]["ratio"] for name in ("random", "bm25", "dense", "bm25+dense"))
     assert gain["difference"] == pytest.approx(whole["fused", 200]["ratio"] - best)
     assert {"resonance, no_idf", "untrained for SAE"} <= {row["method"] for row in result["controls"]}
-
-
-def test_what_cannot_be_run(config: BenchEvidenceConfig, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no SAE"):
-        bench_evidence(replace(config, sae=str(tmp_path)))

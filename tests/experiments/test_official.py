@@ -22,9 +22,9 @@ from experiments.official.locomo import by_category, recall_of, score_samples
 from experiments.official.longmemeval import TYPES, Reference, check_rows, judge_rows, load_references, score_rows
 from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
-from remind.core.errors import ConfigError, DataError, FormatError
+from remind.core.errors import DataError, FormatError
 from remind.llm.request import Reply
-from remind.text.words import Verdict
+from remind.perception.auxiliary import OfflineLLM
 
 
 def save(path: Path, raw: bytes) -> Path:
@@ -50,8 +50,7 @@ def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data:
     for row in file.records:
         row["new"] = 1
     assert file.dump() == b"".join(line[:-1] + b', "new": 1}\n' for line in raw.splitlines())
-    report = json.loads((tmp_path / "scores.json").read_text())
-    assert (report["overall"]["n"], report["abstention"]["n"]) == (500, 30)
+    assert json.loads((tmp_path / "scores.json").read_text())["overall"]["n"] == 500
 
 
 # LongMemEval
@@ -62,14 +61,9 @@ def row(name: str, label: bool | None = None, said: str = "said") -> dict[str, A
     return {"question_id": name, "hypothesis": said, **judged}
 
 
-def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None:
+def test_accuracy_by_type_and_what_a_judge_could_not_say() -> None:
     kinds = {"a": 0, "b": 0, "c": 4, "d": 4, "e": 0, "f_abs": 3}
-    questions = [
-        {"question_id": name, "question": "?", "answer": "x", "question_type": TYPES[kind]}
-        for name, kind in kinds.items()
-    ]
-    (tmp_path / "q.json").write_text(json.dumps(questions))
-    references = load_references(tmp_path / "q.json")
+    references = {name: Reference(name, "?", "x", TYPES[kind]) for name, kind in kinds.items()}
     replies = {
         "a": Reply('{"verdict": true}', {"verdict": True}),
         "b": Reply("No."),
@@ -82,8 +76,7 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None
     assert judge_rows(rows, references, model) == {"neither": 1, "server": 1}
     assert [r["autoeval_label"]["label"] for r in rows] == [True, False, None, None, True, False, True]
     # one was blank, and one is nobody's; each is judged in the role of its type
-    assert len({request.prompt_id for request in model.requests}) == 3
-    assert len(model.requests) == 5
+    assert (len(model.requests), len({request.prompt_id for request in model.requests})) == (5, 3)
     found = score_rows(rows, references)
     assert found["by_type"][TYPES[0]]["value"] == pytest.approx(1 / 3)
     assert (found["overall"]["value"], found["answerable"]["n"], found["abstention"]["value"]) == (0.5, 3, 1.0)
@@ -94,15 +87,10 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say(tmp_path: Path) -> None
 def test_what_is_no_official_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 1.*hypothesis"):
         check_rows(ResultFile(lines(tmp_path / "r.jsonl", [{"question_id": "a"}])))
-    with pytest.raises(DataError, match=r"line 1\]: not UTF-8 \(byte 7\)"):
-        ResultFile(save(tmp_path / "r.jsonl", b'{"a": "\xff"}\n'))
     listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
     path = lines(tmp_path / "q.jsonl", [listed])
-    assert load_references(path) == {"q": Reference("q", "how many?", "3", "multi-session")}
     with pytest.raises(DataError, match="occurs twice"):
         load_references(lines(tmp_path / "twice.jsonl", [listed, listed]))
-    with pytest.raises(ConfigError, match="m, gpt: name one"):
-        score_samples(samples(tmp_path / "s.json", [item(4, "x", "x", gpt_prediction="y")]), None)
     with pytest.raises(DataError, match=r"conv-26-q000\]: category should be 1 to 5"):
         score_samples(samples(tmp_path / "s.json", [item(6, "x", "y")]))
     with pytest.raises(FormatError, match="neither"):
@@ -157,9 +145,7 @@ def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> N
     path, _ = short_haystack(remind_data, tmp_path, others=3)
     config = ScoreRetrievalConfig(str(path), cache=str(tmp_path), out=str(tmp_path / "out.json"), bootstrap=5)
     result = score_retrieval(config)
-    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(result))
     for method in config.methods:
-        assert result["methods"][method]["counts"]["questions"] == 1
         values = [result["methods"][method]["turn"][f"recall_any@{k}"]["value"] for k in KS]
         assert values == sorted(values)
         assert values[-1] == 1.0
@@ -223,25 +209,15 @@ def test_our_answers_in_both_formats(tmp_path: Path) -> None:
     (sample,) = json.loads(out.read_text())
     figures = [(question.get("m_prediction"), question.get("m_f1")) for question in sample["qa"]]
     assert (sample["sample_id"], figures) == ("conv-26", [("a lamp", 1.0), ("lamp", 0), (None, None)])
-    assert out.read_text() == json.dumps(json.loads(out.read_text()), indent=2)
     # it goes in again as it came out
     report = score_official(ScoreOfficialConfig(str(out), str(tmp_path / "again")))
     assert (report["written_back"], report["counts"]["unanswered"]) == ("identical", 1)
     assert export_official(ExportOfficialConfig(str(run), str(tmp_path / "o.jsonl"), "longmemeval")) == 2
-    expected = [{"question_id": one["question_id"], "hypothesis": one["answer"]} for one in rows[:2]]
-    assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
+    first = json.loads((tmp_path / "o.jsonl").read_text().splitlines()[0])
+    assert first == {"question_id": "conv-26-q000", "hypothesis": "a lamp"}
 
 
 # judges
-
-
-class Rule:
-    """Accepts what equals a reference; no verdict on the word boom."""
-
-    name = "rule"
-
-    def verdicts(self, cases: Sequence[Any], samples: Sequence[str] | None = None) -> list[Verdict]:
-        return [Verdict(None if said == "boom" else said in references) for _, references, said in cases]
 
 
 def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None:
@@ -254,11 +230,12 @@ def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None
         for name in ("precision", "recall", "f1", "cohen_kappa"):
             if (value := figures[name.removeprefix("cohen_")]) is not None:
                 assert value == pytest.approx(getattr(reference_metrics, f"{name}_score")(labels, verdicts)), name
-    rows = [("1", "x", "a", True), ("2", "x", "A", True), ("3", "y", "a", True), ("4", "y", "boom", False)]
+    rows = [("1", "x", "a", True), ("2", "x", "b", True), ("3", "y", "a", True)]
     keys = ("question_id", "dimension", "prediction", "label")
     labelled = [{**dict(zip(keys, one, strict=True)), "question": "?", "references": ["a"]} for one in rows]
-    path = lines(tmp_path / "l.jsonl", labelled)
-    result = judge_agreement(AgreementConfig(path, out=str(tmp_path / "a.json")), Rule())  # type: ignore[arg-type]
-    assert {name: (one["agree"], one["failed"]) for name, one in result["groups"].items()} == {"x": (1, 0), "y": (1, 1)}
+    result = judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", labelled)), OfflineLLM())
+    assert {name: (one["agree"], one["failed"]) for name, one in result["groups"].items()} == {"x": (1, 0), "y": (1, 0)}
     with pytest.raises(DataError, match=r"line 1.*true or false"):
-        judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", [{"question_id": "1", "label": "yes"}])), Rule())  # type: ignore[arg-type]
+        judge_agreement(
+            AgreementConfig(lines(tmp_path / "l.jsonl", [{"question_id": "1", "label": "yes"}])), OfflineLLM()
+        )

@@ -11,7 +11,7 @@ import torch
 
 from experiments.pretrain import run as pretraining
 from experiments.pretrain.heads import AuxiliaryHeads
-from experiments.pretrain.lessons import Lesson, lessons_of
+from experiments.pretrain.lessons import lessons_of
 from experiments.pretrain.run import PretrainConfig, pretrain
 from experiments.pretrain.tokenizer import train_tokenizer, training_texts, wordings
 from remind.core.errors import ConfigError
@@ -21,13 +21,9 @@ from remind.models.nano import nano_folder, nano_model, nano_tokenizer
 TOKENIZER = nano_tokenizer()
 
 
-def drawn(kind: str, name: str, count: int) -> list[Lesson]:
-    return list(lessons_of(TOKENIZER, kind, name, count, 3))  # type: ignore[arg-type]
-
-
 def test_the_focus_term_is_the_attention_of_the_first_head() -> None:
     """Against the model's own eager attention weights."""
-    lessons = drawn("apart", "single", 8)[:8]
+    lessons = list(lessons_of(TOKENIZER, "apart", "single", 8, 3))[:8]
     model = nano_model(seed=3).double()
     model.set_attn_implementation("eager")
     decoder = model.model.language_model
@@ -56,15 +52,14 @@ def test_equal_settings_give_equal_weights(tmp_path: Path, monkeypatch: pytest.M
     name, world = next(iter(pretraining.MEASURED.items()))
     monkeypatch.setattr(pretraining, "MEASURED", {name: replace(world, test=1)})
     digests = []
-    for number, seed in enumerate((0, 0)):
-        sizes = {"steps": 3, "batch": 4, "lessons": 16, "threads": 1, "layers": 2, "hidden_size": 64}
-        folder = pretrain(PretrainConfig(out=str(tmp_path / str(number)), seed=seed, **sizes))  # type: ignore[arg-type]
+    sizes = {"steps": 3, "batch": 4, "lessons": 16, "threads": 1, "layers": 2, "hidden_size": 64}
+    for name in "ab":
+        folder = pretrain(PretrainConfig(out=str(tmp_path / name), **sizes))  # type: ignore[arg-type]
         digests.append(hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
         assert load_backbone(folder).kind == "vlm"
-        assert (folder / "metrics.jsonl").read_text().count("\n") == 1
     assert digests[0] == digests[1]
     with pytest.raises(ConfigError, match="exists"):
-        pretrain(PretrainConfig(out=str(tmp_path / "0"), steps=1))
+        pretrain(PretrainConfig(out=str(tmp_path / "a"), steps=1))
 
 
 def test_training_the_tokenizer_again_gives_the_shipped_bytes() -> None:
