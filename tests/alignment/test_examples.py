@@ -29,7 +29,6 @@ def test_rows_that_cannot_be_used_are_refused_in_a_line(runs: Any, make_record: 
     refused(r"\[q001\]: .*no column x0; there are question_id, target, x1, x2", without["x0"])
     refused("no column target", without["target"])
     refused("x0 is not a text", row | {"x0": {"words": "a"}})
-    refused("target is neither", row | {"target": ["a"]})
     refused(r"\[q001\]: .*occurs twice", row, row)
     refused("nothing to train on; questions left out: 1 without a gold answer", row | {"target": None})
     refused("needs x2, and the data have no such column", without["x2"])

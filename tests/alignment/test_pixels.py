@@ -53,12 +53,9 @@ def test_images_stand_where_their_captions_stood(records: list[StateRecord], nan
         # what Ana wrote is text
         assert prompt.tolist().count(nano.model.config.image_token_id) == 14
     assert example.pixels()["image_grid_thw"].tolist() == [[1, 4, 6], [1, 8, 4]]
-    assert 2 <= shown(nano, records, 4)[0].prompts[0].tolist().count(nano.model.config.image_token_id) <= 8
 
 
-def test_the_loss_is_that_of_the_model_itself(
-    records: list[StateRecord], nano: Backbone, tmp_path: Path, runs: Any
-) -> None:
+def test_the_loss_is_that_of_the_model_itself(records: Any, nano: Backbone, tmp_path: Path, runs: Any) -> None:
     """Against the model's own forward and the image processor's own pixels."""
     example = shown(nano, records)[0]
     images = [Image.open(tmp_path / "data" / name) for name in ("red.png", "blue.png")]
@@ -82,9 +79,7 @@ def test_an_image_that_cannot_be_used_is_named(records: list[StateRecord], nano:
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2, alpha=4)], ids=["full", "lora"])
-def test_a_trained_tower_is_in_the_checkpoint_and_in_the_export(
-    lora: LoraConfig | None, records: list[StateRecord], tmp_path: Path, runs: Any, make_states: Any
-) -> None:
+def test_a_trained_tower_is_exported(lora: Any, records: Any, tmp_path: Path, runs: Any, make_states: Any) -> None:
     states, first = make_states(tmp_path / "states", records), load_backbone("nano-untrained").model.model.visual
     data = DataConfig(**PIXELS, train_vision=True)
     out = train(runs.config(states, tmp_path / "r", data=data, lora=lora, batch_size=3, max_steps=2))
@@ -100,9 +95,7 @@ def test_a_trained_tower_is_in_the_checkpoint_and_in_the_export(
         export(ExportConfig(run=str(out), out=str(tmp_path / "y"), adapter_only=True))
 
 
-def test_what_pixels_cannot_do_is_refused(
-    records: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Any
-) -> None:
+def test_what_pixels_cannot_do_is_refused(records: Any, tmp_path: Path, monkeypatch: Any, runs: Any) -> None:
     def refused(message: str, rows: list[StateRecord], **settings: Any) -> None:
         with pytest.raises(ConfigError, match=rf"^{message}[^\n]*$"):
             runs.trainer(tmp_path / "r", rows, **PIXELS | {"batch_size": 2} | settings)

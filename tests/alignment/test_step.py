@@ -135,9 +135,7 @@ def test_the_plan_of_memory_is_what_a_step_holds_at_most(lora: LoraConfig | None
         ("FalconH1Config", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}),
     ],
 )
-def test_nothing_is_shared_past_windows_and_layers_that_carry_a_state(
-    name: str, more: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_shared_past_windows_and_states(name: str, more: dict[str, Any], caplog: Any) -> None:
     """What they take in of the common prefix is not in any keys: the rest of x2 would not know of it."""
     config = getattr(transformers, name)(**_SIZES, **more)
     made = trainable(transformers.AutoModelForCausalLM.from_config(config), None)

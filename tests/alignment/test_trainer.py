@@ -79,9 +79,8 @@ def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: A
 # the command
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(
-    runs: Any, states: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_first(runs: Any, states: Path, tmp_path: Path) -> None:
+    """Nor is anything written: no model of that name is looked for."""
     with pytest.raises(ConfigError, match=r"^report_to: no tracker comet_ml; pip install comet_ml[^\n]*$"):
         make_trainer(runs.config(states, tmp_path / "r", model="no-such-model", report_to="comet_ml"))
 
@@ -100,8 +99,7 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
         assert row["total"] == pytest.approx(sum(parts))
         shares = [row[f"share_{name}"] for name in ("hard", "dist01", "dist12")]
         assert shares == pytest.approx([part / row["total"] for part in parts])
-        assert {"ce1", "ce2", "entropy0", "jsd01", "jsd12", "lr", "grad_norm"} <= row.keys()
-        assert row["tokens"] > row["answer_tokens"] > 0
+        assert {"ce1", "ce2", "entropy0", "jsd01", "jsd12", "lr", "grad_norm", "tokens"} <= row.keys()
     held_out = runs.timeless(run, "eval")
     assert [(row["step"], row["split"], row["samples"]) for row in held_out] == [(n, "dev", 3) for n in (0, 2, 4, 6)]
     # a run that is through stays as it is
