@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from remind.alignment import CollapseGuard
 from remind.alignment.config import Edge, LoraConfig, Objective
-from remind.alignment.metrics import checkpoints, kept, newest
+from remind.alignment.metrics import checkpoints
 from remind.alignment.step import AlignmentModel
 from remind.core.errors import ConfigError, ModelError
 from remind.core.run_folder import RunFolder
@@ -77,14 +77,12 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     refused(r"settings \(max_steps\); [^\n]* constant rate", {"max_steps": 9})
     refused(r"other settings \(training examples\)", states=str(others))
     refused(r"other settings \(base model\)", model="nano")
-    refused(r"other settings \(adapters\)", lora=LoraConfig(r=2))
     trainer = make_trainer(runs.config(states, out, resume=True))
     with pytest.raises(ConfigError, match="already holds a run; choose another output_dir"):
         trainer.train()
     with RunFolder(out).held(), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
-    assert newest(out) == out / "checkpoint-3"
     # a file of it is damaged
     (out / "checkpoint-3" / "optimizer.pt").write_bytes(b"no")
     with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-3: a file of it cannot be read[^\n]*$"):
@@ -133,7 +131,6 @@ def test_a_collapse_is_warned_of_or_ends_the_run(runs: Any, states: Path, tmp_pa
     cfg = runs.config(states, tmp_path / "r", max_steps=4, guard="stop", save_steps=100)
     with pytest.raises(ModelError, match=r"^collapse .* step 2: .*teacher_model_kind ema or base.*guard warn"):
         train(cfg, drifts)
-    assert kept(tmp_path / "r" / "checkpoint-2")
     # what it compares with comes back: against its own first measurement step 4 would look harmless
     with pytest.raises(ModelError, match="step 4"):
         train(replace(cfg, resume=True), drifts)

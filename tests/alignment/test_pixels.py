@@ -48,7 +48,6 @@ def test_images_stand_where_their_captions_stood(records: list[StateRecord], nan
     for prompt, level in zip(example.prompts, (records[0].x0, records[0].x1, records[0].x2), strict=True):
         text = level.text.replace("#0 Caption] a red bike", f"#0 Caption] {red}")
         text = text.replace("#2 Caption] (no caption)", f"#2 Caption] {blue}")
-        assert "#1 Caption] a far hill" in text
         assert nano.tokenizer.decode(prompt) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         # what Ana wrote is text
         assert prompt.tolist().count(nano.model.config.image_token_id) == 14
@@ -91,8 +90,6 @@ def test_a_trained_tower_is_exported(lora: Any, records: Any, tmp_path: Path, ru
     opened: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder)
     for name, parameter in opened.model.visual.named_parameters():
         assert torch.equal(parameter, stored[name]), name
-    with pytest.raises(ConfigError, match="trained more than adapters"):
-        export(ExportConfig(run=str(out), out=str(tmp_path / "y"), adapter_only=True))
 
 
 def test_what_pixels_cannot_do_is_refused(records: Any, tmp_path: Path, monkeypatch: Any, runs: Any) -> None:

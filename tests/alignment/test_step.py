@@ -47,7 +47,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # dropout of 0.1 is GPT-2's default: with it in place nothing would agree
     "GPT2LMHeadModel": _GPT,
     "GPTJForCausalLM": _GPT | {"rotary_dim": 4},
-    "PhiForCausalLM": _SIZES,
     "Gemma2ForCausalLM": _SIZES | {"head_dim": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
     "CohereForCausalLM": _SIZES | {"logit_scale": 0.3},
     "GraniteForCausalLM": _SIZES | {"logits_scaling": 4.0},
