@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from forked import Forked
+from forked import ROOT, Forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -74,23 +74,6 @@ class Runs:
     LOOP = TrainerConfig(
         learning_rate=1e-3, num_train_epochs=3, batch_size=4, eval_steps=2, save_steps=2, warmup_steps=0
     )
-    # torch's own threads now and then abort a process that tears down as usual, after all is done
-    SCRIPT = """
-import os, sys
-from pathlib import Path
-from remind.core.cli import main
-from remind.train_pra.config import TrainConfig
-from remind.train_pra.run import train
-Path(sys.argv.pop()).touch()
-status = 0
-try:
-    main(TrainConfig, train, "")
-except SystemExit as end:
-    status = end.code or 0
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(status)
-"""
 
     def row(self, record: StateRecord) -> dict[str, Any]:
         """A record as a row of anyone's data."""
@@ -116,11 +99,10 @@ os._exit(status)
         return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
 
     def start(self, cfg: TrainConfig) -> Forked:
-        """Train in another process, which leaves OUT.begun where all is imported."""
-        file, script = Path(f"{cfg.out}.yaml"), Path(f"{cfg.out}.py")
+        """The command in another process."""
+        file = Path(f"{cfg.out}.yaml")
         file.write_text(yaml.safe_dump(as_dict(cfg)))
-        script.write_text(self.SCRIPT)
-        return Forked(script, "--config", file, f"{cfg.out}.begun", environment=self.environment())
+        return Forked(ROOT / "scripts" / "train_pra.py", "--config", file, environment=self.environment())
 
     def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
         """Of a checkpoint: the weights that are kept, the moments by number and name, or the averages (name ema)."""

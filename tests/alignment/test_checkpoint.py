@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from remind.alignment import CollapseGuard
 from remind.alignment.config import Edge, LoraConfig, Objective
-from remind.alignment.metrics import checkpoints, kept, newest
+from remind.alignment.metrics import checkpoints
 from remind.alignment.step import AlignmentModel
 from remind.core.errors import ConfigError, ModelError
 from remind.core.run_folder import RunFolder
@@ -39,9 +39,7 @@ def copied(run: Path, out: Path, *steps: int) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_has_the_same_bits(
-    runs: Any, run: Path, states: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_runs_are_the_same(runs: Any, run: Path, states: Path, tmp_path: Path, kind: str, capsys: Any) -> None:
     cfg = runs.config(states, tmp_path / "whole", save_steps=1, save_total_limit=None, **KINDS[kind])
     whole = run if kind == "full" else train(cfg)
     out = copied(whole, tmp_path / "r", 2, 3, 4)
@@ -79,14 +77,12 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     refused(r"settings \(max_steps\); [^\n]* constant rate", {"max_steps": 9})
     refused(r"other settings \(training examples\)", states=str(others))
     refused(r"other settings \(base model\)", model="nano")
-    refused(r"other settings \(adapters\)", lora=LoraConfig(r=2))
     trainer = make_trainer(runs.config(states, out, resume=True))
     with pytest.raises(ConfigError, match="already holds a run; choose another output_dir"):
         trainer.train()
     with RunFolder(out).held(), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
-    assert newest(out) == out / "checkpoint-3"
     # a file of it is damaged
     (out / "checkpoint-3" / "optimizer.pt").write_bytes(b"no")
     with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-3: a file of it cannot be read[^\n]*$"):
@@ -116,8 +112,8 @@ def test_the_newest_and_the_best_are_kept(runs: Any, states: Path, tmp_path: Pat
     ("measured", "collapses"),
     [
         # the rise counts from the lowest, not from an untrained start
-        ([(7.0, 7.0), (3.0, 3.0), (0.5, 0.5), (1.29, 0.5)], False),
-        ([(7.0, 7.0), (3.0, 3.0), (0.5, 0.5), (1.31, 0.5)], True),
+        ([(7.0, 7.0), (0.5, 0.5), (1.29, 0.5)], False),
+        ([(7.0, 7.0), (0.5, 0.5), (1.31, 0.5)], True),
         ([(0.5, 0.5), (float("nan"), 0.5)], True),
         # sharper, and righter or not
         ([(2.0, 3.0), (1.9, 0.1)], False),
@@ -130,14 +126,11 @@ def test_what_is_a_collapse(measured: list[tuple[float, float]], collapses: bool
     assert [bool(what) for what in found] == [*[False] * (len(measured) - 1), collapses]
 
 
-def test_a_collapse_is_warned_of_or_ends_the_run_which_can_be_overruled(
-    runs: Any, states: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_collapse_is_warned_of_or_ends_the_run(runs: Any, states: Path, tmp_path: Path, capsys: Any) -> None:
     drifts = Measured("eval_ce1", *(0.31 + 0.5 * step for step in range(5)))
     cfg = runs.config(states, tmp_path / "r", max_steps=4, guard="stop", save_steps=100)
     with pytest.raises(ModelError, match=r"^collapse .* step 2: .*teacher_model_kind ema or base.*guard warn"):
         train(cfg, drifts)
-    assert kept(tmp_path / "r" / "checkpoint-2")
     # what it compares with comes back: against its own first measurement step 4 would look harmless
     with pytest.raises(ModelError, match="step 4"):
         train(replace(cfg, resume=True), drifts)
@@ -148,9 +141,7 @@ def test_a_collapse_is_warned_of_or_ends_the_run_which_can_be_overruled(
     assert [row["step"] for row in runs.timeless(tmp_path / "w", "guard")] == [2, 4]
 
 
-def test_out_of_memory_names_sizes_and_remedies(
-    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_names_sizes_and_remedies(runs: Any, states: Path, tmp_path: Path, monkeypatch: Any) -> None:
     forward = AlignmentModel.forward
 
     def full(self: AlignmentModel, batch: Any, levels: Any, *args: Any, **kwargs: Any) -> Any:

@@ -27,9 +27,7 @@ def test_rows_that_cannot_be_used_are_refused_in_a_line(runs: Any, make_record: 
     row = runs.row(make_record(1))
     without = {name: {key: value for key, value in row.items() if key != name} for name in row}
     refused(r"\[q001\]: .*no column x0; there are question_id, target, x1, x2", without["x0"])
-    refused("no column target", without["target"])
     refused("x0 is not a text", row | {"x0": {"words": "a"}})
-    refused("target is neither", row | {"target": ["a"]})
     refused(r"\[q001\]: .*occurs twice", row, row)
     refused("nothing to train on; questions left out: 1 without a gold answer", row | {"target": None})
     refused("needs x2, and the data have no such column", without["x2"])
@@ -67,13 +65,12 @@ def test_too_long_is_an_error_or_counted(make_record: Any) -> None:
 
 
 def test_the_command_reads_a_split_of_states(runs: Any, states: Path, tmp_path: Path) -> None:
-    for split, ids in (("test", ["q020"]), ("validation", [])):
-        data = DataConfig(unlabelled="skip", eval_split=split, eval_limit=1, limit=2)
-        trainer = make_trainer(runs.config(states, tmp_path / split, data=data))
-        assert len(trainer.train_dataset) == 2
-        assert [item.id for item in trainer.eval_dataset.items] == ids
-        # test is watched where it is asked for, and chooses nothing
-        assert trainer.args.metric_for_best_model is None
+    data = DataConfig(unlabelled="skip", eval_split="test", eval_limit=1, limit=2)
+    trainer = make_trainer(runs.config(states, tmp_path / "r", data=data))
+    assert len(trainer.train_dataset) == 2
+    assert [item.id for item in trainer.eval_dataset.items] == ["q020"]
+    # test is watched where it is asked for, and chooses nothing
+    assert trainer.args.metric_for_best_model is None
 
 
 # the order

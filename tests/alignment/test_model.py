@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
 
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import check_head, trainable
+from remind.alignment.model import trainable
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
@@ -44,9 +44,6 @@ def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tm
     own = backbone(rows=300)
     with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):
         runs.trainer(tmp_path, [make_record(0)], None, own.model, processing_class=own.tokenizer)
-    own.model.lm_head = nn.Linear(32, 200, bias=False)
-    with pytest.raises(ModelError, match="has 200"):
-        check_head(own.model, 299)
 
 
 @pytest.fixture
@@ -81,7 +78,6 @@ def test_adapters_learn_on_four_bits(small: str, runs: Any, make_record: Any, tm
         seen.append(watch.seen)
     found, expected = seen
     assert found.keys() == expected.keys()
-    assert len(found) == 2 * 7 * 2 + 1
     for each, value in expected.items():
         assert float(value.norm()) > 0, each
         assert float((found[each] - value).norm()) < 1e-3 * float(value.norm()), each

@@ -47,7 +47,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # dropout of 0.1 is GPT-2's default: with it in place nothing would agree
     "GPT2LMHeadModel": _GPT,
     "GPTJForCausalLM": _GPT | {"rotary_dim": 4},
-    "PhiForCausalLM": _SIZES,
     "Gemma2ForCausalLM": _SIZES | {"head_dim": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": None},
     "CohereForCausalLM": _SIZES | {"logit_scale": 0.3},
     "GraniteForCausalLM": _SIZES | {"logits_scaling": 4.0},
@@ -135,9 +134,7 @@ def test_the_plan_of_memory_is_what_a_step_holds_at_most(lora: LoraConfig | None
         ("FalconH1Config", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}),
     ],
 )
-def test_nothing_is_shared_past_windows_and_layers_that_carry_a_state(
-    name: str, more: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_shared_past_windows_and_states(name: str, more: dict[str, Any], caplog: Any) -> None:
     """What they take in of the common prefix is not in any keys: the rest of x2 would not know of it."""
     config = getattr(transformers, name)(**_SIZES, **more)
     made = trainable(transformers.AutoModelForCausalLM.from_config(config), None)

@@ -65,7 +65,6 @@ def test_evaluate_is_the_mean_over_questions(runs: Any, records: Any, tmp_path: 
     trainer = runs.trainer(tmp_path / "r", records[0], records[1], "nano", per_device_eval_batch_size=2)
     found = trainer.evaluate()
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-7)
-    assert trainer.evaluate(records[1][:1])["eval_ce0"] == pytest.approx(each[0]["ce0"], rel=1e-5)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit"])
@@ -79,9 +78,8 @@ def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: A
 # the command
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_a_model_is_loaded(
-    runs: Any, states: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_first(runs: Any, states: Path, tmp_path: Path) -> None:
+    """Nor is anything written: no model of that name is looked for."""
     with pytest.raises(ConfigError, match=r"^report_to: no tracker comet_ml; pip install comet_ml[^\n]*$"):
         make_trainer(runs.config(states, tmp_path / "r", model="no-such-model", report_to="comet_ml"))
 
@@ -98,10 +96,8 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
     for row in rows:
         parts = (0.2 * row["hard"], 0.8 * 4 * 3 * row["dist01"], 0.8 * 4 * 3 * row["dist12"])
         assert row["total"] == pytest.approx(sum(parts))
-        shares = [row[f"share_{name}"] for name in ("hard", "dist01", "dist12")]
-        assert shares == pytest.approx([part / row["total"] for part in parts])
-        assert {"ce1", "ce2", "entropy0", "jsd01", "jsd12", "lr", "grad_norm"} <= row.keys()
-        assert row["tokens"] > row["answer_tokens"] > 0
+        assert row["share_hard"] == pytest.approx(parts[0] / row["total"])
+        assert {"ce1", "ce2", "entropy0", "jsd01", "jsd12", "lr", "grad_norm", "tokens"} <= row.keys()
     held_out = runs.timeless(run, "eval")
     assert [(row["step"], row["split"], row["samples"]) for row in held_out] == [(n, "dev", 3) for n in (0, 2, 4, 6)]
     # a run that is through stays as it is
@@ -115,7 +111,6 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
         ("split", "nothing to train on: all are of split test; give the dialogue file questions of split train"),
         ("memory", r"^the run needs more memory than there is \(main memory: weights [^\n]*$"),
         ("no states", "not a states folder"),
-        ("a file", "is a file"),
     ],
 )
 def test_a_refused_run_leaves_nothing(
@@ -127,9 +122,6 @@ def test_a_refused_run_leaves_nothing(
         cfg = replace(cfg, states=str(tmp_path), model="no-such-model")
     elif why == "memory":
         monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
-    elif why == "a file":
-        (tmp_path / "deep").mkdir()
-        (tmp_path / "deep" / "r").write_text("x")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RemindError, match=message):
         train(cfg)

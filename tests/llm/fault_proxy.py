@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -41,7 +40,6 @@ class Proxy:
         answer: status, headers and body of a right answer; by default the last message, told back.
         share: of the tries that are spoiled, by a fault drawn from `faults` with `seed`.
         delay: seconds every right answer takes.
-        slow: seconds of a slow one, which is wrong besides.
 
     Attributes:
         hits: tries that came in.
@@ -52,22 +50,16 @@ class Proxy:
     """
 
     def __init__(
-        self,
-        answer: Answer = tell_back,
-        share: float = 0.0,
-        seed: int = 0,
-        delay: float = 0.0,
-        slow: float = 1.0,
-        faults: tuple[str, ...] = FAULTS,
+        self, answer: Answer = tell_back, share: float = 0.0, seed: int = 0, delay: float = 0.0, faults: Any = FAULTS
     ) -> None:
-        self.answer, self.share, self.delay, self.slow, self.kinds = answer, share, delay, slow, faults
+        self.answer, self.share, self.delay, self.kinds = answer, share, delay, faults
         self.paid: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.hits = self.busy = self.most_busy = 0
         self.rng, self.lock = random.Random(seed), threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
 
     @property
     def url(self) -> str:
@@ -80,15 +72,6 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that die or give up are what these tests are about."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -125,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             "malformed": (200, {}, b'{"choices": [{"message": {"con'),
             "slow": (200, {}, completion("too late")),
         }
-        time.sleep(self.proxy.slow if fault == "slow" else 0 if fault in spoiled else self.proxy.delay)
+        time.sleep(3.0 if fault == "slow" else 0 if fault in spoiled else self.proxy.delay)
         status, heads, content = spoiled[fault] if fault in spoiled else self.proxy.answer(body)
         pieces = [content] if isinstance(content, bytes) else content
         length = str(len(content)) if isinstance(content, bytes) else "1000"

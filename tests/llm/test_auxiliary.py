@@ -102,7 +102,6 @@ def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:
     steps = ("Look for what stopped.", "Prefer what is said twice.")
     expected = Strategy(steps, ("Ana", "Melanie"), ("cigarettes",), ("giving up habits",))
     assert llm.strategies(TALK, [SINGLE, DIRECT]) == [expected] * 2
-    assert not llm.failures
 
 
 def test_a_summary_is_laid_out_by_option() -> None:
@@ -116,10 +115,3 @@ def test_a_summary_is_laid_out_by_option() -> None:
         llm = chat("summary", {**SUMMARY, "evidence": evidence})
         expected = f"Understanding: It asks what ended.\n{lines}\nConclusion: She stopped smoking."
         assert llm.summaries([state(question)]) == [expected]
-
-
-@pytest.mark.parametrize(("text", "verdict"), [("No.", False), ("**Yes.**", True), ("Maybe", None)])
-def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
-    llm = chat("judge", Reply(text, failure="invalid", message="not JSON"))
-    assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict
-    assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])

@@ -24,7 +24,6 @@ def test_a_reply_that_was_cut_off_is_never_taken() -> None:
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        (FACTS, ' \n{"facts": []}\n', {"facts": []}),
         (FACTS, 'Here:\n```json\n{"facts": []}\n```\nDone.', {"facts": []}),
         (FACTS, '{"b": 2} then {"facts": ["a"]} then {"facts": ["b"]}', {"facts": ["a"]}),
         (FACTS, '<think>maybe {"facts": ["a"]}', None),
@@ -35,10 +34,8 @@ def test_a_reply_that_was_cut_off_is_never_taken() -> None:
         (FACTS, '{"facts": ["a", "b", "c", "d"]}', {"facts": ["a", "b", "c"]}),
         (EVENTS, '{"memory": {"Event": "add", "n": "3", "why": "new"}}', {"memory": [{"event": "ADD", "n": 3}]}),
         (GRADE, '{"score": "0.5", "fine": "Yes"}', {"score": 0.5, "fine": True}),
-        (GRADE, '{"score": null, "fine": false}', {"score": None, "fine": False}),
         (FACTS, '{"facts": null}', {"facts": []}),
         (FACTS, '{"facts": [3]}', {"facts": ["3"]}),
-        (GRADE, '{"score": 1, "fine": 0}', {"score": 1, "fine": False}),
         (GRADE, '{"score": 2, "fine": false}', None),
     ],
 )

@@ -146,7 +146,7 @@ def with_another_size(folder: Path) -> None:
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
         (with_another_size, "other sizes than config"),
-        (lambda f: (f / "tokenizer.json").unlink(), "is tokenizer.json missing"),
+        (lambda f: [(f / f"tokenizer{end}.json").unlink() for end in ("", "_config")], "is tokenizer.json missing"),
         (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
     ],
 )

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=8).save_pretrained(folder)
     sizes = {"hidden_size": 4, "num_hidden_layers": 0, "num_attention_heads": 1, "intermediate_size": 4}
-    config = BertConfig(len(vocabulary), **sizes, max_position_embeddings=8, layer_norm_eps=1.0)
+    config = BertConfig(vocab_size=len(vocabulary), **sizes, max_position_embeddings=8, layer_norm_eps=1.0)
     model = BertForTokenClassification(config)
     with torch.no_grad():
         for weight in model.parameters():
