@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from two_roles import END, TwoRoles
 
 from remind.core.errors import ConfigError, DataError
-from remind.memory_training import trainer as module
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
 from remind.memory_training.trainer import EpisodeTrainer, arguments
@@ -30,6 +28,26 @@ def make(policy: Backbone, out: Path, task: Any = None, rl: Any = None, **change
     return trainer
 
 
+END = 1
+
+
+class TwoRoles:
+    """`first` completes one prompt; `second` then one prompt for each token 2 of it, two at most."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def episode(self, row: int) -> Any:
+        (reply,) = yield [Prompt("first", [3 + row % 4, 4])]
+        count = min(reply.count(2), 2)
+        replies = (yield [Prompt("second", [5, 6, *reply[:1]])] * count) if count else []
+        return [reply, *replies]
+
+    def score(self, row: int, outcomes: Sequence[list[list[int]]]) -> Any:
+        worth = [float(sum(text.count(2) for text in outcome)) for outcome in outcomes]
+        return Scores({"first": worth, "second": worth}, {"first": [4.0] * len(worth)})
+
+
 class Contrasted(TwoRoles):
     """Long prompts, which all rollouts of a group share, and two rollouts of a role compared."""
 
@@ -44,23 +62,20 @@ class Contrasted(TwoRoles):
         return Scores({"booster": worth, "second": worth}, {"booster": [4.0] * len(worth)}, pairs)
 
 
-def gradients(trainer: EpisodeTrainer, loss: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "passes"), [("sdpa", 2), ("eager", 1)])
 def test_loss_and_gradient_are_those_of_single_traces(
-    attention: str, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attention: str, passes: int, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that share their prompts, and rows as they are, against the loss by its definition in plain forwards."""
     policy.model.set_attn_implementation(attention)
     seen: list[Any] = []
-    trainer = make(policy, tmp_path, Contrasted(), salimory=SaliMoryConfig(boost=0.3))
+    rl = {"micro_groups": 2 // passes}
+    trainer = make(policy, tmp_path, Contrasted(), rl, salimory=SaliMoryConfig(boost=0.3))
     monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
     chunks = trainer.chunks([[0], [1]])
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(1.5)  # away from the reference
-    assert {chunk.packed.visible is None for chunk in chunks} == {attention == "eager"}
+    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * passes
     found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
 
     def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
@@ -84,68 +99,47 @@ def test_loss_and_gradient_are_those_of_single_traces(
         winner, loser = (logp(trainer.model, group[n][0]).mean() for n in (0, 3))
         expected = expected + 0.3 * 0.5 * torch.log1p(torch.exp(-(winner - loser) / 0.15)) / 2
     assert found.item() == pytest.approx(expected.item(), abs=1e-5)
-    for one, other in zip(gradients(trainer, found), gradients(trainer, expected), strict=True):
+    both = (torch.autograd.grad(loss, list(trainer.model.parameters())) for loss in (found, expected))
+    for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_two_passes_are_one(policy: Backbone, tmp_path: Path) -> None:
-    """The mean is over the traces of the generation, not over means of passes."""
-    small = make(policy, tmp_path)
-    large = make(policy, tmp_path, rl={"micro_groups": 2})
-    parts = [(small, [[0], [1]]), (large, [[0, 1]])]
-    both = [gradients(t, sum(t.loss(t._wrapped, chunk) for chunk in t.chunks(rows))) for t, rows in parts]  # type: ignore[arg-type]
-    for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+def test_episodes_run_side_by_side_and_keep_their_own_replies() -> None:
+    asked = list[int]()
 
-
-def test_episodes_run_side_by_side_and_keep_their_own_replies(
-    policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process may ask more: then stand-ins are completed, and dropped."""
-    asked, more, trainer = list[int](), 3, make(policy, tmp_path)
-
-    def complete(model: Any, prompts: list[list[int]], settings: Any) -> list[list[int]]:
+    def answer(prompts: list[Prompt]) -> list[list[int]]:
         """A completion that names its prompt; with an `a` after odd prompts."""
         asked.append(len(prompts))
-        return [[2, prompt[0], END] if prompt[0] % 2 else [prompt[-1], END] for prompt in prompts]
+        return [[2, one.ids[0], END] if one.ids[0] % 2 else [one.ids[-1], END] for one in prompts]
 
-    monkeypatch.setattr(module, "complete", complete)
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, own[0] + more if own[0] else 0])
-    made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], trainer._sample)
-    assert asked == [3 + more, 2 + more]
+    made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], answer)
+    assert asked == [3, 2]
     assert [outcome for outcome, _ in made] == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
     assert made[0][1] == [(Prompt("first", [3, 4]), [2, 3, END]), (Prompt("second", [5, 6, 2]), [2, 5, END])]
-    assert not trainer._sample([])
 
 
 def test_vllm_answers_in_place_of_the_model(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the interface that TRL has for it gets each round's prompts, and new weights every step."""
     pytest.importorskip("trl", reason="needs the extra rl")
     theirs, told = import_module("trl.generation.vllm_generation"), list[Any]()
-    wanted, names = (
-        list(inspect.signature(one).parameters) for one in (theirs.VLLMGeneration, theirs.VLLMGeneration.generate)
-    )
-    assert (wanted[:3], names[1:4]) == (
-        ["model", "accelerator", "processing_class"],
-        ["prompts", "images", "num_generations"],
-    )
+    wanted, asked = (inspect.signature(one) for one in (theirs.VLLMGeneration, theirs.VLLMGeneration.generate))
 
     class Engine:
         def __init__(self, *args: Any, **settings: Any) -> None:
-            assert len(args) == 3
-            assert settings.keys() <= {*wanted}
+            wanted.bind(*args, **settings)
             told.append((settings["mode"], settings["temperature"]))
 
         def sync_weights(self) -> None:
             told.append("weights")
 
-        def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
-            told.append(len(prompts))
-            return None, [[2, END] for _ in prompts], None, None
+        def generate(self, *given: Any) -> Any:
+            asked.bind(self, *given)
+            told.append(len(given[0]))
+            return None, [[2, END] for _ in given[0]], None, None
 
     monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
     trainer = make(policy, tmp_path, rl={"vllm": "server"})
-    assert sum(len(chunk.advantage) for chunk in trainer.chunks([[0], [1]])) == 16
+    trainer.chunks([[0], [1]])
     trainer.state.global_step = 1
     trainer.chunks([[2], [3]])
     assert told == [("server", 0.7), "weights", 8, 8, "weights", 8, 8]
