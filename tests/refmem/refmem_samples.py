@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.refmem.items import Item
 from remind.refmem.merge import Row
 
@@ -53,28 +53,17 @@ def dialogue() -> Dialogue:
     )
 
 
-def corpus() -> Corpus:
-    return Corpus((dialogue(), talk(), talk("chat", 1)))
-
-
 def item(name: str, kind: str = "single", **changes: object) -> Item:
     """On turns of "d1"."""
+    place = {"dialogue_id": "d1", "cluster_id": "d1-c0", "branch": "text", "dimension": "pattern_induction"}
     values: dict[str, object] = {
-        "id": name,
-        "dialogue_id": "d1",
-        "cluster_id": "d1-c0",
-        "branch": "text",
-        "dimension": "pattern_induction",
-        "format": kind,
         "question": f"What does {name} show about Ana?",
         "options": () if kind == "direct" else ("she hikes", "she reads", "she sails", "she bakes"),
         "answers": {"single": ("B",), "multi": ("A", "C"), "direct": ("a quiet life",)}[kind],
         "candidates": ("a quiet life", "a loud life", "no life at all") if kind == "direct" else (),
         "evidence": ("T20", "T95"),
-        "made_by": "template-secret",
-        "prompt_id": "prompt-secret",
     }
-    return Item(**{**values, **changes})  # type: ignore[arg-type]
+    return Item(name, format=kind, **{**place, **values, **changes})  # type: ignore[arg-type]
 
 
 def drafted(name: str, kind: str = "single", **changes: object) -> Item:
@@ -86,13 +75,5 @@ def drafted(name: str, kind: str = "single", **changes: object) -> Item:
 
 def row(given: Item, annotator: str, answers: str | tuple[str, ...] | list[str] = (), **changes: object) -> Row:
     """A sure vote; letters may be given as one string."""
-    values: dict[str, object] = {
-        "item_id": given.id,
-        "annotator": annotator,
-        "answers": tuple(answers),
-        "evidence": given.evidence,
-        "images": given.images,
-        "confidence": 5,
-        "fingerprint": given.fingerprint,
-    }
-    return Row(**{**values, **changes})  # type: ignore[arg-type]
+    shown = {"evidence": given.evidence, "images": given.images, "fingerprint": given.fingerprint}
+    return Row(given.id, annotator, **{"answers": tuple(answers), "confidence": 5, **shown, **changes})  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refmem_samples import HOSTILE, corpus, dialogue, item
+from refmem_samples import HOSTILE, dialogue, item
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_rows
@@ -25,6 +25,7 @@ ITEMS = [
     item("two", "multi", question=HOSTILE[1], evidence=("T0", "T1", "T2", "T3"), images=(0,)),
     item("three", "direct", dimension="temporal_dynamics", candidates=("a quiet life", HOSTILE[0], HOSTILE[2])),
 ]
+HELD = Corpus((dialogue(),))
 NAMES = ("one", "two", "three")
 
 #: As annotator "Ana <b>" is shown them.
@@ -34,7 +35,7 @@ ORDER = in_order(sorted(ITEMS, key=lambda one: one.id), 0, "Ana <b>")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = tmp_path_factory.mktemp("page") / "page.html"
-    page.write_text(annotate.page_html(page_data(ITEMS, corpus(), "Ana <b>")), encoding="utf-8")
+    page.write_text(annotate.page_html(page_data(ITEMS, HELD, "Ana <b>")), encoding="utf-8")
     return page
 
 
@@ -91,11 +92,8 @@ def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, m
         opened.press("Enter")
     saved = {row.item_id: row for row in read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS)}
     found = [(one.answers, one.evidence, one.images, one.confidence) for one in map(saved.__getitem__, NAMES)]
-    assert found == [
-        (("C",), ("T20", "T21"), (), 4),
-        (("A", "D"), ("T0", "T1", "T2", "T3"), (0,), 5),
-        ((HOSTILE[0], "her own way", "n"), (), (), 2),
-    ]
+    ticked = [(("C",), ("T20", "T21"), (), 4), (("A", "D"), ("T0", "T1", "T2", "T3"), (0,), 5)]
+    assert found == [*ticked, ((HOSTILE[0], "her own way", "n"), (), (), 2)]
     assert saved["one"].note == 'said "so" \\ n 5'
     assert opened.said == []
     # nothing that is data ran, and text that turns the direction stays inside its own element
@@ -103,15 +101,12 @@ def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, m
     assert opened.page.locator("#turns img, #choices img, #choices b").count() == 0
 
 
-def test_what_was_done_survives_closing_and_goes_to_another_machine(
-    opened: Opened, browser: Any, made: Path, tmp_path: Path
-) -> None:
+def test_what_was_done_goes_to_another_machine(opened: Opened, browser: Any, made: Path, tmp_path: Path) -> None:
     opened.go_to("two")
     opened.press("b", "y", "3", "q", then="half")
     # closing a driven page is a kill: what it stored may still be on its way, until another page sees it
-    (blank := tmp_path / "blank.html").write_text("<!doctype html>", encoding="utf-8")
     beside = opened.context.new_page()
-    beside.goto(blank.as_uri())
+    beside.goto(made.as_uri())
     beside.wait_for_function("Object.values(localStorage).some((kept) => kept.includes('\"half\"'))")
     opened.page.close()
     opened.open(made)
@@ -137,7 +132,7 @@ def test_what_was_done_survives_closing_and_goes_to_another_machine(
 def test_the_page_is_the_same_whatever_the_generated_answer() -> None:
     for kind in ("single", "multi", "direct"):
         made = [item("i", kind, answers=(one,), made_by=one, prompt_id=one, cluster_id=one) for one in "AD"]
-        one, other = (annotate.page_html(page_data([given], corpus(), "Ana")) for given in made)
+        one, other = (annotate.page_html(page_data([given], HELD, "Ana")) for given in made)
         assert one == other
 
 
@@ -183,4 +178,4 @@ def test_a_page_for_every_annotator_with_pictures(tmp_path: Path) -> None:
     # image 1 is shared in turn 15
     assert windows(plain, item("w", evidence=(), images=(1,)), 1) == [(14, 16)]
     with pytest.raises(DataError, match="no evidence, or"):
-        page_data([item("i", evidence=("T999",))], corpus(), "Ana")
+        page_data([item("i", evidence=("T999",))], HELD, "Ana")
