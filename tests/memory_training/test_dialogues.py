@@ -214,8 +214,7 @@ def test_a_policy_is_trained_on_dialogues_and_again_without_paying(
     with Proxy(answer=play) as server:
         out = train.train_memory(config(tmp_path, chat, method, server.url))
         paid = server.paid.total()
-        names = {"adrpo": {"task", "valid", "reward"}, "salimory": {"accuracy", "valid", "reward"}}
-        assert names.get(method, set()) <= read_metrics(out)[0].keys()
+        assert "sft" in method or {"valid", "reward"} <= read_metrics(out)[0].keys()
         again = train.train_memory(config(tmp_path, chat, method, server.url, out=str(tmp_path / "again")))
         one, two = ((folder / "policy/model.safetensors").read_bytes() for folder in (out, again))
         assert one == two

@@ -2,64 +2,52 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
 
 from remind.core.errors import ConfigError, DataError
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
-from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
+from remind.memory_training.episodes import Pair, Prompt, Scores
 from remind.memory_training.trainer import EpisodeTrainer, arguments
 from remind.models.backbone import Backbone
-
-
-def make(policy: Backbone, out: Path, task: Any = None, rl: Any = None, **changes: Any) -> EpisodeTrainer:
-    """Two passes of one group of four rollouts each."""
-    settings = PolicyGradientConfig(**{"group": 4, "reply_tokens": 4, "beta": 0.02, "temperature": 0.7} | (rl or {}))
-    given: dict[str, Any] = {"rl": settings, "steps": 2, "batch_size": 2, "lr": 1e-2, "warmup": 0.0}
-    cfg = TrainMemoryConfig(str(out), "adrpo", **given | changes)
-    trainer = EpisodeTrainer(policy, task or TwoRoles(), cfg, arguments(cfg))
-    trainer._wrapped = trainer._module(trainer.model)  # as for training
-    return trainer
-
 
 END = 1
 
 
 class TwoRoles:
-    """`first` completes one prompt; `second` then one prompt for each token 2 of it, two at most."""
+    """A booster completes a prompt, and `second` one for each token 2 of that, two at most. Two boosters are compared.
+
+    The prompts are long, and shared by the rollouts of a group.
+    """
 
     def __len__(self) -> int:
         return 40
 
     def episode(self, row: int) -> Any:
-        (reply,) = yield [Prompt("first", [3 + row % 4, 4])]
-        count = min(reply.count(2), 2)
-        replies = (yield [Prompt("second", [5, 6, *reply[:1]])] * count) if count else []
-        return [reply, *replies]
-
-    def score(self, row: int, outcomes: Sequence[list[list[int]]]) -> Any:
-        worth = [float(sum(text.count(2) for text in outcome)) for outcome in outcomes]
-        return Scores({"first": worth, "second": worth}, {"first": [4.0] * len(worth)})
-
-
-class Contrasted(TwoRoles):
-    """Long prompts, which all rollouts of a group share, and two rollouts of a role compared."""
-
-    def episode(self, row: int) -> Any:
         (reply,) = yield [Prompt("booster", [3 + row % 4, 4] * 10)]
-        replies = yield [Prompt("second", [5, 6] * 10)]
+        count = min(reply.count(2), 2)
+        replies = (yield [Prompt("second", [5, 6] * 10)] * count) if count else []
         return [reply, *replies]
 
     def score(self, row: int, outcomes: Sequence[list[list[int]]]) -> Any:
         worth = [float(sum(text.count(2) for text in outcome)) for outcome in outcomes]
         pairs = (Pair("booster", 0, 3, 0.5),)
         return Scores({"booster": worth, "second": worth}, {"booster": [4.0] * len(worth)}, pairs)
+
+
+def make(policy: Backbone, out: Path, rl: Any = None, **changes: Any) -> EpisodeTrainer:
+    """Two passes of one group of four rollouts each."""
+    settings = PolicyGradientConfig(**{"group": 4, "reply_tokens": 4, "beta": 0.02, "temperature": 0.7} | (rl or {}))
+    given: dict[str, Any] = {"rl": settings, "steps": 2, "batch_size": 2, "lr": 1e-2, "warmup": 0.0}
+    cfg = TrainMemoryConfig(str(out), "adrpo", **given | changes)
+    trainer = EpisodeTrainer(policy, TwoRoles(), cfg, arguments(cfg))
+    trainer._wrapped = trainer._module(trainer.model)  # as for training
+    return trainer
 
 
 @pytest.mark.parametrize(("attention", "passes"), [("sdpa", 2), ("eager", 1)])
@@ -70,7 +58,7 @@ def test_loss_and_gradient_are_those_of_single_traces(
     policy.model.set_attn_implementation(attention)
     seen: list[Any] = []
     rl = {"micro_groups": 2 // passes}
-    trainer = make(policy, tmp_path, Contrasted(), rl, salimory=SaliMoryConfig(boost=0.3))
+    trainer = make(policy, tmp_path, rl, salimory=SaliMoryConfig(boost=0.3))
     monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
     chunks = trainer.chunks([[0], [1]])
     with torch.no_grad():
@@ -104,45 +92,17 @@ def test_loss_and_gradient_are_those_of_single_traces(
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_episodes_run_side_by_side_and_keep_their_own_replies() -> None:
-    asked = list[int]()
-
-    def answer(prompts: list[Prompt]) -> list[list[int]]:
-        """A completion that names its prompt; with an `a` after odd prompts."""
-        asked.append(len(prompts))
-        return [[2, one.ids[0], END] if one.ids[0] % 2 else [one.ids[-1], END] for one in prompts]
-
-    made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], answer)
-    assert asked == [3, 2]
-    assert [outcome for outcome, _ in made] == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
-    assert made[0][1] == [(Prompt("first", [3, 4]), [2, 3, END]), (Prompt("second", [5, 6, 2]), [2, 5, END])]
-
-
 def test_vllm_answers_in_place_of_the_model(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the interface that TRL has for it gets each round's prompts, and new weights every step."""
-    pytest.importorskip("trl", reason="needs the extra rl")
-    theirs, told = import_module("trl.generation.vllm_generation"), list[Any]()
-    wanted, asked = (inspect.signature(one) for one in (theirs.VLLMGeneration, theirs.VLLMGeneration.generate))
-
-    class Engine:
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            wanted.bind(*args, **settings)
-            told.append((settings["mode"], settings["temperature"]))
-
-        def sync_weights(self) -> None:
-            told.append("weights")
-
-        def generate(self, *given: Any) -> Any:
-            asked.bind(self, *given)
-            told.append(len(given[0]))
-            return None, [[2, END] for _ in given[0]], None, None
-
-    monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
+    theirs = pytest.importorskip("trl.generation.vllm_generation", reason="needs the extra rl")
+    made = create_autospec(theirs.VLLMGeneration)
+    made.return_value.generate.side_effect = lambda prompts, *rest: (None, [[2, END] for _ in prompts], None, None)
+    monkeypatch.setattr(theirs, "VLLMGeneration", made)
     trainer = make(policy, tmp_path, rl={"vllm": "server"})
-    trainer.chunks([[0], [1]])
-    trainer.state.global_step = 1
-    trainer.chunks([[2], [3]])
-    assert told == [("server", 0.7), "weights", 8, 8, "weights", 8, 8]
+    for trainer.state.global_step, rows in enumerate(([[0], [1]], [[2], [3]])):
+        trainer.chunks(rows)
+    assert (made.call_args.kwargs["mode"], made.return_value.sync_weights.call_count) == ("server", 2)
+    assert [len(call.args[0]) for call in made.return_value.generate.call_args_list] == [8] * 4
 
 
 def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: Backbone, tmp_path: Path) -> None:
