@@ -1,4 +1,4 @@
-"""Small policies with random weights: one of eight words, pico in a folder, and one that chats."""
+"""Small policies with random weights: one of eight tokens, pico in a folder, and one that chats."""
 
 from __future__ import annotations
 
@@ -7,32 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from two_roles import WORDS
 
 from remind.memory_training import pico
 from remind.models.backbone import Backbone, backbone_of
 from remind.models.nano import nano_tokenizer
 
 
-def qwen3(tokenizer: Any, size: int) -> Any:
+def qwen3(tokenizer: Any, size: int, words: int) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": size, "intermediate_size": 2 * size, "num_hidden_layers": 2, "head_dim": size // 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     ids = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id", "bos_token_id")}
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads, **ids))
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=words, **sizes, **heads, **ids))
 
 
 @pytest.fixture
 def policy() -> Backbone:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
-    return backbone_of(qwen3(tokenizer, 16), tokenizer, "tiny")
+    """Token 0 pads, 1 ends."""
+    return backbone_of(qwen3(pico.tokenizer(), 16, 8), pico.tokenizer(), "tiny")
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model that chats: nano's tokenizer and chat template."""
     folder = tmp_path_factory.mktemp("chat") / "model"
-    for part in (nano_tokenizer(), qwen3(nano_tokenizer(), 32)):
+    tokenizer = nano_tokenizer()
+    for part in (tokenizer, qwen3(tokenizer, 32, len(tokenizer))):
         part.save_pretrained(folder)
     return folder

@@ -23,25 +23,22 @@ def test_advantages_against_fractions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weighting", "ratio", "advantage", "slope"),
+    ("weighting", "ratio", "slope"),
     [
         # within the clip: α A, but as printed a positive A is taken from the clipped term, which has no α
-        ("advantage", 1.0, 1.0, 4.0),
-        ("printed", 1.0, 1.0, 1.0),
-        # above the clip
-        ("advantage", 1.3, 1.0, 0.0),
-        # below it: PPO goes on rewarding, the printed form does not down to (1 - ε) / α = .2
-        ("advantage", 0.7, 1.0, 4.0),
-        ("advantage", 0.7, -1.0, 0.0),
-        ("printed", 0.21, 1.0, 0.0),
-        ("printed", 0.19, 1.0, 4.0),
+        ("advantage", 1.0, 4.0),
+        ("printed", 1.0, 1.0),
+        ("advantage", 1.3, 0.0),
+        # below the clip PPO goes on rewarding, the printed form does not down to (1 - ε) / α = .2
+        ("advantage", 0.7, 4.0),
+        ("printed", 0.21, 0.0),
+        ("printed", 0.19, 4.0),
     ],
 )
-def test_slope_of_both_readings_of_eq_12(weighting: o.Weighting, ratio: float, advantage: float, slope: float) -> None:
+def test_slope_of_both_readings_of_eq_12(weighting: o.Weighting, ratio: float, slope: float) -> None:
     rho = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
-    o.surrogate(rho, torch.tensor(advantage), torch.tensor(4.0), 0.2, weighting).backward()
-    assert rho.grad is not None
-    assert float(rho.grad) == pytest.approx(slope)
+    (found,) = torch.autograd.grad(o.surrogate(rho, torch.tensor(1.0), torch.tensor(4.0), 0.2, weighting), rho)
+    assert float(found) == pytest.approx(slope)
 
 
 def test_gradient_is_that_of_the_expected_reward() -> None:

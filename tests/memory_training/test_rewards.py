@@ -44,9 +44,6 @@ def test_rewards_of_a_rollout() -> None:
 
 
 def test_pairs_take_the_widest_gap_that_is_allowed() -> None:
-    one = [("fact", "Has a  Dog"), ("preference", "likes tea")]
-    assert r.bank_similarity(one, [("fact", "has a dog")]) == 0.5
-    assert r.bank_similarity(one, [("preference", "has a dog")]) == 0.0
     scores = [0.1, 0.3, math.nan, -0.2]
     assert r.contrastive_pair("booster", scores) == Pair("booster", 1, 3, pytest.approx(0.5))
     narrowed = r.contrastive_pair("booster", scores, lambda _, worse: worse != 3)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
-from two_roles import END, TwoRoles
 
 from remind.core.errors import ConfigError, DataError
-from remind.memory_training import trainer as module
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
-from remind.memory_training.episodes import Pair, Prompt, Scores, together, traced
+from remind.memory_training.episodes import Pair, Prompt, Scores
 from remind.memory_training.trainer import EpisodeTrainer, arguments
 from remind.models.backbone import Backbone
 
-
-def make(policy: Backbone, out: Path, task: Any = None, rl: Any = None, **changes: Any) -> EpisodeTrainer:
-    """Two passes of one group of four rollouts each."""
-    settings = PolicyGradientConfig(**{"group": 4, "reply_tokens": 4, "beta": 0.02, "temperature": 0.7} | (rl or {}))
-    given: dict[str, Any] = {"rl": settings, "steps": 2, "batch_size": 2, "lr": 1e-2, "warmup": 0.0}
-    cfg = TrainMemoryConfig(str(out), "adrpo", **given | changes)
-    trainer = EpisodeTrainer(policy, task or TwoRoles(), cfg, arguments(cfg))
-    trainer._wrapped = trainer._module(trainer.model)  # as for training
-    return trainer
+END = 1
 
 
-class Contrasted(TwoRoles):
-    """Long prompts, which all rollouts of a group share, and two rollouts of a role compared."""
+class TwoRoles:
+    """A booster completes a prompt, and `second` one for each token 2 of that, two at most. Two boosters are compared.
+
+    The prompts are long, and shared by the rollouts of a group.
+    """
+
+    def __len__(self) -> int:
+        return 40
 
     def episode(self, row: int) -> Any:
         (reply,) = yield [Prompt("booster", [3 + row % 4, 4] * 10)]
-        replies = yield [Prompt("second", [5, 6] * 10)]
+        count = min(reply.count(2), 2)
+        replies = (yield [Prompt("second", [5, 6] * 10)] * count) if count else []
         return [reply, *replies]
 
     def score(self, row: int, outcomes: Sequence[list[list[int]]]) -> Any:
@@ -44,23 +40,30 @@ class Contrasted(TwoRoles):
         return Scores({"booster": worth, "second": worth}, {"booster": [4.0] * len(worth)}, pairs)
 
 
-def gradients(trainer: EpisodeTrainer, loss: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
+def make(policy: Backbone, out: Path, rl: Any = None, **changes: Any) -> EpisodeTrainer:
+    """Two passes of one group of four rollouts each."""
+    settings = PolicyGradientConfig(**{"group": 4, "reply_tokens": 4, "beta": 0.02, "temperature": 0.7} | (rl or {}))
+    given: dict[str, Any] = {"rl": settings, "steps": 2, "batch_size": 2, "lr": 1e-2, "warmup": 0.0}
+    cfg = TrainMemoryConfig(str(out), "adrpo", **given | changes)
+    trainer = EpisodeTrainer(policy, TwoRoles(), cfg, arguments(cfg))
+    trainer._wrapped = trainer._module(trainer.model)  # as for training
+    return trainer
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "passes"), [("sdpa", 2), ("eager", 1)])
 def test_loss_and_gradient_are_those_of_single_traces(
-    attention: str, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attention: str, passes: int, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that share their prompts, and rows as they are, against the loss by its definition in plain forwards."""
     policy.model.set_attn_implementation(attention)
     seen: list[Any] = []
-    trainer = make(policy, tmp_path, Contrasted(), salimory=SaliMoryConfig(boost=0.3))
+    rl = {"micro_groups": 2 // passes}
+    trainer = make(policy, tmp_path, rl, salimory=SaliMoryConfig(boost=0.3))
     monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
     chunks = trainer.chunks([[0], [1]])
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(1.5)  # away from the reference
-    assert {chunk.packed.visible is None for chunk in chunks} == {attention == "eager"}
+    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * passes
     found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
 
     def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
@@ -84,71 +87,22 @@ def test_loss_and_gradient_are_those_of_single_traces(
         winner, loser = (logp(trainer.model, group[n][0]).mean() for n in (0, 3))
         expected = expected + 0.3 * 0.5 * torch.log1p(torch.exp(-(winner - loser) / 0.15)) / 2
     assert found.item() == pytest.approx(expected.item(), abs=1e-5)
-    for one, other in zip(gradients(trainer, found), gradients(trainer, expected), strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
-
-
-def test_two_passes_are_one(policy: Backbone, tmp_path: Path) -> None:
-    """The mean is over the traces of the generation, not over means of passes."""
-    small = make(policy, tmp_path)
-    large = make(policy, tmp_path, rl={"micro_groups": 2})
-    parts = [(small, [[0], [1]]), (large, [[0, 1]])]
-    both = [gradients(t, sum(t.loss(t._wrapped, chunk) for chunk in t.chunks(rows))) for t, rows in parts]  # type: ignore[arg-type]
+    both = (torch.autograd.grad(loss, list(trainer.model.parameters())) for loss in (found, expected))
     for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
-
-
-def test_episodes_run_side_by_side_and_keep_their_own_replies(
-    policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process may ask more: then stand-ins are completed, and dropped."""
-    asked, more, trainer = list[int](), 3, make(policy, tmp_path)
-
-    def complete(model: Any, prompts: list[list[int]], settings: Any) -> list[list[int]]:
-        """A completion that names its prompt; with an `a` after odd prompts."""
-        asked.append(len(prompts))
-        return [[2, prompt[0], END] if prompt[0] % 2 else [prompt[-1], END] for prompt in prompts]
-
-    monkeypatch.setattr(module, "complete", complete)
-    monkeypatch.setattr(module, "gather_object", lambda own: [*own, own[0] + more if own[0] else 0])
-    made = together([traced(TwoRoles().episode(row)) for row in (0, 1, 2)], trainer._sample)
-    assert asked == [3 + more, 2 + more]
-    assert [outcome for outcome, _ in made] == [[[2, 3, END], [2, 5, END]], [[4, END]], [[2, 5, END], [2, 5, END]]]
-    assert made[0][1] == [(Prompt("first", [3, 4]), [2, 3, END]), (Prompt("second", [5, 6, 2]), [2, 5, END])]
-    assert not trainer._sample([])
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_vllm_answers_in_place_of_the_model(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the interface that TRL has for it gets each round's prompts, and new weights every step."""
-    pytest.importorskip("trl", reason="needs the extra rl")
-    theirs, told = import_module("trl.generation.vllm_generation"), list[Any]()
-    wanted, names = (
-        list(inspect.signature(one).parameters) for one in (theirs.VLLMGeneration, theirs.VLLMGeneration.generate)
-    )
-    assert (wanted[:3], names[1:4]) == (
-        ["model", "accelerator", "processing_class"],
-        ["prompts", "images", "num_generations"],
-    )
-
-    class Engine:
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            assert len(args) == 3
-            assert settings.keys() <= {*wanted}
-            told.append((settings["mode"], settings["temperature"]))
-
-        def sync_weights(self) -> None:
-            told.append("weights")
-
-        def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
-            told.append(len(prompts))
-            return None, [[2, END] for _ in prompts], None, None
-
-    monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
+    theirs = pytest.importorskip("trl.generation.vllm_generation", reason="needs the extra rl")
+    made = create_autospec(theirs.VLLMGeneration)
+    made.return_value.generate.side_effect = lambda prompts, *rest: (None, [[2, END] for _ in prompts], None, None)
+    monkeypatch.setattr(theirs, "VLLMGeneration", made)
     trainer = make(policy, tmp_path, rl={"vllm": "server"})
-    assert sum(len(chunk.advantage) for chunk in trainer.chunks([[0], [1]])) == 16
-    trainer.state.global_step = 1
-    trainer.chunks([[2], [3]])
-    assert told == [("server", 0.7), "weights", 8, 8, "weights", 8, 8]
+    for trainer.state.global_step, rows in enumerate(([[0], [1]], [[2], [3]])):
+        trainer.chunks(rows)
+    assert (made.call_args.kwargs["mode"], made.return_value.sync_weights.call_count) == ("server", 2)
+    assert [len(call.args[0]) for call in made.return_value.generate.call_args_list] == [8] * 4
 
 
 def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: Backbone, tmp_path: Path) -> None:

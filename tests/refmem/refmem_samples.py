@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.refmem.items import Item
 from remind.refmem.merge import Row
 
@@ -26,7 +26,7 @@ STANCES = ("I really enjoy", "I hope to see", "It is hard for me to face", "Yest
 SCENES = (("a bowl on a table", "a boat near a lighthouse"), ("a dog on a couch", "a bridge in a forest"))
 
 
-def talk(name: str = "talk", seed: int = 0, sessions: int = 14, images: bool = True) -> Dialogue:
+def talk(name: str = "talk", seed: int = 0, sessions: int = 14) -> Dialogue:
     """Two speakers who come back to four subjects over the sessions of ten turns, D1:1 to D14:10."""
     rng, index, made = Random(seed), count(), []
     for number in range(sessions):
@@ -35,47 +35,35 @@ def talk(name: str = "talk", seed: int = 0, sessions: int = 14, images: bool = T
             subject, other = rng.sample(SUBJECTS[number % 4], 2)
             text = f"{rng.choice(STANCES)} {subject}. We saw {other} near the market."
             scene = f"a photo of {SCENES[place % 2][(number + place // 6) % 2]}"
-            shown = (Image(next(index), None, scene, "http://x/y.jpg"),) if images and place % 3 == 0 else ()
+            shown = (Image(next(index), None, scene, "http://x/y.jpg"),) if place % 3 == 0 else ()
             turns.append(Turn(f"D{number + 1}:{place + 1}", ("Ana", "Bo")[place % 2], text, None, shown))
         made.append(Session(f"S{number + 1}", f"2023-{1 + number % 12:02d}-{1 + number:02d}T10:00", tuple(turns)))
     return Dialogue(name, tuple(made))
 
 
-def dialogue(sessions: int = 3, turns: int = 40) -> Dialogue:
-    """d1: `sessions` sittings of `turns` turns T0, T1, …; every tenth shares an image; the first turns are hostile."""
-    made, index = [], count()
-    for s in range(sessions):
-        lines = []
-        for number in range(s * turns, (s + 1) * turns):
-            text = HOSTILE[number] if number < len(HOSTILE) else f"We talked about subject {number} again."
-            pictures = (Image(next(index), caption=f"a photo {HOSTILE[0]}"),) if number % 10 == 5 else ()
-            lines.append(Turn(f"T{number}", ("Ana", "דנה")[number % 2], text, images=pictures))
-        made.append(Session(f"S{s + 1}", f"{s + 1} May 2023", tuple(lines)))
-    return Dialogue("d1", tuple(made))
-
-
-def corpus() -> Corpus:
-    return Corpus((dialogue(), talk(), talk("chat", 1)))
+def dialogue() -> Dialogue:
+    """d1: three sessions of 40 turns T0, T1, …; every tenth shares an image; the first turns are hostile."""
+    turns = []
+    for number in range(120):
+        text = HOSTILE[number] if number < len(HOSTILE) else f"We talked about subject {number} again."
+        pictures = (Image(number // 10, caption=f"a photo {HOSTILE[0]}"),) if number % 10 == 5 else ()
+        turns.append(Turn(f"T{number}", ("Ana", "דנה")[number % 2], text, images=pictures))
+    return Dialogue(
+        "d1", tuple(Session(f"S{n}", f"{n} May 2023", tuple(turns[40 * n - 40 : 40 * n])) for n in (1, 2, 3))
+    )
 
 
 def item(name: str, kind: str = "single", **changes: object) -> Item:
     """On turns of "d1"."""
+    place = {"dialogue_id": "d1", "cluster_id": "d1-c0", "branch": "text", "dimension": "pattern_induction"}
     values: dict[str, object] = {
-        "id": name,
-        "dialogue_id": "d1",
-        "cluster_id": "d1-c0",
-        "branch": "text",
-        "dimension": "pattern_induction",
-        "format": kind,
         "question": f"What does {name} show about Ana?",
         "options": () if kind == "direct" else ("she hikes", "she reads", "she sails", "she bakes"),
         "answers": {"single": ("B",), "multi": ("A", "C"), "direct": ("a quiet life",)}[kind],
         "candidates": ("a quiet life", "a loud life", "no life at all") if kind == "direct" else (),
         "evidence": ("T20", "T95"),
-        "made_by": "template-secret",
-        "prompt_id": "prompt-secret",
     }
-    return Item(**{**values, **changes})  # type: ignore[arg-type]
+    return Item(name, format=kind, **{**place, **values, **changes})  # type: ignore[arg-type]
 
 
 def drafted(name: str, kind: str = "single", **changes: object) -> Item:
@@ -87,13 +75,5 @@ def drafted(name: str, kind: str = "single", **changes: object) -> Item:
 
 def row(given: Item, annotator: str, answers: str | tuple[str, ...] | list[str] = (), **changes: object) -> Row:
     """A sure vote; letters may be given as one string."""
-    values: dict[str, object] = {
-        "item_id": given.id,
-        "annotator": annotator,
-        "answers": tuple(answers),
-        "evidence": given.evidence,
-        "images": given.images,
-        "confidence": 5,
-        "fingerprint": given.fingerprint,
-    }
-    return Row(**{**values, **changes})  # type: ignore[arg-type]
+    shown = {"evidence": given.evidence, "images": given.images, "fingerprint": given.fingerprint}
+    return Row(given.id, annotator, **{"answers": tuple(answers), "confidence": 5, **shown, **changes})  # type: ignore[arg-type]

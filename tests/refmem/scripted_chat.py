@@ -12,7 +12,7 @@ from remind.llm.request import Reply, Request
 
 
 class Scripted:
-    """Replies with what a function of the request gives: a reply, its text, or its JSON value; None: an invalid one."""
+    """Replies with what a function of the request gives: its text, or its JSON value; None: an invalid one."""
 
     def __init__(self, answer: Callable[[Request], Any], name: str = "scripted") -> None:
         self.answer, self.name = answer, name
@@ -22,24 +22,19 @@ class Scripted:
     def requests(self) -> list[Request]:
         return [request for batch in self.batches for request in batch]
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
+    def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
         self.batches.append(list(requests))
         replies = [as_reply(self.answer(request)) for request in requests]
-        for index, reply in enumerate(replies):
-            if on_reply is not None:
-                on_reply(index, reply)
+        for told in enumerate(replies if on_reply else ()):
+            on_reply(*told)
         return replies
 
 
 def as_reply(value: Any) -> Reply:
     """A reply as the client gives it: with a value where there is JSON."""
-    if value is None:
-        return Reply("no", failure="invalid")
-    if isinstance(value, Reply | str):
-        return value if isinstance(value, Reply) else Reply(value)
-    return Reply(json.dumps(value), value)
+    if isinstance(value, str):
+        return Reply(value)
+    return Reply("no", failure="invalid") if value is None else Reply(json.dumps(value), value)
 
 
 def items_for(system: str, user: str) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
 from remind.data.dialogue import DIMENSIONS, Corpus
 from remind.data.readers import read, write_refmem
-from remind.data.split import SplitConfig, assign_splits, check_overlap
+from remind.data.split import SplitConfig, assign_splits
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.refmem.build import build_refmem
 from remind.refmem.config import STAGES, FilterConfig, ItemsConfig, P13nConfig, RefMemConfig
 from remind.refmem.items import read_items, write_items
 from remind.refmem.styles import KINDS
 
+Capture = pytest.CaptureFixture[str]
 KILLED = """
 import os, signal, sys
 from remind.refmem import build
@@ -48,12 +50,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.fixture
-def dialogues(tmp_path: Path) -> str:
-    write_refmem(Corpus((talk(sessions=6),)), tmp_path / "dialogues.jsonl")
-    return str(tmp_path / "dialogues.jsonl")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Proxy]:
     """A server that writes valid items and guesses none of them."""
@@ -66,60 +62,47 @@ def server() -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def done(capsys: pytest.CaptureFixture[str]) -> Callable[[RefMemConfig], list[str]]:
+def done(cfg: RefMemConfig, capsys: Capture) -> list[str]:
     """The stages that a build has run."""
-
-    def run(cfg: RefMemConfig) -> list[str]:
-        capsys.readouterr()
-        build_refmem(cfg)
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        return [words[0] for words in lines if words[1:2] == ["done"]]
-
-    return run
+    capsys.readouterr()
+    build_refmem(cfg)
+    return re.findall(r"^(\w+) +done", capsys.readouterr().out, re.MULTILINE)
 
 
-def config(dialogues: str, out: Path, server: Proxy, **settings: Any) -> RefMemConfig:
-    small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
-    llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
-    return RefMemConfig(dialogues, str(out), llm=llm, **{**small, **settings})
+@pytest.fixture
+def cfg(tmp_path: Path, server: Proxy) -> RefMemConfig:
+    path, llm = str(tmp_path / "dialogues.jsonl"), LLMConfig(EndpointConfig("m", server.url), cache=None)
+    write_refmem(Corpus((talk(sessions=6),)), path)
+    small: dict[str, Any] = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
+    return RefMemConfig(path, str(tmp_path / "out"), llm=llm, **small)
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes(
-    dialogues: str, tmp_path: Path, server: Proxy, done: Callable[[RefMemConfig], list[str]]
-) -> None:
-    whole, broken, script = tmp_path / "whole", tmp_path / "broken", tmp_path / "killed.py"
-    result = build_refmem(config(dialogues, whole, server))
+def test_killed_and_resumed_it_gives_the_same_bytes(cfg: RefMemConfig, tmp_path: Path, capsys: Capture) -> None:
+    broken, script = tmp_path / "broken", tmp_path / "killed.py"
+    result = build_refmem(cfg)
     script.write_text(KILLED)
-    assert Forked(script, dialogues, broken, server.url).wait(300) == -signal.SIGKILL
+    assert Forked(script, cfg.input, broken, cfg.llm.default.base_url).wait(300) == -signal.SIGKILL
     # nothing half-written under a stage's name
     assert [name for name in STAGES if (broken / name).exists()] == ["clusters"]
-    assert any(path.name.endswith(".tmp") for path in broken.iterdir())
-    assert done(config(dialogues, broken, server)) == [*STAGES[1:]]
-    assert files(broken) == files(whole)
+    assert done(replace(cfg, out=str(broken)), capsys) == [*STAGES[1:]]
+    assert files(broken) == files(tmp_path / "out")
 
     # what came out is the toolkit's own format, split as it says
     benchmark = read(result)
-    assert benchmark.dialogues == read(dialogues).dialogues
+    assert benchmark.dialogues == read(cfg.input).dialogues
     assert not benchmark.dangling
     assert {question.dimension for question in benchmark.questions} == set(DIMENSIONS)
     assert assign_splits(benchmark.questions, SplitConfig()) == {one.id: one.split for one in benchmark.questions}
-    rows = ((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in benchmark.questions)
-    check_overlap(rows, lambda _: result)
-    counts = read_json(whole / "benchmark" / "statistics.json")
-    assert counts["questions"]["total"] == len(benchmark.questions)
-    assert counts["filters"]["in"] == counts["filters"]["kept"] + sum(counts["filters"]["removed"].values())
+    assert read_json(tmp_path / "out/benchmark/statistics.json")["questions"]["total"] == len(benchmark.questions)
 
 
-def test_a_changed_setting_redoes_what_hangs_on_it(
-    dialogues: str, tmp_path: Path, server: Proxy, done: Callable[[RefMemConfig], list[str]]
-) -> None:
-    cfg = config(dialogues, tmp_path / "out", server)
-    assert done(cfg) == list(STAGES)
-    assert done(cfg) == []
-    assert done(replace(cfg, filters=replace(cfg.filters, blind_draws=0))) == ["filtered", "benchmark"]
-    Path(dialogues).write_text(Path(dialogues).read_text().replace("the pottery", "the ceramics"))
-    assert done(replace(cfg, until="clusters")) == ["clusters"]
+def test_a_changed_setting_redoes_what_hangs_on_it(cfg: RefMemConfig, tmp_path: Path, capsys: Capture) -> None:
+    assert done(cfg, capsys) == list(STAGES)
+    assert done(cfg, capsys) == []
+    assert done(replace(cfg, filters=replace(cfg.filters, blind_draws=0)), capsys) == ["filtered", "benchmark"]
+    path = Path(cfg.input)  # type: ignore[arg-type]
+    path.write_text(path.read_text().replace("the pottery", "the ceramics"))
+    assert done(replace(cfg, until="clusters"), capsys) == ["clusters"]
     build_refmem(cfg)
 
     # annotators' items take the place of the filtered ones; of another build they are refused
@@ -132,26 +115,20 @@ def test_a_changed_setting_redoes_what_hangs_on_it(
         build_refmem(replace(cfg, adjudicated=str(final)))
 
 
-def test_personal_questions_are_a_style(dialogues: str, tmp_path: Path, server: Proxy) -> None:
-    cfg = config(dialogues, tmp_path / "out", server, style="p13n")
+def test_personal_questions_are_a_style(cfg: RefMemConfig) -> None:
+    cfg = replace(cfg, style="p13n")
     corpus = read(build_refmem(cfg))
-    assert corpus.dialogues == read(dialogues).dialogues
+    assert corpus.dialogues == read(cfg.input).dialogues
     assert [question.category for question in corpus.questions] == [*KINDS] * 2
     cut = read(build_refmem(replace(cfg, p13n=P13nConfig(episode_turns=8))))
     assert [len(dialogue.turns) for dialogue in cut.dialogues] == [8] * 4
 
 
-def test_without_a_chat_model_it_says_what_to_set(dialogues: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    cfg = RefMemConfig(dialogues, str(out))
-    writer = LLMConfig(questions=EndpointConfig("m", "local"), cache=None)
-    for change, message in (
-        ({}, r"needs llm\.questions or llm\.default \(model, and base_url"),
-        ({"llm": writer}, r"needs llm\.answer or llm\.default .* or filters\.blind_draws 0"),
-        ({"llm": writer, "style": "session"}, r"style session needs llm\.answer or llm\.default"),
-    ):
+def test_without_a_chat_model_it_says_what_to_set(cfg: RefMemConfig, tmp_path: Path) -> None:
+    out, writer = tmp_path / "out", LLMConfig(questions=EndpointConfig("m", "local"), cache=None)
+    for llm, message in ((LLMConfig(), r"needs llm\.questions"), (writer, r"needs llm\.answer .* or filters")):
         with pytest.raises(ConfigError, match=message):
-            build_refmem(replace(cfg, **change))
+            build_refmem(replace(cfg, llm=llm))
     # nothing was begun; the first stage needs no chat model
     assert not out.exists()
-    assert build_refmem(replace(cfg, until="clusters")) == out / "clusters"
+    assert build_refmem(replace(cfg, llm=LLMConfig(), until="clusters")) == out / "clusters"
