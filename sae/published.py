@@ -23,10 +23,9 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from sae import files
@@ -53,7 +52,6 @@ _ARCHITECTURE = {"topk": "topk", "jumprelu": "jumprelu", "relu": "standard", "ga
 _TENSORS = {name: name for name in ("W_enc", "b_enc", "W_dec", "b_dec")}
 
 
-@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Mapping:
     """Where the parameters of an SAE are in a file of tensors, and what is computed with them.
@@ -68,15 +66,18 @@ class Mapping:
             the folder: safetensors, npz, or what `torch.save` wrote.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     tensors: dict[str, str] = field(default_factory=lambda: dict(_TENSORS))
     activation: Literal["topk", "jumprelu", "relu", "gated"] = "topk"
     k: int | None = None
     subtract_b_dec: bool = True
-    layers: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")], str] = field(default_factory=dict)
+    layers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Mapping:
         """Raises FormatError for unknown settings or values of another kind."""
+        from pydantic import TypeAdapter, ValidationError  # training and grounding do without
+
         text = json.dumps(files.read_json(path))
         try:
             mapping = TypeAdapter(cls).validate_json(text, strict=True)
@@ -84,8 +85,8 @@ class Mapping:
             first = error.errors()[0]
             place = ".".join(str(part)[:50] for part in first["loc"])
             raise FormatError(f"{place} is {str(first['input'])[:50]}: {first['msg']}", path) from None
-        if not mapping.layers:
-            raise FormatError("names no layers", path)
+        if not mapping.layers or not all(re.fullmatch("[0-9]{1,6}", name) for name in mapping.layers):
+            raise FormatError("layers names no hidden states by their numbers", path)
         return mapping
 
     def of(self, stored: dict[str, Any], path: Path) -> dict[str, Tensor]:

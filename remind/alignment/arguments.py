@@ -75,7 +75,8 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
             # holding back FSDP's reduction would keep whole gradients in memory
             given.accelerator_config = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         TrainingArguments.__post_init__(self)
-        if missing := sorted({*given.report_to} - {*get_available_reporting_integrations()}):
+        # to know which are there imports them
+        if given.report_to and (missing := sorted({*given.report_to} - {*get_available_reporting_integrations()})):
             raise ConfigError(f"report_to: no tracker {missing[0]}; pip install {missing[0]}, or leave it out")
         given._n_gpu = min(given._n_gpu, 1)  # one process trains on one GPU
         if self.world_size != processes:
