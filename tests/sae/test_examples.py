@@ -83,8 +83,8 @@ def test_collect_and_search(gpt2: Any, make_tokenizer: Any, make_coder: Any, mak
     drawing.add(encoded, 2)
     codes = [one.codes[2].dense(48) * one.counted[:, None] for one in encoded]
     for feature in drawing.features().tolist():
-        drawn, active = drawing.drawn(feature), sum(bool(part[:, feature].any()) for part in codes)
-        assert len({one.source for one in drawn}) == min(4, active)
+        drawn = drawing.drawn(feature)
+        assert len({one.source for one in drawn}) == min(4, sum(bool(part[:, feature].any()) for part in codes))
         assert all(one.value == pytest.approx(float(codes[one.source][one.position, feature])) for one in drawn)
     best = search(examples, "The CAT!", 3)[0]
     assert best.score == max(match.score for match in search(examples, "the cat", 48))

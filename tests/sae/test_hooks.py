@@ -22,11 +22,10 @@ INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_every_layer_equals_output_hidden_states(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
-    with torch.no_grad():
-        expected = model(**INPUTS, output_hidden_states=True).hidden_states
-        count = len(find_blocks(model))
-        layers = list(range(count, -1, -1))
-        got = hidden_states(model, layers, **INPUTS)
+    expected = model(**INPUTS, output_hidden_states=True).hidden_states
+    count = len(find_blocks(model))
+    layers = list(range(count, -1, -1))
+    got = hidden_states(model, layers, **INPUTS)
     assert list(got) == layers
     assert all(torch.equal(got[layer], expected[layer]) for layer in range(count))
     # transformers gives its last entry after the final norm, where the model has one

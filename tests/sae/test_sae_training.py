@@ -58,8 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]
 
 def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig]) -> None:
     out, _ = run
-    names = ["config.yaml", "data.json", "layer_02", "layer_04", "metrics.jsonl", "report.json"]
-    assert sorted(p.name for p in out.glob("[!.]*")) == names
+    assert {path.name for path in out.iterdir()} >= {"config.yaml", "data.json", "metrics.jsonl", "report.json"}
     for layer, coder in load_layers(out).items():
         assert (coder.d_in, coder.d_sae, coder.k) == (128, 256, 8)
         record = json.loads((layer_folder(out, layer) / "training.json").read_text())

@@ -44,8 +44,7 @@ def by_hand(dense: Any) -> Any:
 def test_forwards_equal_the_formula(mode, gpt2, qwen3_vl, picture, make_coder, by_hand, dense, replaced) -> None:
     model, inputs, width = (qwen3_vl, picture, 32) if mode == "ablate" else (gpt2, {"input_ids": IDS}, 16)
     coders = {layer: make_coder(width, seed=layer) for layer in (0, 1, 2)}
-    with torch.no_grad():
-        states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
+    states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
     wanted = {}
     for layer in (1, 2):
         # features that are active on some tokens and not on others
@@ -60,14 +59,13 @@ def test_forwards_equal_the_formula(mode, gpt2, qwen3_vl, picture, make_coder, b
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     assert float((got - plain).abs().max()) > 1e-3
     torch.testing.assert_close(inside, by_hand(coders[1], wanted[1], mode)(states[1]), rtol=0, atol=1e-12)
-    with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, plain)
-        if mode == "ablate":
-            # where none of the features is active, h stays bit for bit
-            active = (dense(coders[1], states[1])[..., list(wanted[1])] > 0).any(-1)
-            assert torch.equal(inside[~active], states[1][~active])
-            with ablate(model, coders, wanted):
-                assert torch.equal(model(**inputs).logits, got)
+    assert torch.equal(model(**inputs).logits, plain)
+    if mode == "ablate":
+        # where none of the features is active, h stays bit for bit
+        active = (dense(coders[1], states[1])[..., list(wanted[1])] > 0).any(-1)
+        assert torch.equal(inside[~active], states[1][~active])
+        with ablate(model, coders, wanted):
+            assert torch.equal(model(**inputs).logits, got)
 
 
 def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
