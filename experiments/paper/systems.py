@@ -16,11 +16,12 @@ from remind.core.files import sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import bare, questions_of
+from remind.evaluation.predictions import PREDICTIONS
 from remind.evaluation.tables import HEADS, markdown_table
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
-from remind.memory.score import MANIFEST
+from remind.memory.score import MANIFEST, read_answers
 from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from remind.models.chat import Content
 from remind.models.generate import Generation
@@ -122,7 +123,8 @@ def answers(folder: Path) -> dict[str, Path] | None:
     """
     if not (folder / MANIFEST).is_file() or not (folder / "memory").is_dir():
         return None
-    found = {path.stem: path for path in sorted((folder / "answers").glob("*.jsonl"))}
+    paths = {path.parent.name: path for path in sorted(folder.glob(f"*/{PREDICTIONS}"))}
+    found = {name: path for name, path in paths.items() if read_answers(folder, name)}
     if not found:
         raise DataError("the run has no answers; give `remind run-memory` an endpoint for them", folder)
     return found

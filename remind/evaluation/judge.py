@@ -25,7 +25,7 @@ class Case(NamedTuple):
 def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
     """What the judge says of each case.
 
-    An empty prediction is rejected without asking (rule 5 of Figure 10). Equal cases are asked once.
+    An empty prediction is rejected without asking (rule 5 of Figure 10).
 
     Args:
         samples: question ids to which a judge's costs are booked, one for each case.
@@ -33,13 +33,10 @@ def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[
     Raises:
         ModelError: a judge that cannot be used at all.
     """
-    asked: dict[Case, str] = {}
-    for case, sample in zip(cases, samples or [""] * len(cases), strict=True):
-        if case.prediction.strip():
-            asked.setdefault(case, sample)
-    verdicts = judge.verdicts(list(asked), list(asked.values())) if asked else []
-    found = dict(zip(asked, verdicts, strict=True))
-    return [found.get(case, Verdict(False)) for case in cases]
+    asked = [n for n, case in enumerate(cases) if case.prediction.strip()]
+    names = None if samples is None else [samples[n] for n in asked]
+    found = dict(zip(asked, judge.verdicts([cases[n] for n in asked], names) if asked else (), strict=True))
+    return [found.get(n, Verdict(False)) for n in range(len(cases))]
 
 
 def judge_run(

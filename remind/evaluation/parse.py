@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from remind.states.pyramid import LETTERS, one_line
 from remind.text.thoughts import without_thoughts
 
-_OPEN = {name: re.compile(rf"<\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
-_CLOSE = {name: re.compile(rf"<\s*/\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
-_TAG = re.compile(r"<\s*(?:/\s*)?(?:answer|explanation)\s*>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*(/?)\s*(answer|explanation)\s*>", re.IGNORECASE)
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
 #: A letter followed by its option's words: "A. hiking", "(b) hiking".
 _LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+\S")
@@ -21,8 +17,8 @@ _LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+\S")
 _EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 _BULLET = re.compile(r"^[-*•]\s+")
 #: Longer digit runs are no image number; Python also refuses to convert very long ones.
-_INTEGER = re.compile(r"(?<![\w.+-])\d{1,9}(?!\w|\.\d)")
-_LARGEST_INDEX = 10**9
+_INTEGER = re.compile(r"(?<![\w.+-])\d{1,9}(?!\w|\.\d)", re.ASCII)
+_LIST = re.compile(r"\s*\[[\d\s,]*\]\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -50,20 +46,15 @@ class ParsedAnswer:
 def _section(text: str, name: str, problems: list[str]) -> str | None:
     """The first complete <name>…</name>; else from the first <name> to the next tag or the end; else None."""
     tags = list(_TAG.finditer(text))
-    complete = [
-        text[tag.end() : following.start()]
-        for tag, following in pairwise(tags)
-        if _OPEN[name].fullmatch(tag.group()) and _CLOSE[name].fullmatch(following.group())
-    ]
-    if len(complete) > 1:
-        problems.append(f"several {name} tags")
-    if complete:
-        return complete[0]
-    for number, tag in enumerate(tags):
-        if _OPEN[name].fullmatch(tag.group()):
-            problems.append(f"{name} tag not closed")
-            return text[tag.end() : tags[number + 1].start() if number + 1 < len(tags) else len(text)]
-    return None
+    kinds = [tag[1] + tag[2].lower() for tag in tags]
+    opened = [number for number, kind in enumerate(kinds) if kind == name]
+    complete = [number for number in opened if kinds[number + 1 : number + 2] == [f"/{name}"]]
+    if not opened:
+        return None
+    if len(complete) != 1:
+        problems.append(f"several {name} tags" if complete else f"{name} tag not closed")
+    first = (complete or opened)[0]
+    return text[tags[first].end() : tags[first + 1].start() if first + 1 < len(tags) else len(text)]
 
 
 def _letters(answer: str, options: Sequence[str], problems: list[str]) -> frozenset[str]:
@@ -99,18 +90,9 @@ def _letters(answer: str, options: Sequence[str], problems: list[str]) -> frozen
 
 
 def _images(explanation: str, problems: list[str]) -> frozenset[int]:
-    try:
-        value = json.loads(explanation)
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, list):
-        indices = [v for v in value if type(v) is int and 0 <= v < _LARGEST_INDEX]
-        if len(indices) < len(value):
-            problems.append("image entries that are no index")
-        return frozenset(indices)
-    if explanation.strip():
+    if explanation.strip() and not _LIST.fullmatch(explanation):
         problems.append("images not a JSON list")
-    return frozenset(int(number) for number in _INTEGER.findall(explanation))
+    return frozenset(map(int, _INTEGER.findall(explanation)))
 
 
 def parse_answer(
@@ -130,8 +112,7 @@ def parse_answer(
     problems: list[str] = []
     answer = _section(output, "answer", problems)
     if answer is None:
-        tag = _OPEN["explanation"].search(output)
-        answer = output[: tag.start()] if tag else output
+        answer = re.split(r"<\s*explanation\s*>", output, maxsplit=1, flags=re.IGNORECASE)[0]
         problems.append("no answer tag")
     answer = one_line(_TAG.sub(" ", answer))
     if not answer:

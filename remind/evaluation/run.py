@@ -130,18 +130,19 @@ class Models:
         return chat
 
 
+@dataclass(frozen=True)
 class Result:
     """What an evaluation found.
 
     Attributes:
         report: what report.json holds.
         folder: of the run.
+        held: a temporary folder is there as long as its result.
     """
 
-    def __init__(self, report: dict[str, Any], folder: Path, held: object = None) -> None:
-        self.report, self.folder = report, folder
-        # a temporary folder is there as long as its result
-        self._held = held
+    report: dict[str, Any]
+    folder: Path
+    held: object = None
 
     def table(self) -> str:
         """The tables as text."""

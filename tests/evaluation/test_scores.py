@@ -91,8 +91,8 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
     assert (by_id["away"].f1, by_id["away"].evidence_recall) == (None, 0.5)
 
 
-def test_equal_cases_are_judged_once_and_empty_ones_never() -> None:
+def test_empty_answers_are_wrong_without_asking() -> None:
     judge = Judge(fails=("down",))
-    cases = [Case("q", ("up",), text) for text in ("up", "down", " ", "up", "down")]
-    assert [ruling.value for ruling in judge_answers(judge, cases)] == [True, None, False, True, None]  # type: ignore[arg-type]
-    assert judge.asked == ["up", "down"]
+    cases = [Case("q", ("up",), text) for text in ("up", " ", "down", "other")]
+    assert [ruling.value for ruling in judge_answers(judge, cases)] == [True, False, None, False]  # type: ignore[arg-type]
+    assert judge.asked == ["up", "down", "other"]

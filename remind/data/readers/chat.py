@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.errors import shown
-from remind.data.dialogue import Corpus, Image
+from remind.data.dialogue import Corpus
 from remind.data.readers import refmem
 from remind.data.readers.builder import Draft, Place, objects
 
@@ -87,17 +87,10 @@ class _Chat(Draft):
         self._count += 1
         given = turn.get("id")
         turn_id = f"{session}:T{self._count}" if given is None else place.name(given, "id")
-        listed = place.sequence(turn.get("images") or [], "images")
-        images = [self._image(place, entry) for entry in listed if entry is not None]
+        listed = [one for one in place.sequence(turn.get("images") or [], "images") if one is not None]
+        named = [{"path": one} if isinstance(one, str) else place.mapping(one, "an image") for one in listed]
+        images = list(filter(None, (self.shown(place, one) for one in named)))
         self.turn(place, turn_id, _first(turn, _SPEAKER), _first(turn, _WORDS), time, images)
-
-    def _image(self, place: Place, entry: object) -> Image:
-        if isinstance(entry, str):
-            return self.image(place, place.name(entry, "an image path"))
-        image = self.shown(place, place.mapping(entry, "an image"))
-        if image is None:
-            raise place.error("an image without path, url, source or caption")
-        return image
 
     def corpus(self) -> Corpus:
         for number, (place, asked) in enumerate(self.asked):

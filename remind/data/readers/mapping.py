@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,8 @@ class FieldMapping:
         given = dict(_flat(content)) if isinstance(content, dict) else {"": content}
         for key in given:
             if key not in _KEYS:
-                close = get_close_matches(key, _KEYS, 1)
-                hint = f"did you mean {close[0]}?" if close else f"sections: {', '.join(_RECORDS)}, values"
-                raise self._error(f"unknown key {shown(key)}; {hint}")
+                known = ", ".join(_RECORDS.get(key.partition(".")[0], (*_RECORDS, "values")))
+                raise self._error(f"unknown key {shown(key)}; there are {known}")
         count = given.pop("count_from", "0")
         self.count_from = int(self._one_of("count_from", count, ("0", "1")))
         self.values: dict[str, Mapping[str, str]] = {name: given.pop(f"values.{name}", {}) for name in _VALUES}
