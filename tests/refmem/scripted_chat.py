@@ -12,7 +12,7 @@ from remind.llm.request import Reply, Request
 
 
 class Scripted:
-    """Replies with what a function of the request gives: its text, or its JSON value; None: an invalid one."""
+    """Replies with what a function of the request gives: a reply, its text, or its JSON value; None: an invalid one."""
 
     def __init__(self, answer: Callable[[Request], Any], name: str = "scripted") -> None:
         self.answer, self.name = answer, name
@@ -32,9 +32,11 @@ class Scripted:
 
 def as_reply(value: Any) -> Reply:
     """A reply as the client gives it: with a value where there is JSON."""
-    if isinstance(value, str):
-        return Reply(value)
-    return Reply("no", failure="invalid") if value is None else Reply(json.dumps(value), value)
+    if value is None:
+        return Reply("no", failure="invalid")
+    if isinstance(value, Reply | str):
+        return value if isinstance(value, Reply) else Reply(value)
+    return Reply(json.dumps(value), value)
 
 
 def items_for(system: str, user: str) -> dict[str, Any]:

@@ -90,7 +90,6 @@ def test_killed_and_resumed_it_gives_the_same_bytes(cfg: RefMemConfig, tmp_path:
     # what came out is the toolkit's own format, split as it says
     benchmark = read(result)
     assert benchmark.dialogues == read(cfg.input).dialogues
-    assert not benchmark.dangling
     assert {question.dimension for question in benchmark.questions} == set(DIMENSIONS)
     assert assign_splits(benchmark.questions, SplitConfig()) == {one.id: one.split for one in benchmark.questions}
     assert read_json(tmp_path / "out/benchmark/statistics.json")["questions"]["total"] == len(benchmark.questions)
