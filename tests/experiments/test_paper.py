@@ -189,6 +189,12 @@ def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "e.yaml").write_text("{states: no/states, model: nano, out: x, corpus: [no.json, also.json]}")
     files = ["--evaluate", str(tmp_path / "e.yaml"), "--cost", "no.yaml", "--systems", '["a=no.jsonl", "runs/no"]']
     with pytest.raises(SystemExit):
-        main(PaperConfig, paper, "", ["run", "fig12_table8", *files, "--out", str(tmp_path)], positional=("action", "item"))
+        main(
+            PaperConfig,
+            paper,
+            "",
+            ["run", "fig12_table8", *files, "--out", str(tmp_path)],
+            positional=("action", "item"),
+        )
     missing = "there is no no.jsonl, runs/no, no.yaml, no/states, no.json, also.json; or --small"
     assert missing in capsys.readouterr().err
