@@ -223,8 +223,8 @@ class RunState(TrainerCallback, ExportableState):
         if state.is_world_process_zero:
             record(args.output_dir, self.trainer._rows[-1])
         if self.trainer._stop:
+            # a held-out measurement that is due comes first, so that the resumed run has all that others have
             control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
 
 
 class PRATrainer(RunTrainer):

@@ -404,6 +404,8 @@ def open_llm(
     Raises:
         ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.client.Chats`).
     """
+    if not any(map(cfg.endpoint, stages)):
+        return OfflineLLM(encoder)
     stand_in, chats = OfflineLLM(encoder), Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
-    return ChatLLM(models, stand_in, chats) if models else stand_in
+    return ChatLLM(models, stand_in, chats)

@@ -201,12 +201,12 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
 
 
-def test_a_question_passes_through_26_files_and_240_functions_at_most(corpus: Path, minilm_sae: Path) -> None:
+def test_a_question_passes_through_28_files_and_240_functions_at_most(corpus: Path, minilm_sae: Path) -> None:
     entered = Entered()
     question(entered, Namespace(input=str(corpus), sae=str(minilm_sae)))
     assert "DialogueBuilder.build" in entered.functions["remind/build/states.py"]
     assert "token_resonance" in entered.functions["remind/grounding/resonance.py"]
-    assert len(entered.functions) <= 26, entered
+    assert len(entered.functions) <= 28, entered
     assert sum(map(len, entered.functions.values())) <= 240, entered
 
 

@@ -129,7 +129,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pat
 def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
     fig5, table2 = {"alphas": (6.0,), "betas": (0.0, 4.0)}, {"benchmark": [str(sample_path() / "dev.jsonl")]}
     out = make(item, **{"fig5": fig5, "table2": table2}.get(item, {}))
-    result, text = read_json(out / "result.json"), (out / "table.md").read_text()
+    result = read_json(out / "result.json")
     assert (result["item"], result["form"], result["seeds"]) == (item, "small", [0])
     assert (out / {"fig6": "grounding.html", "table2": "table.md"}.get(item, f"{item}.png")).stat().st_size > 500
     if item == "fig4":
