@@ -50,7 +50,7 @@ class MemoryWorldConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class MemoryDataConfig(_Checked):
+class MemoryDataConfig:
     """Dialogues to train on, instead of the memory world."""
 
     input: str | list[str]
@@ -66,6 +66,10 @@ class MemoryDataConfig(_Checked):
     """J: questions that are asked after a session, at most."""
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
+
+    # of its own: the parser takes an optional group with a base for one that has subclasses
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
