@@ -30,7 +30,7 @@ class AnswerConfig:
     input: str
     """File or folder with the dialogue."""
     ask: list[str] = field(default_factory=list)
-    """The questions: --ask "Who …?" --ask "When …?". None: they are read from standard input, a line each."""
+    """The questions: --ask "Who …?" --ask "When …?". Without any they are read from standard input, a line each."""
     dialogue: str | None = None
     """Id of the dialogue, if the input has several."""
     format: str | None = None

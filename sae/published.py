@@ -199,6 +199,9 @@ def load_idf(folder: str | Path) -> Tensor | None:
 def release(name: str, sae_id: str) -> str:
     """The path, for `load`, of an SAE that SAELens calls by a release and an id: a repository and a path in it, or a
     name in the list of SAELens, if that is installed.
+
+    Raises:
+        FormatError: SAELens is not installed, or lists no such release or id.
     """
     from importlib.util import find_spec
 
@@ -210,6 +213,7 @@ def release(name: str, sae_id: str) -> str:
     if spec is None or spec.origin is None:
         raise FormatError("is a name of SAELens, which is not installed; give the repository and path", name)
     listed = Path(spec.origin).with_name("pretrained_saes.yaml").read_text(encoding="utf-8")
+    # safe_load, in C where it is there: the list has tens of thousands of lines
     entry = yaml.load(listed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get(name)
     paths = {} if entry is None else {str(one["id"]): one["path"] for one in entry["saes"]}
     if sae_id not in paths:

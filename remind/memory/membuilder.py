@@ -4,7 +4,7 @@ kept by four roles of one policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,9 +70,6 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
 
     system: MemBuilderSystem
     keeps_versions = True
-    #: What the model replied after the last session, by role, each with the entries that its references count; a role
-    #: is left out where it did not reply.
-    told: Mapping[Role, tuple[str, list[Entry]]] = {}
 
     def remember(self, session: Session) -> None:
         turns = tuple(turn.id for turn in session.turns)
@@ -83,7 +80,6 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         limit, operations = self.system.block_characters, list[Operation]()
         requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
         replies = dict(zip(ROLES, self.replies(requests), strict=True))
-        self.told = {role: (one.text, entries[role]) for role, (one, _) in replies.items() if one.text}
         for role, (reply, by) in replies.items():
             place = self.first() + len(operations)
             operations += self.proposed(role, reply, replace(occasion, by=by), entries[role], place)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
+from remind.core.settings import Checked
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
 from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare, Seed, Share, check_ranges
@@ -22,13 +23,8 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-
 @dataclass(frozen=True)
-class MemoryWorldConfig(_Checked):
+class MemoryWorldConfig(Checked):
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -67,7 +63,7 @@ class MemoryDataConfig:
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
 
-    # of its own: the parser takes an optional group with a base for one that has subclasses
+    # of its own, not of `Checked`: it is an optional group
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
 
@@ -92,7 +88,7 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig(_Checked):
+class SaliMoryConfig(Checked):
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -120,7 +116,7 @@ class SaliMoryConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig(_Checked):
+class PolicyGradientConfig(Checked):
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8

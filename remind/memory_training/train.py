@@ -119,8 +119,6 @@ def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> 
     with atomic_folder(out / POLICY) as folder, without_loading_bars():
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        for file in folder.glob("*.safetensors"):
-            file.chmod((folder / "config.json").stat().st_mode)  # safetensors makes its files private
     if source is not None:
         print(table(source.chats.ledger.summary()))
         print(f"policy: {out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
+from remind.core.settings import Checked
 from remind.data.dialogue import FORMATS, Format
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
@@ -24,13 +25,8 @@ STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-
 @dataclass
-class ClusterConfig(_Checked):
+class ClusterConfig(Checked):
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: Annotated[float, Range(gt=0, le=2)] = 0.55
@@ -47,7 +43,7 @@ class ClusterConfig(_Checked):
 
 
 @dataclass
-class ItemsConfig(_Checked):
+class ItemsConfig(Checked):
     """Questions of a cluster."""
 
     per_cluster: PositiveInt = 2
@@ -61,7 +57,7 @@ class ItemsConfig(_Checked):
 
 
 @dataclass
-class P13nConfig(_Checked):
+class P13nConfig(Checked):
     """Questions that are answered better by who knows the person (style p13n)."""
 
     groups: PositiveInt = 20
@@ -72,7 +68,7 @@ class P13nConfig(_Checked):
 
 
 @dataclass
-class SessionConfig(_Checked):
+class SessionConfig(Checked):
     """Questions on each session (style session)."""
 
     count: PositiveInt = 5
@@ -82,7 +78,7 @@ class SessionConfig(_Checked):
 
 
 @dataclass
-class FilterConfig(_Checked):
+class FilterConfig(Checked):
     """What is removed before annotation."""
 
     near_duplicate: PositiveShare = 0.85
