@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
-from remind.core.settings import Checked
 from remind.data.dialogue import FORMATS, Format
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
@@ -26,7 +25,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 @dataclass
-class ClusterConfig(Checked):
+class ClusterConfig:
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: Annotated[float, Range(gt=0, le=2)] = 0.55
@@ -43,7 +42,7 @@ class ClusterConfig(Checked):
 
 
 @dataclass
-class ItemsConfig(Checked):
+class ItemsConfig:
     """Questions of a cluster."""
 
     per_cluster: PositiveInt = 2
@@ -57,7 +56,7 @@ class ItemsConfig(Checked):
 
 
 @dataclass
-class P13nConfig(Checked):
+class P13nConfig:
     """Questions that are answered better by who knows the person (style p13n)."""
 
     groups: PositiveInt = 20
@@ -68,7 +67,7 @@ class P13nConfig(Checked):
 
 
 @dataclass
-class SessionConfig(Checked):
+class SessionConfig:
     """Questions on each session (style session)."""
 
     count: PositiveInt = 5
@@ -78,7 +77,7 @@ class SessionConfig(Checked):
 
 
 @dataclass
-class FilterConfig(Checked):
+class FilterConfig:
     """What is removed before annotation."""
 
     near_duplicate: PositiveShare = 0.85
