@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ def open_image(path: str | Path, load: bool = True) -> PILImage:
     if re.match(r"(?i)(https?|data|ftp):", str(path)):
         raise ImagePathError(f"image {str(path)[:80]!r} is not a local file; nothing is fetched")
     path = Path(str(path).removeprefix("file://"))
-    if not path.exists():
+    if not os.path.exists(path):  # of no name that a system takes
         raise ImagePathError("no such image", path)
     try:
         with warnings.catch_warnings():
@@ -116,33 +117,6 @@ def level_content(record: StateRecord, level: str) -> Content:
     return content_of(rendered.text, places_of(rendered, record.pictures, record.question_id, level))
 
 
-def file_hash(path: str, root: str | None, section: str, record: str | None = None) -> str:
-    """SHA-256 of an image file.
-
-    Args:
-        root, section: as for `Pictures`. record: what shows it, for errors.
-
-    Raises:
-        ImagePathError: it is missing, or is outside of the root.
-    """
-    _check_place(path, root, section, record)
-    if not Path(path).is_file():
-        raise ImagePathError("no such image file", path, record)
-    return sha256_file(path)
-
-
-def _check_place(path: str, root: str | None, section: str, record: str | None = None) -> None:
-    if root is None:
-        return
-    folder = Path(root).expanduser().resolve()
-    try:
-        inside = Path(path).resolve().is_relative_to(folder)
-    except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
-        inside = False
-    if not inside:
-        raise ImagePathError(f"is outside {section}image_root {folder}", path, record)
-
-
 @contextmanager
 def _of_question(question: str | None, hint: str = "") -> Iterator[None]:
     """Images that cannot be used are said to be those of a question."""
@@ -152,15 +126,59 @@ def _of_question(question: str | None, hint: str = "") -> Iterator[None]:
         raise ImagePathError(str(error).removeprefix(f"{error.path}: ") + hint, error.path, question) from None
 
 
-class Pictures:
+class ImageFiles:
+    """Images as they lie on disk, for a model that is sent them; attributes as of `Pictures`.
+
+    Args:
+        most: at most about so many tokens for an image, for which it is made smaller; None: as many as there are.
+        root: folder that the files must lie in, links followed; None: anywhere.
+        section: of the settings `images`, `image_tokens` and `image_root`, for messages.
+    """
+
+    def __init__(self, most: int | None, root: str | None = None, section: str = "") -> None:
+        self.most, self._root, self._section = most, root, section
+        self.name = sha256_json([most])
+        self._hash, self.size = cache(sha256_file), cache(self._size)
+
+    def _size(self, path: str) -> tuple[int, int]:
+        """Height and width in pixels at which it is shown; only the header of the file is read.
+
+        Raises:
+            ImagePathError: an image that is missing, cannot be read, or lies outside of the root.
+        """
+        width, height = open_image(path, load=False).size
+        if self._root is not None:
+            folder = Path(self._root).expanduser().resolve()
+            if not Path(path).resolve().is_relative_to(folder):
+                raise ImagePathError(f"is outside {self._section}image_root {folder}", path)
+        return height, width
+
+    def check(self, shown: Iterable[tuple[str, Iterable[str]]]) -> list[list[str]]:
+        """Hashes of the image files of questions, each file opened once.
+
+        Args:
+            shown: question ids and the paths of what each is shown.
+
+        Raises:
+            ImagePathError: a file that is missing, is no image or lies outside of the root; names its question.
+        """
+        hashes: list[list[str]] = []
+        for question, paths in shown:
+            with _of_question(question, f" (set {self._section}images captions to go without)"):
+                hashes.append([self._hash(path) for path in paths if self.size(path)])
+        return hashes
+
+    def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
+        """Path and hash of each image, in the order of the text."""
+        return tuple((picture.path, self._hash(picture.path)) for picture in record.pictures)
+
+
+class Pictures(ImageFiles):
     """How a model is shown images, in the training of SAEs, grounding, alignment and evaluation alike.
 
     Args:
         model: a Qwen-VL model with its image processor; its weights are not held on to.
-        most: at most about so many tokens for an image, for which it is made smaller; None: as many as the processor
-            allows.
-        root: folder that the files must lie in, links followed; None: anywhere.
-        section: of the settings `images`, `image_tokens` and `image_root`, for messages.
+        most: as many as the processor allows, if None.
 
     Attributes:
         name: hash of all that decides, besides the files, what the model is shown.
@@ -172,26 +190,20 @@ class Pictures:
     def __init__(
         self, model: Backbone | Description, most: int | None, root: str | None = None, section: str = ""
     ) -> None:
-        self.most, self._root, self._section, self._config = most, root, section, model.config
-        self._processor = getattr(model.processor, "image_processor", None)
+        super().__init__(most, root, section)
+        self._config = model.config
+        self._processor: Any = getattr(model.processor, "image_processor", object())
         if not hasattr(self._processor, "merge_size") or not hasattr(model.config, "vision_start_token_id"):
             needed = "that takes a Qwen-VL model with its image processor"
             raise ConfigError(f"{section}images pixels: {model.name} takes no images ({needed}); show captions instead")
         self.name = sha256_json([most, type(self._processor).__name__, self._processor.to_dict()])
         self._side = self._processor.patch_size * self._processor.merge_size
-        self._hash, self.size = cache(sha256_file), cache(self._size)
 
     def _size(self, path: str) -> tuple[int, int]:
-        """Height and width in pixels at which the model is shown an image; only the header of the file is read.
-
-        Raises:
-            ImagePathError: an image that is missing, cannot be read, lies outside of the root, or is far longer than it
-                is wide.
-        """
+        """As of `ImageFiles`. Raises ImagePathError as there, and for an image far longer than it is wide."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        _check_place(path, self._root, self._section)
-        width, height = open_image(path, load=False).size
+        height, width = super()._size(path)
         least, largest = (int(self._processor.size[name]) for name in ("shortest_edge", "longest_edge"))
         if self.most is not None:
             largest = min(largest, self.most * self._side**2)
@@ -236,25 +248,6 @@ class Pictures:
         from PIL import Image
 
         return self._block(1), self._tensors([Image.new("RGB", (self._side, self._side))])
-
-    def check(self, shown: Iterable[tuple[str, Iterable[str]]]) -> list[list[str]]:
-        """Hashes of the image files of questions, each file opened once.
-
-        Args:
-            shown: question ids and the paths of what each is shown.
-
-        Raises:
-            ImagePathError: a file that is missing, is no image or lies outside of the root; names its question.
-        """
-        hashes: list[list[str]] = []
-        for question, paths in shown:
-            with _of_question(question, f" (set {self._section}images captions to go without)"):
-                hashes.append([self._hash(path) for path in paths if self.size(path)])
-        return hashes
-
-    def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
-        """Path and hash of each image, in the order of the text."""
-        return tuple((picture.path, self._hash(picture.path)) for picture in record.pictures)
 
     def ids(self, tokenizer: Any, content: Content, whole: bool = True) -> list[int]:
         """Tokens of a message of the user and the header of the answer; only headers of the image files are read.
