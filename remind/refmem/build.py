@@ -82,9 +82,9 @@ def build_refmem(cfg: RefMemConfig) -> Path:
     """
     cfg.check_endpoints()
     paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
-    corpus = Corpus(Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit])
+    corpus = Corpus(Corpus.merge([read(path, cfg.format, cfg.images) for path in paths], paths).dialogues[: cfg.limit])
     chats, build = Chats(cfg.llm), _reflective if cfg.style == "reflective" else _one_stage
-    source = {"files": input_hashes([*paths, *mapping_files(cfg.format)]), "limit": cfg.limit}
+    source = {"files": input_hashes([*paths, *mapping_files(cfg.format)]), "limit": cfg.limit, "images": cfg.images}
     with RunFolder(cfg.out).held():
         for stage in build(cfg, corpus, chats, source):
             if stage.folder.name == cfg.until:

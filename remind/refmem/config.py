@@ -104,6 +104,8 @@ class RefMemConfig:
     """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
+    images: str | None = None
+    """Folder with the files of images that the input names by URL alone, as LoCoMo and DialogCC do (docs/data.md)."""
     limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     style: Literal["reflective", "p13n", "session"] = "reflective"
