@@ -130,6 +130,9 @@ def _reflective(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[st
         return {**counts, "items": len(items)}
 
     settings = {"clusters": clustered.key, "items": asdict(cfg.questions), "made_by": writer.name}
+    if cfg.questions.images == "pixels":
+        paths = [image.path for dialogue in corpus.dialogues for image in dialogue.images]
+        settings["pictures"] = [path and sha256_file(path) for path in paths]
     drafted = run_stage(out / "items", {**settings, "prompt_id": prompts.prompt_id(drafts.TEMPLATE)}, write_drafts)
     yield drafted
 

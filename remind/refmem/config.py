@@ -49,6 +49,9 @@ class ItemsConfig:
     """Items of each dimension and format per cluster, at most."""
     formats: list[Format] = field(default_factory=lambda: list(FORMATS))
     """Formats to ask for: single, multi, direct."""
+    images: Literal["captions", "pixels"] = "captions"
+    """How the chat model is shown the images of a cluster: by their captions, or also as pixels where their files are
+    known, which takes a model that sees images."""
     max_turns: PositiveInt = 60
     """Turns of a cluster that the chat model is shown at most, spread over it evenly."""
     seed: Seed = 0

@@ -26,6 +26,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 TEMPLATE = "refmem_items"
 MAX_TOKENS = 4096
+#: Of an image that the chat model is shown, at most.
+PIXELS = 512 * 512
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _ITEM = object_schema(
     format={"enum": ["single", "multi", "direct"]},
@@ -45,20 +47,33 @@ _GUESS = object_schema(answers={**_TEXTS, "minItems": 1})
 
 
 def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: ItemsConfig) -> Request:
-    """The request for a cluster's questions of one dimension. The passages are fenced as data."""
-    passages, session = [], ""
+    """The request for a cluster's questions of one dimension. The passages are fenced as data.
+
+    With pixels each image of the cluster stands behind the line of its caption.
+    """
+    passages, pictures, session = list[str](), list[tuple[str, str]](), ""
     for name in spread(cluster.turns, config.max_turns):
         turn, own = dialogue.turn(name), dialogue.session_of[name]
         if own.id != session:
             session = own.id
             passages.append(f"--- {own.time or 'session ' + own.id}")
         passages.append(f"[{name}] {line_of(turn)}")
-        passages += [f"[image {image.index}] {one_line(image.caption or 'no caption')}" for image in turn.images]
+        for image in turn.images:
+            passages.append(f"[image {image.index}] {one_line(image.caption or 'no caption')}")
+            if config.images == "pixels" and image.path and image.index in cluster.images:
+                pictures.append((f"\n{passages[-1]}\n", image.path))
     text = "\n".join(passages)
     code, ask = code_for([text]), guide(dimension)
     asked = {"demand": ask.demand, "reasoning": ask.reasoning, "visual": ask.visual, "count": config.per_cluster}
     asked |= {"formats": config.formats, "code": code, "passages": fenced("passages", text, code)}
-    return from_template("questions", TEMPLATE, cluster.id, SCHEMA, MAX_TOKENS, **asked)
+    request = from_template("questions", TEMPLATE, cluster.id, SCHEMA, MAX_TOKENS, **asked)
+    system, user = request.messages
+    parts, rest = list[dict[str, Any]](), str(user.text)
+    for line, path in pictures:
+        before, line, rest = rest.partition(line)
+        parts += [{"type": "text", "text": before + line}, {"type": "image", "image": path, "max_pixels": PIXELS}]
+    shown = replace(user, text=[*parts, {"type": "text", "text": rest}] if parts else rest)
+    return replace(request, messages=(system, shown))
 
 
 def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConfig, made_by: str) -> list[Item]:
