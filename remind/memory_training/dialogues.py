@@ -44,7 +44,7 @@ from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import judge_request, verdict_in
-from remind.refmem.drafts import Counted
+from remind.refmem.items import Counted
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
 from remind.text.days import day_of

@@ -22,8 +22,7 @@ from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Corpus,
 from remind.llm.request import Request
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import FilterConfig, ItemsConfig
-from remind.refmem.drafts import apply_filters, item_request, near_pairs, write_questions
-from remind.refmem.items import anchors_missing
+from remind.refmem.items import anchors_missing, apply_filters, item_request, near_pairs, write_questions
 from remind.states import prompts
 from remind.text.words import stems
 
