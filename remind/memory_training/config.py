@@ -77,7 +77,6 @@ class RewardConfig:
     """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
 

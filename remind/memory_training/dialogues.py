@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import nan
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from remind.core.errors import DataError
@@ -29,23 +28,23 @@ from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.memory import salimory
-from remind.memory.base import Memory, Query, Services
+from remind.memory.base import Memory, Query
 from remind.memory.logged import dated, numbered
-from remind.memory.membuilder import ROLES, MemBuilderSystem
+from remind.memory.membuilder import ROLES
 from remind.memory.operations import Entry, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
 from remind.memory.quality import grade_request, grades
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SaliMorySystem, listed, shown
 from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
-from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together, traced
+from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together
+from remind.memory_training.pico import remember, spoken
 from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, task_reward
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
-from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import judge_request, verdict_in
-from remind.refmem.items import Counted
-from remind.refmem.styles import episode
+from remind.refmem.items import counted
+from remind.refmem.styles import episode, walked
 from remind.states.pyramid import turn_text
 from remind.text.days import day_of
 
@@ -144,7 +143,7 @@ class Source:
         #: Called after each reply of a model.
         self.replied: Callable[[], object] = lambda: None
         models = {stage: model for stage in stages if (model := self.chats.stage(stage)) is not None}
-        self.models = {stage: Counted(model, lambda: self.replied()) for stage, model in models.items()}
+        self.models = {stage: counted(model, lambda: self.replied()) for stage, model in models.items()}
         paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
         corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
         self.dialogues = corpus.dialogues[: cfg.limit]
@@ -209,45 +208,31 @@ def _lessons(
     """The sessions of a dialogue in order; None for one where not every role replied."""
     heard: list[tuple[Request, Reply]] = []
 
-    class Heard:
-        """The expert, whose replies to the roles are what a policy imitates."""
+    def hear(requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
+        replies = expert.complete(requests, on_reply)
+        heard.extend(zip(requests, replies, strict=True))
+        return replies
 
-        name = expert.name
-
-        def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
-            replies = expert.complete(requests, on_reply)
-            heard.extend(zip(requests, replies, strict=True))
-            return replies
-
-    services = Services(encoder, lambda system, name, stage: Heard())
-    with (
-        TemporaryDirectory() as folder,
-        MemBuilderSystem().open(Path(folder) / "bank", dialogue.id, services) as bank,
-    ):
-        for session in (one for one in dialogue.sessions if one.turns):
-            state, near = bank.state(), list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-            shown_to = {role: bank.nearest(near, bank.system.shown, role) for role in ROLES[1:]}
-            entries = [bank.entries(shown_to.get(role, bank.store.numbers("core"))) for role in ROLES]
-            heard.clear()
-            bank.ingest(session)
-            # a block that is too long is compressed after them
-            told = heard[: len(ROLES)]
-            if any(reply.failure not in (None, "invalid") for _, reply in told):
-                yield None
-                continue
-            place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
-            named = zip(ROLES, told, entries, strict=True)
-            views = [View(role, asked, tuple(own), place) for role, (asked, _), own in named]
-            replies = [reply.text for _, reply in told]
-            examples = [
-                (view, text)
-                for view, text in zip(views, replies, strict=True)
-                for own in [propose(view.role, text, place, view.entries, state.seq + 1)]
-                if all(one.status == "applied" for one in own)
-            ]
-            questions = asks.get(session.id, ())
-            examined: Any = exam and partial(exam.examined, questions=questions)
-            yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
+    for bank, session, near in walked(dialogue, SimpleNamespace(name=expert.name, complete=hear), encoder):
+        state, numbers = bank.state(), {"core": bank.store.numbers("core")}
+        numbers |= {role: bank.nearest(near, bank.system.shown, role) for role in ROLES[1:]}
+        heard.clear()
+        entries = [tuple(bank.entries(numbers[role])) for role in ROLES]
+        bank.ingest(session)
+        # a block that is too long is compressed after them
+        told = heard[: len(ROLES)]
+        if any(reply.failure not in (None, "invalid") for _, reply in told):
+            yield None
+            continue
+        place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
+        views = [View(role, asked, own, place) for role, (asked, _), own in zip(ROLES, told, entries, strict=True)]
+        replies = [reply.text for _, reply in told]
+        pairs = list(zip(views, replies, strict=True))
+        _, proposed = remember(state, dialogue.id, pairs)
+        examples = [pair for pair, own in zip(pairs, proposed, strict=True) if all(o.status == "applied" for o in own)]
+        questions = asks.get(session.id, ())
+        examined: Any = exam and partial(exam.examined, questions=questions)
+        yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
 
 
 # SaliMory (arXiv 2606.04120, Algorithm 1, Appendix E)
@@ -305,13 +290,10 @@ def imitated(source: Source, turns: int) -> Iterator[tuple[Asked, str]]:
         return [one.text if one.failure in (None, "invalid") else "" for one in replies]
 
     asked = episodes(source, turns)
-    # a turn is filtered and, where it is kept, boosted; a profile ends an episode
-    most = [2 * len(dialogue.turns) + 1 for dialogue, _ in asked]
-    with ProgressBar("expert", sum(most)) as bar:
-        source.replied = bar.step
-        for number, pair in enumerate(asked, start=1):
-            ((played, traces),) = together([traced(play(*pair))], answer)
-            bar.advance_to(sum(most[:number]))
+    with ProgressBar("expert", len(asked)) as bar:
+        for pair in asked:
+            ((played, traces),) = together([play(*pair)], answer)
+            bar.step()
             yield from (one for one, valid in zip(traces, played.valid, strict=True) if valid)
 
 
@@ -358,15 +340,10 @@ class SaliMoryDialoguesTask(SaliMoryTask):
         judged = []
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
             response = told.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
-            judged.append(
-                Judged(
-                    one,
-                    accuracy=response.get("accuracy", nan),
-                    personalisation=response.get("personalisation"),
-                    shares=_shares(told.get((n, "memory")), one.bank),
-                    profile=told.get((n, "profile"), {"score": 0.0}).get("score", nan),
-                )
-            )
+            accuracy, personalisation = response.get("accuracy", nan), response.get("personalisation")
+            profile = told.get((n, "profile"), {"score": 0.0}).get("score", nan)
+            entries = _shares(told.get((n, "memory")), one.bank)
+            judged.append(Judged(one, accuracy, personalisation, entries, profile))
         return scores(judged, set(question.evidence), self.cfg)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from remind.memory.operations import Operation, State
 from remind.memory_training.config import PolicyGradientConfig, RewardConfig
 from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt, Scores
-from remind.memory_training.pico import remember
+from remind.memory_training.pico import remember, speech_of
 from remind.memory_training.rewards import ROLES, attribution, core_length_penalty, length_penalty, role_reward
-from remind.memory_training.speech import speech_of
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:

@@ -22,7 +22,6 @@ from remind.memory_training.dialogues import SaliMoryDialoguesTask, Source, imit
 from remind.memory_training.evaluate import greedy, mean, remembered
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.salimory import SaliMoryTask
-from remind.memory_training.speech import Chat, speech_of
 from remind.memory_training.trainer import RL, EpisodeTrainer, PolicyTrainer, arguments
 from remind.models.backbone import Backbone, backbone_of, describe, load_backbone
 from remind.testbed.memory_world import Expert, make_life
@@ -72,7 +71,7 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
         known = describe(cfg.model)
         if known.kind == "encoder":
             raise ModelError(f"{cfg.model}: not a causal language model, which a policy must be")
-        if not isinstance(speech_of(known.tokenizer), Chat) and cfg.data is not None:
+        if not isinstance(pico.speech_of(known.tokenizer), pico.Chat) and cfg.data is not None:
             raise ModelError(
                 f"{cfg.model}: knows the words of the memory world only; dialogues need an instruction model"
             )
@@ -85,7 +84,7 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
 
 def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, task: Callable[..., Any]) -> Any:
     """What a policy is trained on, from the memory world or a source: a task, or prompts and replies as token ids."""
-    speech, world, turns = speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
+    speech, world, turns = pico.speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
     lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
     expert = Expert(world.blind, world.missed, world.kept, world.blurred)
     found: Iterable[tuple[Any, str]]
@@ -113,7 +112,7 @@ def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, t
 
 def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> None:
     """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""
-    out, speech = Path(cfg.out), speech_of(policy.tokenizer)
+    out, speech = Path(cfg.out), pico.speech_of(policy.tokenizer)
     model = policy.model.merge_and_unload(safe_merge=True) if cfg.lora else policy.model
     model.config.use_cache = True
     with atomic_folder(out / POLICY) as folder, without_loading_bars():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from scipy.cluster.hierarchy import DisjointSet  # type: ignore[import-untyped]
@@ -25,7 +25,7 @@ from remind.core.files import (
     write_rows,
     write_text,
 )
-from remind.core.run_folder import RunFolder
+from remind.core.run_folder import RunFolder, flatten
 from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus, Image
 from remind.data.readers import mapping_files, read, write_refmem
 from remind.evaluation.tables import markdown_table
@@ -44,8 +44,7 @@ RESULT = "refmem.jsonl"
 VERSION = 3
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A finished stage: its folder, its key, and what its writer returned."""
 
     folder: Path
@@ -283,25 +282,23 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
     per question.
     """
     dialogues, questions = corpus.dialogues, corpus.questions
-    sessions = [session for dialogue in dialogues for session in dialogue.sessions]
     words = [len(turn.text.split()) for dialogue in dialogues for turn in dialogue.turns]
-    images = [len(dialogue.images) for dialogue in dialogues]
+    sizes = {
+        "sessions": [len(one.sessions) for one in dialogues],
+        "turns": [len(one.turns) for one in dialogues],
+        "images": [len(one.images) for one in dialogues],
+        "words": [sum(len(turn.text.split()) for turn in one.turns) for one in dialogues],
+    }
     by_format = {name: [q for q in questions if q.format == name] for name in FORMATS}
     letters = Counter(answer for q in by_format["single"] for answer in q.answers)
     return {
         "conversations": {
             "contexts": len(dialogues),
-            "sessions": len(sessions),
             "segments": segments,
-            "turns": len(words),
-            "images": sum(images),
-            "words": sum(words),
-            "sessions_per_context": _mean([len(dialogue.sessions) for dialogue in dialogues]),
-            "turns_per_context": _mean([len(dialogue.turns) for dialogue in dialogues]),
-            "turns_per_session": _mean([len(session.turns) for session in sessions]),
-            "words_per_context": _mean([sum(len(turn.text.split()) for turn in one.turns) for one in dialogues]),
+            **{name: sum(counts) for name, counts in sizes.items()},
+            **{f"{name}_per_context": _mean(counts) for name, counts in sizes.items()},
+            "turns_per_session": _mean([len(session.turns) for one in dialogues for session in one.sessions]),
             "words_per_turn": _mean(words),
-            "images_per_context": _mean(images),
         },
         "questions": {
             "total": len(questions),
@@ -330,12 +327,10 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
     """
     questions = dict(counts["questions"])
     cells, total = questions.pop("by_dimension_and_format"), questions["total"]
-    rows = []
-    for key, value in questions.items():
-        whole = key.startswith("by_")
-        for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-            share = f" ({100 * number / total:.1f}%)" if whole and total else ""
-            rows.append((f"{_title(key)} {name.replace('_', ' ')}".strip(), _number(number) + share))
+    rows = [
+        (_title(name), _number(number) + (f" ({100 * number / total:.1f}%)" if total and name[:3] == "by_" else ""))
+        for name, number in flatten(questions).items()
+    ]
     dimensions = [[_title(name), *(_number(own.get(kind, 0)) for kind in FORMATS)] for name, own in cells.items()]
     parts = [
         "# Benchmark statistics\n",
@@ -357,7 +352,8 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def _title(name: str) -> str:
-    return name.replace("_", " ").capitalize()
+    text = name.replace("_", " ").replace(".", " ")
+    return text[:1].upper() + text[1:]
 
 
 def _number(value: float) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
@@ -352,27 +353,13 @@ def entries(reply: Reply, schema: Mapping[str, Any], read: Callable[[Any], T]) -
     return found, rejected
 
 
-class Counted:
-    """A chat model that tells of each of its replies.
+def counted(model: ChatModel, told: Callable[[], object]) -> Any:
+    """The model, which calls `told` after each reply."""
 
-    Args:
-        told: is called after each.
-    """
+    def complete(requests: Sequence[Request], on_reply: Callable[[int, Reply], object] | None = None) -> list[Reply]:
+        return model.complete(requests, lambda *reply: (told(), on_reply and on_reply(*reply)))
 
-    def __init__(self, model: ChatModel, told: Callable[[], object]) -> None:
-        self.model, self.told, self.name = model, told, model.name
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        """As `ChatModel`."""
-
-        def replied(place: int, reply: Reply) -> None:
-            self.told()
-            if on_reply is not None:
-                on_reply(place, reply)
-
-        return self.model.complete(requests, replied)
+    return SimpleNamespace(name=model.name, complete=complete)
 
 
 def ask_twice(

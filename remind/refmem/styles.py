@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from remind.core.errors import shown as quoted
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
@@ -36,7 +38,7 @@ from remind.memory.readers import ChatReader
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
-from remind.refmem.items import MAX_TOKENS, Counted, ask_twice, blind_request, entries
+from remind.refmem.items import MAX_TOKENS, ask_twice, blind_request, counted, entries
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, stems
 
@@ -234,19 +236,26 @@ class Seen:
     lost: tuple[str, ...]
 
 
-def remembered(dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder) -> Iterator[Seen]:
-    """Every session with what MemBuilder, played by the expert, remembers before it, and would show to a role."""
+def walked(dialogue: Dialogue, expert: Any, encoder: SentenceEncoder) -> Iterator[tuple[Any, Session, list[Tensor]]]:
+    """MemBuilder's bank before each session, with the session and the vectors of its turns; the expert plays all roles.
+    Whoever does not take the session in has it taken in on going on."""
     services = Services(encoder, lambda system, dialogue, stage: expert)
     with (
         TemporaryDirectory() as folder,
         MemBuilderSystem().open(Path(folder) / "bank", dialogue.id, services) as bank,
     ):
         for session in (one for one in dialogue.sessions if one.turns):
-            near = list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-            numbers = [*bank.store.numbers("core"), *bank.nearest(near, bank.system.shown, *ROLES[1:])]
-            entries = tuple(bank.entries(numbers))
+            yield bank, session, list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
             bank.ingest(session)
-            yield Seen(dialogue, session, entries, tuple(bank.lost))
+
+
+def remembered(dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder) -> Iterator[Seen]:
+    """Every session with what the expert remembers before it, and would show to a role."""
+    for bank, session, near in walked(dialogue, expert, encoder):
+        numbers = [*bank.store.numbers("core"), *bank.nearest(near, bank.system.shown, *ROLES[1:])]
+        entries = tuple(bank.entries(numbers))
+        bank.ingest(session)
+        yield Seen(dialogue, session, entries, tuple(bank.lost))
 
 
 def session_questions(
@@ -264,8 +273,8 @@ def session_questions(
     expert, writer, answerer, judge = (model for model in models.values() if model is not None)
     sessions = sum(bool(session.turns) for one in dialogues for session in one.sessions)
     with ProgressBar("memory", len(ROLES) * sessions) as bar:
-        counted = Counted(expert, lambda: bar.n < bar.total and bar.step())
-        seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder)]
+        told = counted(expert, lambda: bar.n < bar.total and bar.step())
+        seen = [one for dialogue in dialogues for one in remembered(dialogue, told, encoder)]
     requests = {n: _session_request(one, config.count) for n, one in enumerate(seen)}
     want = dict.fromkeys(requests, config.count)
     kept: dict[tuple[int, str], Question] = {}
@@ -348,9 +357,9 @@ def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: 
         contexts.append([Memory(name, text, "shown", (), time, 0.0, 0) for name, text, time in made])
     queries = [Query.of(one) for _, one in drafts]
     with ProgressBar("answers", 2 * len(drafts)) as bar:
-        counted = Counted(answerer, bar.step)
-        informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: counted)
-        guesses = counted.complete([blind_request(one) for _, one in drafts])
+        told = counted(answerer, bar.step)
+        informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: told)
+        guesses = told.complete([blind_request(one) for _, one in drafts])
     blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else "" for one in guesses]
     said = [text for both in zip((one.text for one in informed), blind, strict=True) for text in both]
     twice = [one for _, one in drafts for _ in range(2)]

@@ -29,9 +29,9 @@ from remind.memory_training.config import (
     SaliMoryConfig,
     TrainMemoryConfig,
 )
-from remind.memory_training.episodes import Scores, together, traced
+from remind.memory_training.episodes import Scores, together
+from remind.memory_training.pico import Chat
 from remind.memory_training.rewards import ROLES
-from remind.memory_training.speech import Chat
 from remind.models.backbone import load_backbone
 from remind.testbed.memory_world import ORACLE, make_life
 
@@ -77,7 +77,7 @@ def lines(request: Request) -> list[list[str]]:
 
 
 def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(tmp_path: Path) -> None:
-    run = traced(s.rollout(LIFE.id, [s.told(meeting) for meeting in LIFE.meetings], LIFE.final, Chat.limits))
+    run = s.rollout(LIFE.id, [s.told(meeting) for meeting in LIFE.meetings], LIFE.final, Chat.limits)
     ((outcome, traces),) = together([run], lambda shown: [s.expert_reply(one, ORACLE, Random(0)) for one in shown])
     replies = iter([one.as_json(reply) for one, reply in traces])
     scribe = ScriptedChat(lambda _: next(replies))

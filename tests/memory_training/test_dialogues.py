@@ -33,7 +33,7 @@ from remind.memory_training.config import (
     SaliMoryConfig,
     TrainMemoryConfig,
 )
-from remind.memory_training.episodes import together, traced
+from remind.memory_training.episodes import together
 from remind.memory_training.membuilder import Scorer
 from remind.memory_training.rewards import Played
 from remind.models.nano import nano_tokenizer
@@ -154,7 +154,7 @@ def test_sessions_that_are_of_no_use_are_left_out(source: Any, capsys: pytest.Ca
 
 def test_an_episode_is_what_a_bank_of_salimory_does(tmp_path: Path) -> None:
     asks = replace(ASKED[0], time="2023-06-01")
-    run = traced(dialogues.play(TALK, asks))
+    run = dialogues.play(TALK, asks)
     ((played, traces),) = together([run], lambda steps: [part(one.request()) for one in steps])
     chat = ScriptedChat(part)
     with SaliMorySystem().open(tmp_path / "b", "life", services(ENCODER, chat)) as bank:  # type: ignore[arg-type]
