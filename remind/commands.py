@@ -59,9 +59,15 @@ COMMANDS = {
         "Build the factual, attentional and reflective states of questions: those of a dialogue file, or your own.",
         repeatable=("ask",),
     ),
+    "check-states": Command(
+        "remind.check_states:CheckStatesConfig",
+        "remind.check_states:check_states",
+        "Measure whether the higher states make gold answers more probable, so that PRA has something to teach.",
+        positional=("states",),
+    ),
     "train-pra": Command(
         "remind.train_pra.config:TrainConfig",
-        "remind.train_pra.run:train",
+        "remind.check_states:train",
         "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
     ),
     "export": Command(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.chain.config import VARIANTS
+from remind.check_states import others
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.perception.auxiliary import AuxiliaryLLM
@@ -67,13 +68,6 @@ def with_variant(
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
-
-
-def others(n: int) -> list[int]:
-    """For each of n questions the place of another one: half the list away, so mostly of another dialogue."""
-    if n < 2:
-        raise ConfigError("a single question has no other one to take the summary from; use more questions")
-    return [(place + n // 2) % n for place in range(n)]
 
 
 def gold_turns(state: FactualState) -> set[str]:
