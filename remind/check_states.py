@@ -9,45 +9,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError, DataError
-from sae.ranges import PositiveInt, check_ranges
+from remind.train_pra.config import CheckStatesConfig, TrainConfig
 
 if TYPE_CHECKING:
     from remind.alignment.trainer import PRATrainer
     from remind.models.backbone import Backbone
     from remind.models.images import Pictures
     from remind.states.records import StateRecord
-    from remind.train_pra.config import TrainConfig
 
 #: x2 with the summary of another question.
 OTHER = "other"
 #: Of `train-pra`: under a minute with a model of 135 M parameters on two cores.
 _QUESTIONS = 16
-
-
-@dataclass
-class CheckStatesConfig:
-    """Measure whether the higher states of a folder make its gold answers more probable to a model."""
-
-    states: str
-    """Folder of states."""
-    model: str = "nano"
-    """Model that reads them: nano, smollm2, or a Hugging Face folder or id."""
-    split: str = "dev"
-    """Split whose questions are read."""
-    questions: PositiveInt = 64
-    """At most this many questions with a gold answer, spread evenly over the split."""
-    device: str = "cpu"
-    """Device of the model."""
-    dtype: str = "float32"
-    """Precision of the model."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 def check_states(cfg: CheckStatesConfig) -> dict[str, Any]:

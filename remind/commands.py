@@ -60,7 +60,7 @@ COMMANDS = {
         repeatable=("ask",),
     ),
     "check-states": Command(
-        "remind.check_states:CheckStatesConfig",
+        "remind.train_pra.config:CheckStatesConfig",
         "remind.check_states:check_states",
         "Measure whether the higher states make gold answers more probable, so that PRA has something to teach.",
         positional=("states",),

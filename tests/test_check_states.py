@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remind.check_states import CheckStatesConfig, check_states, measure, questions_of, with_other_summaries
+from remind.check_states import check_states, measure, questions_of, with_other_summaries
 from remind.commands import run
 from remind.core.errors import DataError
 from remind.core.files import read_json
@@ -18,6 +18,7 @@ from remind.states.dataset import write_states
 from remind.states.records import StateRecord, summary_of
 from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.world import WorldConfig, make_world
+from remind.train_pra.config import CheckStatesConfig
 
 
 @pytest.fixture(scope="module")
