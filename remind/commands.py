@@ -133,8 +133,8 @@ COMMANDS = {
         "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
     ),
     "make-world": Command(
-        "remind.testbed.write:MakeWorldConfig",
-        "remind.testbed.write:write_world",
+        "remind.testbed.ladder:MakeWorldConfig",
+        "remind.testbed.ladder:write_world",
         "Write a synthetic world with known answers: dialogues, questions, latent truth, and states.",
     ),
     "build-refmem": Command(

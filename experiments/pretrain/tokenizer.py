@@ -17,7 +17,7 @@ from remind.data.sample import corpus_path, sample_path
 from remind.models.nano import SPECIAL_TOKENS, nano_folder
 from remind.states import prompts
 from remind.states.pyramid import MARKER
-from remind.testbed.lexicon import lexicon
+from remind.testbed.world import lexicon
 from remind.text.words import guide
 
 #: Most tokens of the byte-level BPE: bytes and what is merged from them.

@@ -21,7 +21,7 @@ from remind.states import prompts as templates
 if TYPE_CHECKING:
     from remind.evaluation.config import EvaluateConfig
     from remind.llm.request import ChatModel
-    from remind.models.images import Pictures
+    from remind.models.images import ImageFiles, Pictures
 
 #: Called with index and output as each becomes known.
 OnOutput = Callable[[int, Generation], None]
@@ -39,8 +39,8 @@ class Answerer(ABC):
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
 
-    #: Shows images as pixels; None: it takes text alone.
-    pictures: Pictures | None = None
+    #: Of images that are shown as pixels; None: it takes text alone.
+    pictures: ImageFiles | None = None
     #: Renders prompts; None: that is done elsewhere.
     tokenizer: Any = None
 
@@ -80,29 +80,42 @@ class LocalAnswers(Answerer):
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
-        self.shard, self.pictures, self.tokenizer = shard, pictures, backbone.tokenizer
+        self.shard, self._shown, self.tokenizer = shard, pictures, backbone.tokenizer
+        self.pictures = pictures
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size
-        generate(self.backbone, prompts, new, size, done, on_output, self.shard, self.pictures)
+        generate(self.backbone, prompts, new, size, done, on_output, self.shard, self._shown)
 
 
 class ChatAnswers(Answerer):
-    """A chat model that is sent each prompt as a user message, at temperature 0."""
+    """A chat model that is sent each prompt as a user message, at temperature 0.
 
-    def __init__(self, chat: ChatModel, max_new_tokens: int) -> None:
+    Args:
+        pictures: which images it is sent, in base64; None: prompts have none.
+    """
+
+    def __init__(self, chat: ChatModel, max_new_tokens: int, pictures: ImageFiles | None = None) -> None:
         super().__init__(chat.name, chat.name, "chat")
-        self.chat, self.max_new_tokens = chat, max_new_tokens
+        self.chat, self.max_new_tokens, self.pictures = chat, max_new_tokens, pictures
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         prompt_id = templates.prompt_id("answer")
         pending = [n for n, skip in enumerate(done) if not skip]
         requests = [
-            Request((Message("user", str(prompts[n])),), "answer", ids[n], prompt_id, self.max_new_tokens)
+            Request((Message("user", self._sent(prompts[n])),), "answer", ids[n], prompt_id, self.max_new_tokens)
             for n in pending
         ]
         if requests:
             self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
+
+
+    def _sent(self, prompt: Content) -> Content:
+        if isinstance(prompt, str) or self.pictures is None:
+            return prompt
+        # a token of Qwen3-VL shows 32 x 32 pixels; other servers count in their own way
+        size = {"max_pixels": (self.pictures.most or 256) * 32**2}
+        return [{**part, **size} if part["type"] == "image" else part for part in prompt]
 
 
 class FixedAnswers(Answerer):

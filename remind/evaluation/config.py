@@ -122,7 +122,7 @@ class EvaluateConfig:
     """The engine of answers vllm, which takes its GPUs itself, whatever device says."""
     images: Literal["captions", "pixels"] | None = None
     """How prompts show images: by their captions, or as pixels in place of the caption wherever the image's file is
-    known (answers local). None: as the model was trained, where its folder says so (training.json), else captions."""
+    known. None: as the model was trained, where its folder says so (training.json), else captions."""
     image_tokens: PositiveInt | None = None
     """At most about so many tokens for an image shown as pixels. None: as the model was trained, else 256."""
     image_root: str | None = None

@@ -37,7 +37,7 @@ from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
-from remind.models.images import Pictures
+from remind.models.images import ImageFiles, Pictures
 from remind.perception.auxiliary import ChatLLM, OfflineLLM
 from remind.states import prompts
 from remind.states.dataset import CARD, MANIFEST, States, iterate_states, read_manifest
@@ -97,17 +97,18 @@ class Models:
 
     @cached_property
     def answerer(self) -> Answerer:
-        cfg = self.cfg
+        cfg, pixels = self.cfg, self.cfg.images == "pixels"
         if self._answerer is not None:
             return self._answerer
         if cfg.answers == "server":
-            return ChatAnswers(self._server("answer"), cfg.max_new_tokens)
+            files = ImageFiles(cfg.image_tokens, cfg.image_root) if pixels else None
+            return ChatAnswers(self._server("answer"), cfg.max_new_tokens, files)
         if cfg.answers == "none" or self.chats.dry is not None:
             return FixedAnswers("none", _UNASKED if self.chats.dry is None else _DRY)
         if cfg.answers == "vllm":
-            return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
+            return VLLMAnswers(cfg)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
-        pictures = Pictures(backbone, cfg.image_tokens or 0, cfg.image_root) if cfg.images == "pixels" else None
+        pictures = Pictures(backbone, cfg.image_tokens, cfg.image_root) if pixels else None
         return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard, pictures)
 
     @cached_property
@@ -305,7 +306,8 @@ class _Job:
             if digest not in self.manifest.get("inputs", {}).values():
                 what = f"{file} is not a file that they were built from, or has changed since; name those files"
                 raise DataError(what, cfg.states)
-        self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
+        images = self.manifest.get("config", {}).get("images") if cfg.images == "pixels" else None
+        self.corpus = Corpus.merge([read(path, cfg.corpus_format, images) for path in cfg.corpus], cfg.corpus)
 
     def _prompter(self) -> Prompter:
         cfg, models, contexts, llm, frequent = self.cfg, self.models, None, None, dict[str, str]()

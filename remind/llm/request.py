@@ -8,9 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, Protocol
+from math import isqrt
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from remind.core.files import sha256_file
 from remind.states import prompts
+
+if TYPE_CHECKING:
+    from remind.models.chat import Content
 
 #: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
 #: these share an endpoint.
@@ -30,10 +35,35 @@ _HALVES = re.compile(r"(\\+ud[89ab][0-9a-f]{2}\\+ud[c-f][0-9a-f]{2})|\\+ud[89a-f
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
+    """One message of a chat: its text, or its parts, of which an image is `{"type": "image", "image": path,
+    "max_pixels": …}`, as qwen-vl-utils has it."""
 
     role: Role
-    text: str
+    text: Content
+
+    @property
+    def key(self) -> Any:
+        """What the message says, images by the hash of their files."""
+        if isinstance(self.text, str):
+            return self.text
+        return [{**part, "image": sha256_file(part["image"])} if "image" in part else part for part in self.text]
+
+    @property
+    def sent(self) -> str | list[dict[str, Any]]:
+        """The message as servers take it, images as JPEG in base64. Raises ImagePathError."""
+        if isinstance(self.text, str):
+            # a lone surrogate in a dialogue cannot be sent
+            return self.text.encode("utf-8", "replace").decode()
+        from remind.models.images import thumbnail
+
+        parts: list[dict[str, Any]] = []
+        for part in self.text:
+            if "image" in part:
+                shown = {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}
+                parts.append({"type": "image_url", "image_url": shown})
+            else:
+                parts.append({"type": "text", "text": part["text"].encode("utf-8", "replace").decode()})
+        return parts
 
 
 @dataclass(frozen=True)
@@ -65,11 +95,9 @@ class Request:
     dialogue: str = ""
 
     @property
-    def chat(self) -> list[dict[str, str]]:
+    def chat(self) -> list[dict[str, Any]]:
         """The messages as servers take them."""
-        # a lone surrogate in a dialogue cannot be sent
-        texts = (message.text.encode("utf-8", "replace").decode() for message in self.messages)
-        return [{"role": message.role, "content": text} for message, text in zip(self.messages, texts, strict=True)]
+        return [{"role": message.role, "content": message.sent} for message in self.messages]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ the memory (E.2) and the profile (E.3).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -29,14 +27,14 @@ from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema, read_value
+from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.memory import salimory
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import dated, numbered
 from remind.memory.membuilder import ROLES, MemBuilderSystem
 from remind.memory.operations import Entry, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
+from remind.memory.quality import grade_request, grades
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SaliMorySystem, listed, shown
 from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
@@ -46,26 +44,10 @@ from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import judge_request, verdict_in
-from remind.refmem.drafts import Counted
+from remind.refmem.items import Counted
 from remind.refmem.styles import episode
 from remind.states.pyramid import turn_text
 from remind.text.days import day_of
-
-TEMPLATE = "reward_salimory"
-#: Tokens of a judge's reply; models that think first need some of it.
-ROOM = 2048
-_GRADE, _TRUTH = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "boolean"}
-#: Of the judge's replies, by what is graded.
-GRADES: Mapping[str, Mapping[str, Any]] = {
-    "response": object_schema(accuracy=_GRADE, personalisation={"anyOf": [_GRADE, {"type": "null"}]}),
-    "memory": object_schema(entries={"type": "array", "items": object_schema(factual=_TRUTH, vague=_TRUTH)}),
-    "profile": object_schema(score=_GRADE),
-}
-_FORMS = {
-    "response": {"accuracy": 0.7, "personalisation": None},
-    "memory": {"entries": [{"factual": True, "vague": False}]},
-    "profile": {"score": 0.7},
-}
 
 
 @dataclass(frozen=True)
@@ -360,7 +342,8 @@ class SaliMoryDialoguesTask(SaliMoryTask):
         about = {"question": query.text, "right": numbered(question.answers)}
         profiles = [Memory("profile", one.profiles, "profile", None, None, 1.0, 0) for one in outcomes]
         tasks = [(query, [one] if one.text else []) for one in profiles]
-        readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
+        # R1 is of what a person is told, not of a phrase
+        readings = ChatReader("respond").read_all(tasks, lambda stage: self.answerer)
         given: dict[tuple[int, str], dict[str, str]] = {}
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
             memory = {"memory": listed((entry.store, entry.text) for entry in one.bank)}
@@ -370,31 +353,21 @@ class SaliMoryDialoguesTask(SaliMoryTask):
                 given[n, "memory"] = {"conversation": said, **memory}
             if one.profiles:
                 given[n, "profile"] = {**about, "profile": one.profiles, **memory}
-        replies = self.judge.complete([_graded(step, question.id, parts) for (_, step), parts in given.items()])
-        known = zip(given, replies, strict=True)
-        grades = {place: _grades(place[1], reply) for place, reply in known}
+        replies = self.judge.complete([grade_request(step, question.id, parts) for (_, step), parts in given.items()])
+        told = {place: grades(place[1], reply) for place, reply in zip(given, replies, strict=True)}
         judged = []
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
-            response = grades.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
+            response = told.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
             judged.append(
                 Judged(
                     one,
                     accuracy=response.get("accuracy", nan),
                     personalisation=response.get("personalisation"),
-                    shares=_shares(grades.get((n, "memory")), one.bank),
-                    profile=grades.get((n, "profile"), {"score": 0.0}).get("score", nan),
+                    shares=_shares(told.get((n, "memory")), one.bank),
+                    profile=told.get((n, "profile"), {"score": 0.0}).get("score", nan),
                 )
             )
         return scores(judged, set(question.evidence), self.cfg)
-
-
-def _grades(step: str, reply: Reply) -> Any:
-    """What a judge's reply says; of a response also where personalisation is left out or told in words, not applicable.
-    Nothing where it cannot be read."""
-    if reply.failure == "invalid" and step == "response":
-        with suppress(NotValid):
-            return read_value(reply.text, object_schema(accuracy=_GRADE), reply.finished)
-    return {} if reply.failure else reply.value
 
 
 def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | None]:
@@ -405,10 +378,3 @@ def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | No
     if len(entries) != len(bank):
         return nan, nan
     return tuple(sum(one[name] for one in entries) / len(bank) for name in ("factual", "vague"))  # type: ignore[return-value]
-
-
-def _graded(step: str, sample: str, given: Mapping[str, str]) -> Request:
-    code, form = code_for(list(given.values())), json.dumps(_FORMS[step])
-    parts = [fenced(name, text, code) for name, text in given.items()]
-    settings = {"step": step, "form": form, "code": code, "parts": parts}
-    return from_template("judge", TEMPLATE, sample, GRADES[step], ROOM, **settings)

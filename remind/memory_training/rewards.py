@@ -186,7 +186,7 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
     memory = [memory_reward(*one.shares, bool(gold), cfg) for one in judged]
     profile = [one.profile for one in judged]
     filtering = [filter_quality(one.played.flagged, gold) for one in judged]
-    response = [response_reward(one.accuracy, one.personalisation) for one in judged]
+    response = [response_reward(one.accuracy, one.personalisation, cfg.personalisation) for one in judged]
     rewards = [
         r1 + r2 + cfg.profile_weight * mu + cfg.filter_weight * kappa
         for r1, r2, mu, kappa in zip(response, memory, profile, filtering, strict=True)

@@ -36,7 +36,7 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Any] | None = None)
     After SIGTERM or Ctrl-C the generation under way is ended and saved, and SystemExit raised with status 143 or 130.
 
     Args:
-        task: of adrpo in place of MemBuilder's; made from the lessons, the tokenizer, the reward settings and alpha.
+        task: of adrpo in place of MemBuilder's; made from the lessons, the tokenizer, `reward` and `rl`.
 
     Returns:
         The run folder.
@@ -70,7 +70,7 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
         policy = backbone_of(*pico.make_pico(cfg.seed), "pico")
     else:
         known = describe(cfg.model)
-        if known.kind != "causal":
+        if known.kind == "encoder":
             raise ModelError(f"{cfg.model}: not a causal language model, which a policy must be")
         if not isinstance(speech_of(known.tokenizer), Chat) and cfg.data is not None:
             raise ModelError(
@@ -106,7 +106,7 @@ def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, t
             longest = policy.max_length - (cfg.rl.reply_tokens or speech.room)
             lessons = source.lessons(lambda view: len(speech.prompt(view)), longest)
         if cfg.method == "adrpo":
-            return task(lessons, policy.tokenizer, cfg.reward, cfg.rl.alpha)
+            return task(lessons, policy.tokenizer, cfg.reward, cfg.rl)
         found = (pair for one in lessons for pair in one.examples)
     return [(speech.prompt(shown), speech.target(shown, reply)) for shown, reply in found]
 
@@ -118,7 +118,7 @@ def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> 
     model.config.use_cache = True
     with atomic_folder(out / POLICY) as folder, without_loading_bars():
         model.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
+        (policy.processor or policy.tokenizer).save_pretrained(folder)
     if source is not None:
         print(table(source.chats.ledger.summary()))
         print(f"policy: {out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")

@@ -149,6 +149,10 @@ class Backbone:
         self.frame: tuple[list[int], list[int]] = list(framed[:start]), list(framed[start + len(plain) :])
 
     @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -179,7 +183,7 @@ class Backbone:
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens; None: all are tokens.
             layers: 0 (embeddings) to n_layers (output of the last block, before the final norm).
-            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `images.chat_inputs`.
+            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `Pictures.tensors`.
 
         Returns:
             Layer to [B, T, d], on the model's device.
@@ -237,6 +241,10 @@ class Description(NamedTuple):
     kind: Kind
     tokenizer: Any
     processor: Any
+
+    @property
+    def name(self) -> str:
+        return self.folder
 
 
 def load_backbone(

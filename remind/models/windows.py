@@ -14,8 +14,8 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Turn
-from remind.models.backbone import Backbone, modality
-from remind.models.images import image_block, pixel_inputs
+from remind.models.backbone import Backbone
+from remind.models.images import Pictures
 from remind.states.pyramid import line_of, one_line
 
 
@@ -65,21 +65,23 @@ def make_windows(
     """Each session cut into windows of about equal length, at most `size` tokens. Turns are numbered over dialogues.
 
     Args:
-        image_tokens: tokens per image at most, shown before its caption if its file exists; 0: no images.
+        image_tokens: tokens per image at most, shown in place of its caption if its file exists, as in grounding; 0: no
+            images.
 
     Raises:
-        ConfigError: a window too small for an image.
+        ConfigError: a window too small for an image, or a backbone that takes none.
         ImagePathError: an image that is missing or cannot be read.
     """
     windows: list[Window] = []
     turn_number = 0
+    pictures = Pictures(backbone, image_tokens) if image_tokens else None
     for dialogue in track(dialogues, label, len(dialogues)):
         for session in dialogue.sessions:
             units: list[_Unit] = []
             for turn in session.turns:
-                for text, path in _pieces(turn, image_tokens > 0):
-                    if path is not None:
-                        block = image_block(backbone, path, image_tokens)
+                for text, path in _pieces(turn, pictures is not None):
+                    if pictures is not None and path is not None:
+                        block = pictures.block(path)
                         if len(block) > size:
                             raise ConfigError(f"window {size} is too small for the {len(block)} tokens of {path}")
                         units.append(_Unit(block, turn_number, path))
@@ -96,11 +98,12 @@ def _pieces(turn: Turn, images: bool) -> list[tuple[str, str | None]]:
     """The text of `prompt_lines`, cut at the images: (text, image before it)."""
     pieces: list[tuple[str, str | None]] = [(line_of(turn) + "\n", None)]
     for image in turn.images:
-        caption = f"[Image #{image.index} Caption] {one_line(image.caption)}\n" if image.caption else ""
+        text, before = pieces[-1]
+        text += f"[Image #{image.index} Caption] "
         if images and image.path is not None:
-            pieces.append((caption or "\n", image.path))
+            pieces[-1:] = [(text, before), ("\n", image.path)]
         else:
-            pieces[-1] = (pieces[-1][0] + caption, pieces[-1][1])
+            pieces[-1] = (text + (one_line(image.caption or "") or "(no caption)") + "\n", before)
     return pieces
 
 
@@ -154,9 +157,7 @@ def batches(
             turns[row, len(before) : len(before) + len(window.ids)] = torch.tensor(window.turns)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if images := [path for window in group for path in window.images]:
-            inputs.update(pixel_inputs(backbone, images, image_tokens))
-            if (kinds := modality(backbone.model, ids)) is not None:
-                inputs["mm_token_type_ids"] = kinds
+            inputs |= Pictures(backbone, image_tokens).tensors(images)
         on_device = {name: value.to(backbone.device) for name, value in inputs.items()}
         if (positions := backbone.position_ids(on_device)) is not None:
             on_device["position_ids"] = positions

@@ -36,7 +36,7 @@ from remind.memory.readers import ChatReader
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
-from remind.refmem.drafts import MAX_TOKENS, Counted, ask_twice, blind_request, entries
+from remind.refmem.items import MAX_TOKENS, Counted, ask_twice, blind_request, entries
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, stems
 
@@ -177,9 +177,8 @@ def personal_questions(
 
 
 def _request(step: str, sample: str, material: str, most: int) -> Request:
-    code = code_for([material])
-    shown = {"step": step, "most": most, "code": code, "material": fenced("material", material, code)}
-    return from_template("questions", TEMPLATES["p13n"], sample, SCHEMAS[step], MAX_TOKENS, **shown)
+    data = {"material": material}
+    return from_template("questions", TEMPLATES["p13n"], sample, SCHEMAS[step], MAX_TOKENS, data, step=step, most=most)
 
 
 def text_of(name: str, value: str) -> str:
@@ -308,17 +307,12 @@ def types(count: int) -> dict[str, int]:
 
 
 def _session_request(seen: Seen, count: int) -> Request:
-    time = one_line(seen.session.time or "unknown")
-    session = numbered(turn_text(turn) for turn in seen.session.turns)
-    entries = numbered(one.text for one in seen.entries)
-    code = code_for([time, session, entries])
-    shown = {name: fenced(name, text, code) for name, text in (("time", time), ("session", session))}
-    shown["entries"] = fenced("entries", entries, code) if entries else "The memory has no entries yet."
-    shown["types"] = ", ".join(f"{number} {name}" for name, number in types(count).items())
-    sample = f"{seen.dialogue.id} {seen.session.id}"
-    return from_template(
-        "questions", TEMPLATES["session"], sample, SESSION_SCHEMA, MAX_TOKENS, count=count, code=code, **shown
-    )
+    data = {"time": one_line(seen.session.time or "unknown")}
+    data["session"] = numbered(turn_text(turn) for turn in seen.session.turns)
+    data["entries"] = numbered(one.text for one in seen.entries)
+    ask = ", ".join(f"{number} {name}" for name, number in types(count).items())
+    about = "questions", TEMPLATES["session"], f"{seen.dialogue.id} {seen.session.id}"
+    return from_template(*about, SESSION_SCHEMA, MAX_TOKENS, data, count=count, types=ask)
 
 
 def _again(request: Request, text: str, reasons: Sequence[str]) -> Request:

@@ -41,6 +41,8 @@ class TrainSAEConfig(_Read):
     """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt | str] | None = None
     """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
+    images: str | None = None
+    """Folder with the files of images that the data name by URL alone, as DialogCC does (docs/data.md)."""
     limit: PositiveInt | None = None
     """Use at most this many turns, of dialogues drawn at random."""
     held_out: ShareBelowOne = 0.1

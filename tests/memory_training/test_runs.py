@@ -16,6 +16,7 @@ import pytest
 from forked import Forked
 from safetensors.torch import load_file
 
+from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
 from remind.memory_training import train
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
@@ -47,7 +48,7 @@ def scripted(model, prompts, settings):
 if "--scripted" in sys.argv:
     sys.argv.remove("--scripted")
     trainer.complete = scripted
-train.train_memory(parse(TrainMemoryConfig, sys.argv[1:]), Words)
+train.train_memory(parse(TrainMemoryConfig, ""), Words)
 """
 
 
@@ -135,6 +136,21 @@ def test_a_terminated_run_ends_its_generation_and_goes_on(small: Path, tmp_path:
         train.train_memory(cfg)
     with pytest.raises(ConfigError, match=r"other settings \(rl\.alpha\)"):
         train.train_memory(replace(cfg, rl=replace(rl, alpha=1.0), resume=True))
+
+
+def test_the_configs_are_what_the_command_takes() -> None:
+    configs = sorted((Path(__file__).parents[2] / "configs" / "memory").glob("*.yaml"))
+    found = {
+        path.stem: parse(TrainMemoryConfig, "", ["--config", str(path)]) for path in configs if path.stem != "policies"
+    }
+    paper = found["salimory_qwen35_9b"]
+    # Table 6 of SaliMory
+    assert (paper.model, paper.rl.group, paper.rl.beta, paper.salimory.personalisation) == (
+        "Qwen/Qwen3.5-9B",
+        4,
+        0.08,
+        0.45,
+    )
 
 
 def test_what_cannot_be_trained_leaves_no_folder(small: Path, tmp_path: Path) -> None:

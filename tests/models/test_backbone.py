@@ -14,7 +14,8 @@ from transformers import T5Config
 
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.images import chat_inputs
+from remind.models.chat import paths_of
+from remind.models.images import Pictures
 from remind.models.nano import save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
@@ -105,13 +106,12 @@ def expected_positions(ids: list[int], grids: list[list[int]], image_token: int)
 
 
 def test_positions_of_images(nano, tmp_path):
-    inputs = chat_inputs(nano, question(tmp_path, (200, 90), (64, 190)))
-    ids = inputs["input_ids"][0].tolist()
+    parts, pictures = question(tmp_path, (200, 90), (64, 190)), Pictures(nano, None)
+    ids = pictures.ids(nano.tokenizer, parts)
+    inputs = {"input_ids": torch.tensor([ids]), **pictures.tensors(paths_of(parts))}
     expected = expected_positions(ids, inputs["image_grid_thw"].tolist(), nano.model.config.image_token_id)
     positions = nano.position_ids(inputs)
     assert positions[:, 0].tolist() == expected
-    del inputs["mm_token_type_ids"]
-    assert torch.equal(nano.position_ids(inputs), positions)
 
 
 # what is refused

@@ -16,10 +16,8 @@ import remind
 from remind.core.errors import ConfigError
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import render_answer
-from remind.testbed.labels import LabelConfig
-from remind.testbed.ladder import LadderConfig, records
+from remind.testbed.ladder import LabelConfig, LadderConfig, MakeWorldConfig, records, write_world
 from remind.testbed.world import WorldConfig, make_world
-from remind.testbed.write import MakeWorldConfig, write_world
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_world.py"
 WORLD = WorldConfig(train=2, dev=1, test=2)
