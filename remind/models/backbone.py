@@ -472,10 +472,6 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> n
         folder = Path(name)
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
             reason = "its weights are pickle files, which are not opened; convert them to safetensors"
-        elif "ignore_mismatched_sizes" in str(error):
-            reason = "its weights have other sizes than config.json gives"
-        elif isinstance(error, ImportError):
-            reason = f"a package that loading it needs is missing or broken: {brief(error)}"
         else:
             reason = f"its weights cannot be loaded: {brief(error)}"
         raise ModelError(f"{name}: {reason}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from remind.core.errors import ModelError, brief
 from remind.core.processes import WHOLE, Shard
@@ -209,12 +210,9 @@ def continue_rows(
     Returns:
         For each row its new tokens without the end token, and whether an end token came.
     """
-    width = max(map(len, rows))
-    input_ids = torch.full((len(rows), width), settings.pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for number, row in enumerate(rows):
-        input_ids[number, width - len(row) :] = torch.tensor(row)
-        attention_mask[number, width - len(row) :] = 1
+    given = [torch.tensor(row, dtype=torch.long) for row in rows]
+    input_ids = pad_sequence(given, True, settings.pad_token_id, padding_side="left")
+    attention_mask = pad_sequence(list(map(torch.ones_like, given)), True, padding_side="left")
     device = next(model.parameters()).device
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **(images or {})}
     if images is not None and (kinds := modality(model, input_ids)) is not None:
@@ -230,5 +228,5 @@ def continue_rows(
     finally:
         model.train(training)
         bare.generation_config = own
-    cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, width:].tolist()]
+    cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, input_ids.shape[1] :].tolist()]
     return [(kept, len(kept) < len(new)) for new, kept in cut]

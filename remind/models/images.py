@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, ImagePathError

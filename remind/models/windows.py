@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from remind.core.errors import ConfigError
 from remind.core.progress import track
@@ -146,15 +147,10 @@ def batches(
     before, after = backbone.frame
     pad = backbone.tokenizer.pad_token_id or 0
     for group in _groups(windows, count):
-        longest = max(len(window.ids) for window in group)
-        ids = torch.full((len(group), longest + len(before) + len(after)), pad)
-        mask = torch.zeros_like(ids)
-        turns = torch.full_like(ids, -1)
-        for row, window in enumerate(group):
-            whole = [*before, *window.ids, *after]
-            ids[row, : len(whole)] = torch.tensor(whole)
-            mask[row, : len(whole)] = 1
-            turns[row, len(before) : len(before) + len(window.ids)] = torch.tensor(window.turns)
+        rows = [torch.tensor([*before, *window.ids, *after]) for window in group]
+        numbers = [torch.tensor([*[-1] * len(before), *window.turns, *[-1] * len(after)]) for window in group]
+        ids, turns = pad_sequence(rows, True, pad), pad_sequence(numbers, True, -1)
+        mask = pad_sequence(list(map(torch.ones_like, rows)), True)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if images := [path for window in group for path in window.images]:
             inputs |= Pictures(backbone, image_tokens).tensors(images)

@@ -62,8 +62,6 @@ class TrainSAEConfig(_Read):
     buffer_on: Literal["host", "device"] = "host"
     """Where the buffer is. host: in main memory, from which each batch is copied; device: on the device of the model,
     which is faster and takes buffer_tokens x layers x width values of its memory."""
-    cache: str | None = None
-    """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
     idf_turns: PositiveInt | None = 10_000
     """Training turns over which document frequencies are counted (another pass over them); None: all."""
     loss_windows: NonNegativeInt = 32
