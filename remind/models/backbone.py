@@ -200,8 +200,7 @@ class Backbone:
             for name, value in given.items()
             if value is not None
         }
-        given_places = not self.causal or "position_ids" in inputs
-        if not given_places and (positions := position_ids(self.model, inputs)) is not None:
+        if "position_ids" not in inputs and (positions := self.position_ids(inputs)) is not None:
             inputs["position_ids"] = positions
         try:
             with torch.no_grad():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.core.errors import ConfigError, DataError, ImagePathError, ModelError
 from remind.core.files import sha256_file, sha256_json
-from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, paths_of, tokens_of_chunks
+from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, paths_of, prompt_ids, tokens_of_chunks
 from remind.states.pyramid import Rendered
 from remind.states.records import Picture, StateRecord
 
@@ -67,6 +67,19 @@ def thumbnail(path: str, side: int) -> str:
     out = io.BytesIO()
     picture.save(out, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+
+
+def ids_of(tokenizer: Any, content: Content, pictures: Pictures | None = None) -> list[int]:
+    """Tokens of a message of the user and the header of the answer.
+
+    Raises:
+        ModelError: images, and nothing to show them with. Others as `Pictures.ids`.
+    """
+    if isinstance(content, str):
+        return prompt_ids(tokenizer, content)
+    if pictures is None:
+        raise ModelError("a prompt has images, and nothing says how they are shown")
+    return pictures.ids(tokenizer, content)
 
 
 class Place(NamedTuple):

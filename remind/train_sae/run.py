@@ -45,7 +45,7 @@ from sae.trainer import CHECKPOINTS, METRICS, train
 #: Hashes of the dialogues of a run.
 DATA = "data.json"
 #: Settings in which a resumed run may differ from the one it continues.
-_FREE = {"out", "resume", "trackers", "checkpoint_every", "device", "buffer_on", "idf_turns", "loss_windows"}
+_FREE = {"out", "resume", "trackers", "checkpoint_every", "device", "idf_turns", "loss_windows"}
 
 
 def train_sae(cfg: TrainSAEConfig, *callbacks: TrainerCallback) -> Path:
@@ -263,10 +263,9 @@ class Run:
         tokens = sum(len(window.ids) for window in self.windows)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
-        device = "cpu" if cfg.buffer_on == "host" else None
         # whole corpora need no more room than they take
         capacity = max(min(cfg.buffer_tokens, tokens + share), 2 * share)
-        buffer = ShuffleBuffer(harvester, share, capacity, seed, device)
+        buffer = ShuffleBuffer(harvester, share, capacity, seed, "cpu")
         with Termination() as signals:
             own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
             with own.bar:
@@ -329,10 +328,8 @@ class Run:
 
     def report(self) -> None:
         """Print the figures of each layer."""
-        trained, names = (
-            self.trained,
-            {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"},
-        )
+        trained = self.trained
+        names = {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"}
         for layer, figures in trained.figures.items():
             line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {figures['fvu']:.3f}"
             score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
