@@ -339,9 +339,8 @@ def describe(name: str) -> Description:
     return Description(folder, adapters, config, kind, tokenizer, processor)
 
 
-def size_of(name_or_path: str | Path) -> BackboneSize:
+def size_of(name: str) -> BackboneSize:
     """The size of a backbone, from its configuration alone. Raises ModelError as `load_backbone`."""
-    name = str(name_or_path)
     config = _config(_base(str(_local(name) or model_folder(name) or name))[0])
     text = config.get_text_config()
     # the rest of our models' kinds have positions without end

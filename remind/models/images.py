@@ -51,13 +51,9 @@ def open_image(path: str | Path, load: bool = True) -> PILImage:
             image.load()
     except Exception as error:  # decoders raise many kinds for damaged files
         raise ImagePathError(f"cannot be read as an image: {error}", path) from None
-    if not load or image.mode == "RGB":
-        return image
-    if image.mode == "RGBA":
-        white = Image.new("RGB", image.size, (255, 255, 255))
-        white.paste(image, mask=image.getchannel("A"))
-        return white
-    return image.convert("RGB")
+    if load and image.mode == "RGBA":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB") if load else image
 
 
 def thumbnail(path: str, side: int) -> str:
@@ -230,11 +226,8 @@ class Pictures(ImageFiles):
         height, width = self.size(path)
         return height * width // self._side**2
 
-    def block(self, path: str) -> list[int]:
-        """The tokens of an image, between its two marks. Raises ImagePathError as `size`."""
-        return self._block(self.count(path))
-
-    def _block(self, count: int) -> list[int]:
+    def block(self, count: int) -> list[int]:
+        """So many tokens of an image, between its two marks."""
         config = self._config
         return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
 
@@ -259,7 +252,7 @@ class Pictures(ImageFiles):
         """The tokens and tensors of the smallest image, black, for batches without any (see `collate`)."""
         from PIL import Image
 
-        return self._block(1), self._tensors([Image.new("RGB", (self._side, self._side))])
+        return self.block(1), self._tensors([Image.new("RGB", (self._side, self._side))])
 
     def ids(self, tokenizer: Any, content: Content, whole: bool = True) -> list[int]:
         """Tokens of a message of the user and the header of the answer; only headers of the image files are read.

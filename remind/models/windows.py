@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,12 +52,8 @@ def prompt_lines(turn: Turn) -> str:
     return "".join(text for text, _ in _pieces(turn, images=False))
 
 
-class _Unit(NamedTuple):
-    """Tokens that are not separated: one of a text, or all of an image."""
-
-    ids: list[int]
-    turn: int
-    image: str | None = None
+#: Tokens that are not separated, one of a text or all of an image; their turn; the image.
+_Unit: TypeAlias = tuple[list[int], int, str | None]
 
 
 def make_windows(
@@ -82,16 +78,16 @@ def make_windows(
             for turn in session.turns:
                 for text, path in _pieces(turn, pictures is not None):
                     if pictures is not None and path is not None:
-                        block = pictures.block(path)
+                        block = pictures.block(pictures.count(path))
                         if len(block) > size:
                             raise ConfigError(f"window {size} is too small for the {len(block)} tokens of {path}")
-                        units.append(_Unit(block, turn_number, path))
-                    units += [_Unit([token], turn_number) for token in backbone.tokenize(text).ids]
+                        units.append((block, turn_number, path))
+                    units += [([token], turn_number, None) for token in backbone.tokenize(text).ids]
                 turn_number += 1
             for part in _cut(units, size):
-                ids = tuple(token for unit in part for token in unit.ids)
-                turns = tuple(unit.turn for unit in part for _ in unit.ids)
-                windows.append(Window(ids, turns, tuple(unit.image for unit in part if unit.image is not None)))
+                ids = tuple(token for own, _, _ in part for token in own)
+                turns = tuple(turn for own, turn, _ in part for _ in own)
+                windows.append(Window(ids, turns, tuple(image for *_, image in part if image is not None)))
     return windows
 
 
@@ -110,17 +106,17 @@ def _pieces(turn: Turn, images: bool) -> list[tuple[str, str | None]]:
 
 def _cut(units: Sequence[_Unit], size: int) -> Iterator[Sequence[_Unit]]:
     """As few parts as fit, of about equal length."""
-    total = sum(len(unit.ids) for unit in units)
+    total = sum(len(ids) for ids, *_ in units)
     if not total:
         return
     target = math.ceil(total / math.ceil(total / size))
     start = length = 0
-    for place, unit in enumerate(units):
+    for place, (ids, *_) in enumerate(units):
         # a part may end early before an image
-        if length and (length >= target or length + len(unit.ids) > size):
+        if length and (length >= target or length + len(ids) > size):
             yield units[start:place]
             start, length = place, 0
-        length += len(unit.ids)
+        length += len(ids)
     yield units[start:]
 
 

@@ -284,6 +284,5 @@ def summary_of(record: StateRecord) -> str:
     start = x2.find(head, record.x2.strategy_end)
     end = start + len(x2) - len(x1)
     if start < 0 or x2[:start] + x2[end:] != x1:
-        what = "x2 is not x1 with a summary: the prompt templates have changed since; build the states again"
-        raise DataError(what, record=record.question_id)
+        raise DataError("x2 is not x1 with a summary: templates changed; build it again", record=record.question_id)
     return x2[start + len(head) : end].removesuffix("\n")

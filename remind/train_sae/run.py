@@ -328,10 +328,9 @@ class Run:
 
     def report(self) -> None:
         """Print the figures of each layer."""
-        trained = self.trained
         names = {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"}
-        for layer, figures in trained.figures.items():
-            line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {figures['fvu']:.3f}"
+        for layer, figures in self.trained.figures.items():
+            line = f"layer {layer}: {self.trained.steps} steps, {self.trained.tokens} tokens, FVU {figures['fvu']:.3f}"
             score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
             shown = [f"{title} {score[name]:.3f}" for name, title in names.items() if score.get(name) is not None]
             print(line + ("; held out: " + ", ".join(shown) if shown else ""))
