@@ -109,7 +109,6 @@ class ChatAnswers(Answerer):
         if requests:
             self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
 
-
     def _sent(self, prompt: Content) -> Content:
         if isinstance(prompt, str) or self.pictures is None:
             return prompt

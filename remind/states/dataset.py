@@ -225,8 +225,7 @@ def check_split(states: States) -> Counter[str]:
     """
     folder = _folder(states)
     settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
-    columns = ["question_id", "dialogue_id", "split", "evidence", "images"]
-    rows = list(_rows(states, columns=columns))
+    rows = list(_rows(states, columns=["question_id", "dialogue_id", "split", "evidence", "images"]))
     gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
     if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
         _log.warning("%s: %s", folder, overlap)

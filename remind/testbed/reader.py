@@ -185,7 +185,7 @@ class Reader(ChatModel):
         replies = []
         for number, request in enumerate(requests):
             try:
-                text = self.reply(request.messages[-1].text)
+                text = self.reply(str(request.messages[-1].text))
                 value = None if request.schema is None else read_value(text, request.schema)
                 replies.append(Reply(text, value))
             except ValueError as error:

@@ -111,7 +111,7 @@ class Workbench:
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
         pictures = Pictures(self.backbone, None)
         ids = torch.tensor([pictures.ids(self.backbone.tokenizer, parts)])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pictures.tensors([str(path)])}
+        inputs: dict[str, Any] = {"input_ids": ids, **pictures.tensors([str(path)])}
         grid = inputs["image_grid_thw"]
         inputs["position_ids"] = self.backbone.position_ids(inputs)
         encoded = self.probe.encode_inputs(inputs)[0]
