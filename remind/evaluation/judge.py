@@ -1,11 +1,16 @@
-"""J(ŷ, y) of Eq. 9: whether a direct answer is equivalent to an acceptable one (Figure 10)."""
+"""J(ŷ, y) of Eq. 9: whether a direct answer is equivalent to an acceptable one (Figure 10); and LongMemEval's judge."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remind.core.errors import DataError
 from remind.evaluation.parse import ParsedAnswer
+from remind.llm.request import Request, from_template
+from remind.perception.auxiliary import ROOM, VERDICT_SCHEMA, ChatLLM, verdict_in
+from remind.states import prompts
+from remind.states.pyramid import one_line
 from remind.text.words import Verdict
 
 if TYPE_CHECKING:
@@ -13,13 +18,62 @@ if TYPE_CHECKING:
     from remind.perception.auxiliary import AuxiliaryLLM
     from remind.states.records import StateRecord
 
+#: LongMemEval's six question types, in the benchmark's order, and the role in which a judge is asked about each. The
+#: fifth role, abstention, is that of questions whose id has `_abs`, whatever their type.
+LONGMEMEVAL = {
+    "single-session-user": "default",
+    "single-session-preference": "preference",
+    "single-session-assistant": "default",
+    "multi-session": "default",
+    "temporal-reasoning": "temporal",
+    "knowledge-update": "update",
+}
+ROLES = (*dict.fromkeys(LONGMEMEVAL.values()), "abstention")
+
 
 class Case(NamedTuple):
-    """What the judge sees."""
+    """What the judge sees, and the benchmark's category of the question."""
 
     question: str
     references: tuple[str, ...]
     prediction: str
+    category: str | None = None
+
+
+class LongMemEvalJudge(ChatLLM):
+    """LongMemEval's judge: a chat model that is asked in one of five roles by the type of the question."""
+
+    @property
+    def name(self) -> str:
+        return f"longmemeval {' '.join(role_prompts().values())} {self.models['judge'].name}"
+
+    def verdicts(self, cases: Sequence[tuple[Any, ...]], samples: Sequence[str] | None = None) -> list[Verdict]:
+        """Whether each prediction is right, in the role of its question's type.
+
+        Args:
+            samples: question ids, which tell abstention.
+
+        Raises:
+            DataError: a question of no type of LongMemEval's.
+        """
+        names = samples or [""] * len(cases)
+        requests = [_in_role(Case(*case), name) for case, name in zip(cases, names, strict=True)]
+        return [verdict_in(reply) for reply in self._replies("judge", requests)]
+
+
+def role_prompts() -> dict[str, str]:
+    """Name and hash of the template of each role."""
+    return {role: prompts.prompt_id(f"judge_longmemeval_{role}") for role in ROLES}
+
+
+def _in_role(case: Case, sample: str) -> Request:
+    """What is asked about a prediction, beside the gold: an answer, a rubric, or why there is no answer."""
+    role = "abstention" if "_abs" in sample else LONGMEMEVAL.get(str(case.category))
+    if role is None:
+        raise DataError(f"judge longmemeval knows no question type {case.category!r}", record=sample)
+    data = {"question": case.question, "reference": "\n".join(case.references), "response": case.prediction}
+    lines = {name: one_line(text) for name, text in data.items()}
+    return from_template("judge", f"judge_longmemeval_{role}", sample, VERDICT_SCHEMA, ROOM["judge"], lines)
 
 
 def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
@@ -48,7 +102,7 @@ def judge_run(
         ModelError: a judge that cannot be used at all.
     """
     cases = {
-        n: Case(record.question, record.answers, said.answer)
+        n: Case(record.question, record.answers, said.answer, record.category)
         for n, (record, output, said) in enumerate(zip(records, outputs, parsed, strict=True))
         if record.format == "direct" and record.answers and output.failure is None
     }

@@ -27,6 +27,7 @@ from remind.evaluation.compare import differences
 from remind.evaluation.conditions import Asked, Prompter, Stream, bare, count_of, most_frequent, questions_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
+from remind.evaluation.judge import LongMemEvalJudge
 from remind.evaluation.predictions import claimed
 from remind.evaluation.report import html
 from remind.evaluation.stages import Outputs, answer_part, score_stage
@@ -114,7 +115,8 @@ class Models:
     def judge(self) -> AuxiliaryLLM:
         if self._judge is not None:
             return self._judge
-        return ChatLLM({"judge": self._server("judge")}) if self.cfg.judge == "llm" else OfflineLLM()
+        kinds = {"llm": ChatLLM, "longmemeval": LongMemEvalJudge}
+        return kinds[self.cfg.judge]({"judge": self._server("judge")}) if self.cfg.judge in kinds else OfflineLLM()
 
     def summariser(self) -> AuxiliaryLLM:
         """Writes the summaries of the altered order."""
