@@ -305,7 +305,9 @@ class ChatLLM:
         if "judge" not in self.models:
             return self.stand_in.verdicts(cases)
         samples = samples or [""] * len(cases)
-        requests = [judge_request(case[0], case[1], case[2], sample) for case, sample in zip(cases, samples, strict=True)]
+        requests = [
+            judge_request(case[0], case[1], case[2], sample) for case, sample in zip(cases, samples, strict=True)
+        ]
         verdicts = [verdict_in(reply) for reply in self._replies("judge", requests)]
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
