@@ -104,8 +104,9 @@ def judge_rows(rows: Sequence[dict[str, Any]], references: Mapping[str, Referenc
     """
     known = [row for row in rows if row["question_id"] in references]
     asked = [(references[row["question_id"]], row["hypothesis"]) for row in known]
-    cases = [Case(one.question, (one.answer,), said, one.type) for one, said in asked]
-    verdicts = judge_answers(LongMemEvalJudge({"judge": model}), cases, [one.question_id for one, _ in asked])
+    judge = LongMemEvalJudge({"judge": model}, {one.question_id: one.type for one, _ in asked})
+    cases = [Case(one.question, (one.answer,), said) for one, said in asked]
+    verdicts = judge_answers(judge, cases, [one.question_id for one, _ in asked])
     for row, verdict in zip(known, verdicts, strict=True):
         row[LABEL] = {"model": model.name, "label": verdict.value}
     return Counter(verdict.failure or "neither" for verdict in verdicts if verdict.value is None)

@@ -173,8 +173,6 @@ class CompareConfig:
     """Folder of the other run; may also be given as the second plain argument."""
     out: str | None = None
     """JSON file for the differences; None: they are only printed."""
-    only_common: bool = False
-    """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
     resamples: Resamples = 2000
     """Bootstrap resamples behind each interval and p-value."""
     seed: Seed = 0

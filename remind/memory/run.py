@@ -194,7 +194,9 @@ def _measure(cfg: RunMemoryConfig) -> None:
             llm=LLMConfig() if judge == "offline" else replace(cfg.llm, dry_run=None),
             encoder=cfg.encoder,
         )
-        data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
+        key = sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit])
+        total = sum(len(one.records) for one in _tasks(cfg, {}))
+        data = Stream(lambda: _tasks(cfg, run.datasets), key, total)
         report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
         for told in (*run.notes, *([run.meter.table()] if run.costs() else [])):
             print(told)

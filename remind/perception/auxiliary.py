@@ -300,14 +300,14 @@ class ChatLLM:
         """G_ref of each state, asked for together: understanding, evidence by option, conclusion."""
         return self._ask("summary", states, summary_request, read_summary, self.stand_in.summaries)
 
-    def verdicts(self, cases: Sequence[tuple[Any, ...]], samples: Sequence[str] | None = None) -> list[Verdict]:
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
         """As `OfflineLLM.verdicts`, asked for together."""
         if "judge" not in self.models:
             return self.stand_in.verdicts(cases)
         samples = samples or [""] * len(cases)
-        requests = [
-            judge_request(case[0], case[1], case[2], sample) for case, sample in zip(cases, samples, strict=True)
-        ]
+        requests = [judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
         verdicts = [verdict_in(reply) for reply in self._replies("judge", requests)]
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:

@@ -431,7 +431,9 @@ class OfflineLLM:
             summaries.append("\n".join([f"Understanding: the question asks for {demand}.", *parts]))
         return summaries
 
-    def verdicts(self, cases: Sequence[tuple[Any, ...]], samples: Sequence[str] | None = None) -> list[Verdict]:
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
         """J(ŷ, y) of Eq. 9 for each (question, references, prediction): is it equivalent to any of the references?
 
         A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`).
@@ -439,7 +441,7 @@ class OfflineLLM:
         Args:
             samples: ids that costs are reported by, one for each case.
         """
-        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said, *_ in cases]
+        return [Verdict(any(same_answer(one, said) for one in references)) for _, references, said in cases]
 
     def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
         if self._weights is None or self._weights[0] is not dialogue:
