@@ -134,7 +134,7 @@ def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
     """The records that every system is asked, without their prompts, and the ids of all splits: a run of memory systems
     answers every question of a file."""
     cfg = setting.evaluate
-    asked = [bare(record) for one in questions_of(cfg.states, cfg.split, cfg.limit) for record in one.records]
+    asked = [bare(record) for one in questions_of(cfg.states, cfg.split, cfg.limit).asked() for record in one.records]
     return asked, list(question_splits(cfg.states))
 
 

@@ -44,9 +44,13 @@ class RunMemoryConfig:
     """Source of the citations that learning systems get after each question. none; reader: the reader's own citations
     (with reader cite); oracle, noisy: gold evidence, exact or with errors, which every report states; lexical: shared
     words. Every run starts without anything learned."""
-    judge: Literal["offline", "llm", "p13n"] = "offline"
-    """Judge of direct answers. offline: a rule; llm: the endpoint llm.judge; p13n: that endpoint, also on how an answer
-    uses the memory and which stage caused a wrong answer (SaliMory, Appendix B)."""
+    judge: Literal["offline", "llm", "longmemeval", "p13n"] = "offline"
+    """Judge of direct answers. offline: a rule; llm: the endpoint llm.judge; longmemeval: that endpoint, in one of five
+    roles by LongMemEval's question types; p13n: that endpoint, also on how an answer uses the memory and which stage
+    caused a wrong answer (SaliMory, Appendix B)."""
+    export: Literal["none", "official"] = "none"
+    """official: write each system's answers as LongMemEval's hypothesis file, too, with the verdicts of its judge:
+    hypotheses.jsonl in the system's folder."""
     max_failed: Share = 0.1
     """Largest share of a system's requests for a dialogue that may be lost; above it the dialogue counts as failed."""
     encoder: str = "minilm"

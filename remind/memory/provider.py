@@ -23,6 +23,7 @@ from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
+from remind.evaluation.judge import role_prompts
 from remind.evaluation.personalisation import TEMPLATE
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
@@ -43,7 +44,7 @@ _FORMAT = 3
 #: One of each endpoint that has a part in a unit.
 _STAGES: tuple[Stage, ...] = ("extract", "answer")
 #: Settings that have no part in what a unit holds.
-_ELSEWHERE = ("input", "out", "systems", "options", "format", "split", "states", "limit", "dialogues", "llm")
+_ELSEWHERE = ("input", "out", "systems", "options", "format", "split", "states", "limit", "dialogues", "llm", "export")
 #: `Bank.retrieve`, or what stands in for it.
 Retrieve = Callable[..., Retrieval]
 
@@ -143,8 +144,9 @@ class Memories:
         if self.reads and (one := cfg.llm.endpoint("answer")) is not None:
             template = "answer" if cfg.reader == "x0" else "memory_read"
             yield f"Answers: {one.identity}, reader {cfg.reader}, {prompts.prompt_id(template)}."
-        if cfg.judge in ("llm", "p13n") and (one := cfg.llm.endpoint("judge")) is not None:
-            yield f"Verdicts: {one.identity}, {prompts.prompt_id('ask_judge')}."
+        if cfg.judge != "offline" and (one := cfg.llm.endpoint("judge")) is not None:
+            told = role_prompts().values() if cfg.judge == "longmemeval" else [prompts.prompt_id("ask_judge")]
+            yield f"Verdicts: {one.identity}, {', '.join(told)}."
         if cfg.judge == "p13n" and (one := cfg.llm.endpoint("judge")) is not None:
             yield f"Personalisation and errors: {one.identity}, {prompts.prompt_id(TEMPLATE)}."
 
