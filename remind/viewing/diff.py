@@ -19,7 +19,6 @@ The command `compare-models` writes that of a states folder as JSON, tables, a p
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,6 +30,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor, nn
 
 from remind.alignment.examples import example_of
@@ -435,9 +435,8 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     text, picture = markdown(result), plot(result)
     picture.save(out / "diff.png")
     write_text(out / "diff.md", text)
-    drawn = f"data:image/png;base64,{b64encode(picture._repr_png_()).decode()}"
-    values: Figures = {"title": _title(result), "drawn": drawn, "tables": tables(result)}
-    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", pictures=True, **values))
+    values: Figures = {"title": _title(result), "drawn": Markup(picture.svg()), "tables": tables(result)}
+    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", **values))
     write_json(out / "diff.json", result)
     print(text)
     return result
