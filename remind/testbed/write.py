@@ -19,7 +19,7 @@ WORLD, TRUTH, STATES = "world.jsonl", "truth.jsonl", "states"
 
 @dataclass
 class MakeWorldConfig:
-    """A synthetic world, and how much its states and its training labels get wrong."""
+    """Write a synthetic world with known answers, and how much its states and its training labels get wrong."""
 
     out: str
     """Folder for world.jsonl, truth.jsonl and states. Must not exist unless overwrite is set."""
