@@ -165,7 +165,7 @@ class EvaluateConfig:
 
 @dataclass
 class CompareConfig:
-    """Compare two runs of `remind evaluate` on the same questions: second less first."""
+    """Compare two runs of `remind evaluate` on the same questions, second less first: remind compare FIRST SECOND."""
 
     first: str
     """Folder of a run (report.json, predictions.jsonl); may also be given as the first plain argument."""

@@ -13,9 +13,12 @@ from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import BUCKETS, LABELS
 from remind.memory.systems import COLUMNS, ROWS, TABLE_1
 from sae import pages
+from sae.figures import COLOURS, Picture, new_figure
 
 #: Questions that are shown.
 _SHOWN = 30
+#: Of systems; as many others have another marker.
+_COLOURS = COLOURS[:7]
 
 
 def write_page(
@@ -59,11 +62,34 @@ def _section(
         "dataset": dataset,
         "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
         "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
+        "drawn": _recall(at, systems),
         "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
         "columns": COLUMNS,
         "paper": [(name, row, TABLE_1[row]) for name in systems if (row := ROWS.get(name)) is not None],
         "questions": _side_by_side(units, answered),
     }
+
+
+def _recall(rows: Mapping[tuple[str, str, int], Mapping[str, Any]], systems: Sequence[str]) -> Markup:
+    """The recall of each system with its interval over the tokens that it took, as a plot."""
+    figure = new_figure(4.8, 4.6)
+    axes = figure.subplots()
+    for number, name in enumerate(systems):
+        known = [row for (system, *_), row in rows.items() if system == name and row["recall"] is not None]
+        if points := sorted((row["tokens"], row["recall"], row["low"], row["high"]) for row in known):
+            tokens, recall, low, high = zip(*points, strict=True)
+            colour, marker = _COLOURS[number % len(_COLOURS)], "osv^Dx"[number // len(_COLOURS) % 6]
+            axes.plot(tokens, recall, color=colour, marker=marker, markersize=4, linewidth=1.2, label=name)
+            axes.vlines(tokens, low, high, color=colour, linewidth=0.6)
+    axes.set_xscale("log", subs=(2, 5))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter("{x:,.0f}")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("tokens of what was retrieved")
+    axes.set_ylabel("evidence recall")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=8, ncols=3, loc="outside lower left")
+    return Markup(Picture(figure).svg())
 
 
 def _side_by_side(units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class TrainConfig:
 
 @dataclass
 class CheckStatesConfig:
-    """Measure whether the higher states of a folder make its gold answers more probable to a model."""
+    """Measure whether the higher states make gold answers more probable, so that PRA has something to teach."""
 
     states: str
     """Folder of states."""
