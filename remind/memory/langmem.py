@@ -11,9 +11,8 @@ from typing import Any
 
 from remind.core import optional
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Draft, Query
+from remind.memory.base import Draft, Query, turn_lines
 from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
-from remind.states.pyramid import turn_text
 
 #: A bank holds one dialogue, and in it the package one namespace.
 _SPACE = ("memories",)
@@ -67,7 +66,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
     def take_in(self, package: Any, session: Session, turns: Sequence[Turn]) -> None:
         messages, when = import_module("langchain_core.messages"), turns[0].time or session.time
         said = [
-            (messages.HumanMessage if self.is_user(turn) else messages.AIMessage)(turn_text(turn)) for turn in turns
+            (messages.HumanMessage if self.is_user(turn) else messages.AIMessage)(turn_lines(turn)) for turn in turns
         ]
         if when:
             said.insert(0, messages.SystemMessage(f"This conversation took place on {when}."))

@@ -11,7 +11,7 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
-from remind.memory.base import TEXT, Draft, Query
+from remind.memory.base import TEXT, Draft, Query, turn_lines
 from remind.memory.expansions import Replaying, Stretch, asked, replay
 from remind.memory.plain import cut
 from remind.states.pyramid import one_line, turn_text
@@ -141,7 +141,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
     def _ask_events(self, session: Session, days: dict[str, list[Span]]) -> None:
         """Add the days that turns name, by an LLM."""
         said = day_of(session.time)
-        data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+        data = {"messages": "\n".join(f"{n}. {turn_lines(turn)}" for n, turn in enumerate(session.turns, start=1))}
         reply = self.ask("events", "memory_events", data, ROOM, EVENTS, day=_written_day(said, session.time))
         names = list(days)
         for event in mapping(reply).get("events", ()):
@@ -158,7 +158,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         for base in [[turn] for turn in sides] if system.keys == "turns" else [sides]:
             found = list(dict.fromkeys(text for turn in base for text in own.get(turn.id, ())))
             keys |= dict.fromkeys(join_keys("\n".join(map(turn_text, base)), found, system.join))
-        text = "\n".join(map(turn_text, part))
+        text = "\n".join(map(turn_lines, part))
         named = tuple(None if key == text else key for key in keys)
         return Draft(system.value, tuple(turn.id for turn in part), keys=named), text
 

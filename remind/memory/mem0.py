@@ -23,8 +23,7 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request, Stage
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
-from remind.states.pyramid import turn_text
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, turn_lines
 from remind.text.days import day_of
 from sae.ranges import PositiveInt
 
@@ -141,11 +140,11 @@ class Mem0Bank(Bank, of=Mem0System):
         """The facts that a batch tells on a speaker."""
         if self.system.prompts == "official":
             roles = ("user" if turn.speaker == speaker else "assistant" for turn in turns)
-            lines = "".join(f"{role}: {turn_text(turn)}\n" for role, turn in zip(roles, turns, strict=True))
+            lines = "".join(f"{role}: {turn_lines(turn)}\n" for role, turn in zip(roles, turns, strict=True))
             today = str(day_of(day) or day or "unknown")
             system = _TODAY.sub(lambda _: today, self.system.official["USER_MEMORY_EXTRACTION_PROMPT"])
             return self.pose("extract", Message("system", system), Message("user", f"Input:\n{lines}"))
-        data = {"person": speaker, "date": day, "conversation": "\n".join(map(turn_text, turns))}
+        data = {"person": speaker, "date": day, "conversation": "\n".join(map(turn_lines, turns))}
         return self.ask("extract", "mem0_extract", data, ROOM, SCHEMAS["extract"])
 
     def decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:

@@ -23,9 +23,8 @@ from unittest.mock import patch
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Draft, Query
+from remind.memory.base import Draft, Query, turn_lines
 from remind.memory.packages import MODEL, NO_KEY, URL, PackageBank, PackageSystem
-from remind.states.pyramid import turn_text
 from sae.ranges import Share
 
 #: A bank holds one dialogue, and in it the package one user.
@@ -109,7 +108,7 @@ class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
         return self.encoder.encode_apart(list(map(_on_one_line, texts))).tolist()  # type: ignore[no-any-return]
 
     def _message(self, turn: Turn) -> dict[str, str]:
-        return {"role": "user" if self.is_user(turn) else "assistant", "content": turn_text(turn)}
+        return {"role": "user" if self.is_user(turn) else "assistant", "content": turn_lines(turn)}
 
     def _payload(self, number: int) -> dict[str, Any]:
         """What the package stores with a memory, as far as it reads it."""

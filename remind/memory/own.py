@@ -13,11 +13,11 @@ from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
-from remind.memory.base import Draft, Query, System
+from remind.memory.base import Draft, Query, System, turn_lines
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
-from remind.states.pyramid import AttentionalState, turn_text
+from remind.states.pyramid import AttentionalState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +136,7 @@ class RemindBank(Bank, of=RemindSystem):
 
     def remember(self, session: Session) -> None:
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
-        self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
+        self.put_all(drafts, [turn_lines(turn) for turn in session.turns], encoded=False)
 
     def complete(self) -> None:
         """Index the dialogue; cues that depend on the question's kind follow later."""

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from remind.core.files import write_text
 from remind.evaluation.compare import Rows
 from remind.evaluation.personalisation import BUCKETS, LABELS
-from remind.memory.systems import COLUMNS, ROWS, TABLE_1
+from remind.memory.systems import COLUMNS, ROWS, TABLE_1, title
 from sae import pages
 
 #: Questions that are shown.
@@ -58,10 +58,10 @@ def _section(
     return {
         "dataset": dataset,
         "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
-        "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
-        "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
+        "table": [(title(name), [at.get((name, *place)) for place in places]) for name in systems],
+        "costs": [{**row, "system": title(row["system"])} for row in scores["costs"] if row["dataset"] == dataset],
         "columns": COLUMNS,
-        "paper": [(name, row, TABLE_1[row]) for name in systems if (row := ROWS.get(name)) is not None],
+        "paper": [(name, row, TABLE_1[row]) for name in map(title, systems) if (row := ROWS.get(name)) is not None],
         "questions": _side_by_side(units, answered),
     }
 

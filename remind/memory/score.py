@@ -21,6 +21,7 @@ from remind.memory.base import QUESTION_STAGES
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
 from remind.memory.provider import Memories
+from remind.memory.systems import title
 
 
 class Found(NamedTuple):
@@ -142,7 +143,7 @@ def score_and_show(cfg: ScoreMemoryConfig) -> None:
         for row in rows:
             heads[f"@{row['value']}" if row["at"] == "k" else f"{row['value']} tokens"] = None
             text = "-" if row["recall"] is None else "{recall:.3f} ({tokens:.0f})".format(**row)
-            by_system.setdefault(row["system"], []).append(text)
+            by_system.setdefault(title(row["system"]), []).append(text)
         print(f"{dataset}: evidence recall (tokens)")
         print(markdown_table(["system", *heads], [[name, *texts] for name, texts in by_system.items()]))
     for failure in scores["failures"]:

@@ -32,7 +32,7 @@ def bank(tmp_path: Path) -> Iterable[Bank]:
 def test_a_query_knows_no_gold() -> None:
     """Every field of a question is either passed on or gold; a new field has to be put on one of the lists."""
     gold = {"answers", "evidence", "images", "dimension", "category", "split", "dialogue_id"}
-    passed = {field.name for field in dataclasses.fields(Query)}
+    passed = {field.name for field in dataclasses.fields(Query)} - {"visual"}
     assert passed | gold == {field.name for field in dataclasses.fields(Question)}
     assert not passed & gold
     question = Question("q7_abs", "d", "When?", "single", ("May", "June"), ("A",), ("S1:T1",), time="2024")

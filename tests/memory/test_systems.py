@@ -19,13 +19,14 @@ TALK = (
     Session("s2", "2024-02-01", (Turn("c", "Ana", "The vet saw our cat."), Turn("d", "Ben", "Is she well again?"))),
 )
 #: What the first memory for a question about the kayak is made of.
-FIRST = {name: {"a", "b"} for name in ("round", "session", "lme_round")}
+FIRST = {"newest": {"d"}, **{name: {"a", "b"} for name in ("round", "session", "lme_round")}}
 #: What asks a chat model, and what does without.
 ALONE = [
-    *("dense", "bm25", "hybrid", "round", "session", "remind", "remind_hybrid", "lme_round", "lme_time"),
+    *("dense", "bm25", "hybrid", "round", "session", "newest", "remind", "remind_hybrid", "lme_round", "lme_time"),
     *("rmm_lexical", "rmm_residual"),
 ]
-ASKING = [name for name in SYSTEMS if name not in (*ALONE, "remind_x1", "lme_facts", "mem0_today", "langmem")]
+ELSEWHERE = ("remind_recommended", "remind_x1", "lme_facts", "mem0_today", "langmem")
+ASKING = [name for name in SYSTEMS if name not in (*ALONE, *ELSEWHERE)]
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -9,8 +9,7 @@ from scripted import ScriptedChat, parts, services, session
 
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.mem1 import Mem1System
-from remind.memory.memagent import MemAgentSystem
+from remind.memory.trained import Mem1System, MemAgentSystem
 from remind.models.encoder import SentenceEncoder
 
 FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
