@@ -173,6 +173,7 @@ def small_baselines(setting: Setting, out: Path) -> str:
             budgets=[SMALL_TOKENS],
             budget_tokens=SMALL_TOKENS,
             full_tokens=SMALL_TOKENS,
+            reader="x0",
             split=cfg.split,
             states=cfg.states,
             llm=LLMConfig(answer=reader, cache=str(out.parent / "memory_replies.sqlite")),
