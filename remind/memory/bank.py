@@ -102,13 +102,10 @@ class Store:
 
     Raises:
         DataError: the file is something else or damaged, or a bank of another format or identity, and what differs.
-
-    Attributes:
-        version: another number after every change of memories.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], encoder: SentenceEncoder) -> None:
-        self.folder, self._path, self.encoder, self.version = folder, folder / "bank.sqlite", encoder, 0
+        self.folder, self._path, self.encoder = folder, folder / "bank.sqlite", encoder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self._path, isolation_level=None)
@@ -131,7 +128,6 @@ class Store:
                 raise DataError(message, self.folder)
 
     def _changed(self) -> None:
-        self.version += 1
         self._memories: dict[int, Memory] = {}
         self._known_keys: _Keys | None = None
 

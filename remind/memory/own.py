@@ -135,6 +135,7 @@ class RemindBank(Bank, of=RemindSystem):
         return self.system.perception
 
     def remember(self, session: Session) -> None:
+        self._built = None
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
         self.put_all(drafts, [turn_lines(turn) for turn in session.turns], encoded=False)
 
@@ -176,14 +177,14 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[int, Dialogue, Perception] | None = None
+    _built: tuple[Dialogue, Perception] | None = None
 
     def _perception(self) -> tuple[Dialogue, Perception]:
         """The dialogue as it is stored now, and what indexes it."""
-        if self._built is None or self._built[0] != self.store.version:
+        if self._built is None:
             dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
-            self._built = (self.store.version, dialogue, Perception(self.settings, self.encoder, self.llm))
-        return self._built[1:]
+            self._built = (dialogue, Perception(self.settings, self.encoder, self.llm))
+        return self._built
 
     def _index(self) -> DialogueIndex:
         dialogue, perception = self._perception()

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from remind.core.errors import ConfigError, RemindError
-from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
+from remind.core.files import read_json, sha256_file, sha256_json, sweep, write_json
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
@@ -27,9 +27,8 @@ from remind.evaluation.personalisation import TEMPLATE
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Retrieval, Services, System, turn_lines
-from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import Limit, RunMemoryConfig
-from remind.memory.learning import keep, learning
+from remind.memory.learning import CiterName, keep, learning, tell, warning
 from remind.memory.meter import Meter
 from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
 from remind.memory.reranker import NAME
@@ -46,30 +45,21 @@ _ELSEWHERE = (
     *("input", "out", "systems", "options", "models", "limits"),
     *("format", "split", "states", "limit", "dialogues", "llm"),
 )
+#: Lists of texts whose vectors are kept; of a dialogue each system encodes the same ones.
+_SESSIONS = 500
 #: `Bank.retrieve`, or what stands in for it.
 Retrieve = Callable[..., Retrieval]
 
 
 class CachedEncoder(SentenceEncoder):
-    """A sentence encoder that encodes the texts of a session once for all systems.
+    """A sentence encoder that encodes the texts of a session once for all systems."""
 
-    Attributes:
-        saved: seconds that vectors from the cache had taken when they were made.
-    """
-
-    def __init__(self, name: str, cache: Cache) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(name, load=False)
-        self._cache, self.saved = cache, 0.0
+        self._once = lru_cache(_SESSIONS)(super().encode_apart)
 
     def encode_apart(self, texts: Sequence[str]) -> Tensor:
-        key = [self.name, list(texts)]
-        if (entry := self._cache.read("vectors", key)) is not None:
-            self.saved += entry[1]
-            return entry[0]["vectors"]
-        start = time.perf_counter()
-        vectors = super().encode_apart(texts)
-        self._cache.write("vectors", key, {"vectors": vectors}, time.perf_counter() - start)
-        return vectors
+        return self._once(tuple(texts))
 
 
 class Memories:
@@ -105,7 +95,7 @@ class Memories:
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
-        self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
+        self.encoder = CachedEncoder(cfg.encoder)
         self.meter = Meter(cfg.llm, out / "costs.jsonl", {name: cfg.llm_of(name) for name in cfg.models})
         self.services = Services(self.encoder, self.meter.chat, self.meter.client, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
@@ -225,8 +215,8 @@ class SystemContexts:
                     made_by = [run.about[self.name], run.writing(self.name) if writes else None]
                     folder = run.out / "banks" / f"{self.name}-{sha256_json(made_by)[:8]}"
                     bank = held.enter_context(system.open(folder / sha256_json(dialogue.id)[:16], name, run.services))
-                    seconds = self._ingest(bank, dialogue)
-                    report = {**bank.report(), "ingest_seconds": seconds}
+                    self._ingest(bank, dialogue)
+                    report = bank.report()
                     if run.citer != "none":
                         after = run.out / "learned" / self.name / key[:24]
                         bank = held.enter_context(learning(bank, run.out, self._weights, after))
@@ -256,24 +246,17 @@ class SystemContexts:
             return {"failed": {"stage": stage, "message": str(error)}, "report": report, "rows": whole}
         return {"failed": None, "report": report, "rows": rows}
 
-    def _ingest(self, bank: Bank, dialogue: Dialogue) -> float:
-        """Give the bank what it does not hold yet; the seconds that all of it took, kept in a file beside the bank."""
-        run, beside = self._run, bank.folder.with_name(f"{bank.folder.name}.seconds.json")
-        seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
+    def _ingest(self, bank: Bank, dialogue: Dialogue) -> None:
+        """Give the bank what it does not hold yet."""
         told = [session for session in dialogue.sessions if session.turns]
-        steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
-        with run.meter.bar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
-            if run.writing(self.name) is not None:
+        with self._run.meter.bar(f"{self.name} {dialogue.id}", len(told) + 1) as bar:
+            if self._run.writing(self.name) is not None:
                 bank.repair()
-            for name, step in [*steps, ("", bank.finish)]:
-                # vectors from the cache count as if they were computed now
-                start = time.perf_counter() + run.encoder.saved
-                step()
-                if name not in seconds:
-                    seconds[name] = time.perf_counter() + run.encoder.saved - start
-                    write_json(beside, seconds)
+            for session in told:
+                bank.ingest(session)
                 bar.step()
-        return sum(seconds.values())
+            bank.finish()
+            bar.step()
 
     def _row(self, question: Question, retrieve: Retrieve) -> dict[str, Any]:
         """A question and the memories that are found at every k and budget, as JSON."""

@@ -124,9 +124,6 @@ SYSTEMS: Mapping[str, Listed] = {
     "mem0": Listed(
         "mem0.Mem0System", "Mem0 as published: facts are extracted, then added, updated or deleted", row="Mem0"
     ),
-    "mem0_today": Listed(
-        "mem0_today.Mem0TodaySystem", "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper"
-    ),
     "langmem": Listed(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
