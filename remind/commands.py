@@ -64,47 +64,11 @@ COMMANDS = {
     "prompts": Command("remind.prompts:PromptsConfig", "remind.prompts:write_templates"),
     "inspect": Command("remind.viewing.config:InspectConfig", "remind.viewing.inspector:inspect_grounding"),
     "feature-pages": Command(
-<<<<<<< HEAD
-        "remind.viewing.config:FeaturePagesConfig",
-        "remind.viewing.workbench:write_feature_pages",
-        "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
-    ),
-    "compare-models": Command(
-        "remind.viewing.config:CompareModelsConfig",
-        "remind.viewing.diff:compare_models",
-        "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
-    ),
-    "plot-run": Command(
-        "remind.viewing.config:PlotRunConfig",
-        "remind.viewing.plots:plot_run",
-        "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
-    ),
-    "make-world": Command(
-        "remind.testbed.ladder:MakeWorldConfig",
-        "remind.testbed.ladder:write_world",
-        "Write a synthetic world with known answers: dialogues, questions, latent truth, and states.",
-    ),
-    "build-refmem": Command(
-        "remind.refmem.config:RefMemConfig",
-        "remind.refmem.build:build_refmem",
-        "Build a benchmark of reflective memory from dialogues; finished stages are not repeated.",
-    ),
-    "annotate-refmem": Command(
-        "remind.refmem.annotate:AnnotateConfig",
-        "remind.refmem.annotate:write_pages",
-        "Write the pages on which people check draft items: one offline HTML file for each annotator.",
-    ),
-    "merge-annotations": Command(
-        "remind.refmem.merge:MergeConfig",
-        "remind.refmem.merge:merge",
-        "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
-=======
         "remind.viewing.config:FeaturePagesConfig", "remind.viewing.workbench:write_feature_pages"
->>>>>>> viewing
     ),
     "compare-models": Command("remind.viewing.config:CompareModelsConfig", "remind.viewing.diff:compare_models"),
     "plot-run": Command("remind.viewing.config:PlotRunConfig", "remind.viewing.plots:plot_run"),
-    "make-world": Command("remind.testbed.write:MakeWorldConfig", "remind.testbed.write:write_world"),
+    "make-world": Command("remind.testbed.ladder:MakeWorldConfig", "remind.testbed.ladder:write_world"),
     "build-refmem": Command("remind.refmem.config:RefMemConfig", "remind.refmem.build:build_refmem"),
     "annotate-refmem": Command("remind.refmem.annotate:AnnotateConfig", "remind.refmem.annotate:write_pages"),
     "merge-annotations": Command("remind.refmem.merge:MergeConfig", "remind.refmem.merge:merge"),

@@ -23,9 +23,8 @@ from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table
 from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
-from remind.memory.page import section
 from remind.memory.provider import Memories
-from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
+from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units, section
 from remind.memory.systems import SYSTEMS
 from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.dataset import States, question_splits

@@ -86,22 +86,15 @@ def cosines(query: str, keys: dict[Any, list[str]]) -> dict[Any, float]:
 
 
 @pytest.mark.parametrize("value", ["turn", "round", "session"])
-@pytest.mark.parametrize("join", ["separate", "merge", "split-merge", "split-replace"])
-def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any, join: Any) -> None:
+def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any) -> None:
     sessions = talk(1)
     (path, facts), keys = annotated(tmp_path, sessions), {}
-    system = LongMemEvalSystem(value=value, join=join, source="replay", annotations=path, time="none")
+    system = LongMemEvalSystem(value=value, source="replay", annotations=path, time="none")
     size = {"turn": 1, "round": 2, "session": 6}[value]
     for session in sessions:
         for start in range(0, 6, size):
             part = session.turns[start : start + size]
-            texts: list[str] = []
-            for turn in part:
-                words, own = turn_text(turn), facts.get(turn.id, [])
-                expanded = own if join.startswith("split") else [" ".join(own)] if own else []
-                if not own or join == "separate":
-                    texts.append(words)
-                texts += [f"{text} {words}" if join.endswith("merge") else text for text in expanded]
+            texts = [" ".join([*facts.get(turn.id, []), turn_text(turn)]) for turn in part]
             keys[tuple(turn.id for turn in part)] = texts
     with bank_of(tmp_path / "bank", system, sessions) as bank:
         for query in ("shared fact", "piano horse", "river stone cloud word3x4", "letter"):
@@ -150,9 +143,8 @@ def test_an_llm_writes_facts_events_and_ranges(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> None:
-    for wrong in ({"value": "fact", "expansion": "none"}, {"join": "glue"}, {"source": "replay"}):
-        with pytest.raises(ConfigError):
-            LongMemEvalSystem(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs LoCoMo's file"):
+        LongMemEvalSystem(source="replay")
     path, _ = annotated(tmp_path, talk(9, 1))
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
