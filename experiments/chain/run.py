@@ -170,7 +170,7 @@ class Chain:
             return records
         return with_x0(cfg.x0, cfg.x0_turns, records, self._sources, cfg.fold_seed)
 
-    def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
+    def chosen(self, dialogues: Sequence[str], most: int | None, split: Any, variant: str) -> list[StateRecord]:
         """Questions of these dialogues, with x1 and x2 of a variant."""
         records = choose(self.records, dialogues, most, self.cfg.categories)
         made = with_variant(variant, records, self._sources, self._llm) if records else []

@@ -192,7 +192,7 @@ def built_state(dialogue: Dialogue, item: WorldQuestion, rng: random.Random) -> 
     }
     rendered = render(factual)
     turns = zip(turns_of(rendered.text[slice(*rendered.dialogue)]), factual.turns, strict=True)
-    seen = [replace(turn, marked=shown.id in question.evidence) for turn, shown in turns]
+    seen = [turn._replace(marked=shown.id in question.evidence) for turn, shown in turns]
     cues = [remark.cue for remark in remarks(asked, seen) if remark.marked]
     value = None if rng.random() < 0.05 else item.trait.value
     reply = Reply("", compose(asked, question.options, value, cues, rng))

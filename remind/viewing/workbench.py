@@ -305,7 +305,8 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         )
         for layer, page in pages.items():
             coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
-            features, names, failures = strongest(record, cfg.most, pictures), {}, list[Failure]()
+            features, failures = strongest(record, cfg.most, pictures), list[Failure]()
+            names: dict[Any, Any] = {}
             if chat is not None:
                 alone: dict[int, list[naming.Excerpt]] = {}
                 for feature in (one for one in features if not record.examples(one)):
