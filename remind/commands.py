@@ -20,132 +20,58 @@ class Command:
     Attributes:
         config: its config dataclass as "module:Name".
         function: what runs it, as "module:name"; takes the config.
-        help: one line.
         positional: fields that may be given as leading plain words, in this order.
         repeatable: fields that may be given several times.
     """
 
     config: str
     function: str
-    help: str
     positional: tuple[str, ...] = ()
     repeatable: tuple[str, ...] = ()
 
     def config_type(self) -> type:
-        """The config dataclass, imported."""
+        """The config dataclass, imported; the first line of its docstring says what the command does."""
         config: type = resolve_name(self.config)
         return config
 
+    @property
+    def help(self) -> str:
+        return str(self.config_type().__doc__).partition("\n")[0]
+
 
 COMMANDS = {
-    "demo": Command(
-        "remind.demo:DemoConfig",
-        "remind.demo:demo",
-        "Run everything once in a small synthetic world whose answers are known.",
+    "demo": Command("remind.demo:DemoConfig", "remind.demo:demo"),
+    "train-sae": Command("remind.train_sae.config:TrainSAEConfig", "remind.train_sae:train_sae"),
+    "check-sae": Command("remind.train_sae.config:CheckSAEConfig", "remind.grounding.check:check_sae"),
+    "build-states": Command("remind.build.config:BuildStatesConfig", "remind.build.states:build", repeatable=("ask",)),
+    "check-states": Command(
+        "remind.train_pra.config:CheckStatesConfig", "remind.check_states:check_states", positional=("states",)
     ),
-    "train-sae": Command(
-        "remind.train_sae.config:TrainSAEConfig",
-        "remind.train_sae:train_sae",
-        "Train Top-K sparse autoencoders on dialogues, one for each layer of a backbone.",
-    ),
-    "check-sae": Command(
-        "remind.train_sae.config:CheckSAEConfig",
-        "remind.grounding.check:check_sae",
-        "Measure how well SAEs fit a model, for example one they were not trained on.",
-    ),
-    "build-states": Command(
-        "remind.build.config:BuildStatesConfig",
-        "remind.build.states:build",
-        "Build the factual, attentional and reflective states of questions: those of a dialogue file, or your own.",
-        repeatable=("ask",),
-    ),
-    "train-pra": Command(
-        "remind.train_pra.config:TrainConfig",
-        "remind.train_pra.run:train",
-        "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
-    ),
-    "export": Command(
-        "remind.train_pra.config:ExportConfig",
-        "remind.train_pra.export:export",
-        "Write a trained checkpoint as a plain Hugging Face folder.",
-    ),
-    "evaluate": Command(
-        "remind.evaluation.config:EvaluateConfig",
-        "remind.memory.run:evaluate_and_show",
-        "Answer the questions of a split under one or more conditions, judge the answers, and write a report.",
-    ),
-    "answer": Command(
-        "remind.ask:AnswerConfig",
-        "remind.ask:answer_and_show",
-        "Answer questions of your own about a dialogue from x0, with the turns that were shown and those cited.",
-        repeatable=("ask",),
-    ),
+    "train-pra": Command("remind.train_pra.config:TrainConfig", "remind.check_states:train"),
+    "export": Command("remind.train_pra.config:ExportConfig", "remind.train_pra.export:export"),
+    "evaluate": Command("remind.evaluation.config:EvaluateConfig", "remind.memory.run:evaluate_and_show"),
+    "answer": Command("remind.ask:AnswerConfig", "remind.ask:answer_and_show", repeatable=("ask",)),
     "compare": Command(
         "remind.evaluation.config:CompareConfig",
         "remind.evaluation.compare:compare_and_show",
-        "Compare two evaluation runs question by question: remind compare FIRST SECOND.",
         positional=("first", "second"),
     ),
-    "run-memory": Command(
-        "remind.memory.config:RunMemoryConfig",
-        "remind.memory.run:run_memory",
-        "Run several memory systems on dialogues, and record what each stores, retrieves, answers and costs.",
-    ),
-    "score-memory": Command(
-        "remind.memory.config:ScoreMemoryConfig",
-        "remind.memory.score:score_and_show",
-        "Score runs of memory systems: evidence recall, tokens, answers, costs and differences, as JSON and a page.",
-    ),
+    "run-memory": Command("remind.memory.config:RunMemoryConfig", "remind.memory.run:run_memory"),
+    "score-memory": Command("remind.memory.config:ScoreMemoryConfig", "remind.memory.score:score_and_show"),
     "train-memory": Command(
-        "remind.memory_training.config:TrainMemoryConfig",
-        "remind.memory_training.train:train_memory",
-        "Train a policy that writes memories: on an expert's replies, or by reinforcement learning.",
+        "remind.memory_training.config:TrainMemoryConfig", "remind.memory_training.train:train_memory"
     ),
-    "prompts": Command(
-        "remind.prompts:PromptsConfig",
-        "remind.prompts:write_templates",
-        "Write the prompt templates to a folder, to change them and pass it to any command as --prompts FOLDER.",
-    ),
-    "inspect": Command(
-        "remind.viewing.config:InspectConfig",
-        "remind.viewing.inspector:inspect_grounding",
-        "Write offline pages that show the grounding of one question or of all.",
-    ),
+    "prompts": Command("remind.prompts:PromptsConfig", "remind.prompts:write_templates"),
+    "inspect": Command("remind.viewing.config:InspectConfig", "remind.viewing.inspector:inspect_grounding"),
     "feature-pages": Command(
-        "remind.viewing.config:FeaturePagesConfig",
-        "remind.viewing.workbench:write_feature_pages",
-        "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
+        "remind.viewing.config:FeaturePagesConfig", "remind.viewing.workbench:write_feature_pages"
     ),
-    "compare-models": Command(
-        "remind.viewing.config:CompareModelsConfig",
-        "remind.viewing.diff:compare_models",
-        "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
-    ),
-    "plot-run": Command(
-        "remind.viewing.config:PlotRunConfig",
-        "remind.viewing.plots:plot_run",
-        "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
-    ),
-    "make-world": Command(
-        "remind.testbed.ladder:MakeWorldConfig",
-        "remind.testbed.ladder:write_world",
-        "Write a synthetic world with known answers: dialogues, questions, latent truth, and states.",
-    ),
-    "build-refmem": Command(
-        "remind.refmem.config:RefMemConfig",
-        "remind.refmem.build:build_refmem",
-        "Build a benchmark of reflective memory from dialogues; finished stages are not repeated.",
-    ),
-    "annotate-refmem": Command(
-        "remind.refmem.annotate:AnnotateConfig",
-        "remind.refmem.annotate:write_pages",
-        "Write the pages on which people check draft items: one offline HTML file for each annotator.",
-    ),
-    "merge-annotations": Command(
-        "remind.refmem.merge:MergeConfig",
-        "remind.refmem.merge:merge",
-        "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
-    ),
+    "compare-models": Command("remind.viewing.config:CompareModelsConfig", "remind.viewing.diff:compare_models"),
+    "plot-run": Command("remind.viewing.config:PlotRunConfig", "remind.viewing.plots:plot_run"),
+    "make-world": Command("remind.testbed.ladder:MakeWorldConfig", "remind.testbed.ladder:write_world"),
+    "build-refmem": Command("remind.refmem.config:RefMemConfig", "remind.refmem.build:build_refmem"),
+    "annotate-refmem": Command("remind.refmem.annotate:AnnotateConfig", "remind.refmem.annotate:write_pages"),
+    "merge-annotations": Command("remind.refmem.merge:MergeConfig", "remind.refmem.merge:merge"),
 }
 
 

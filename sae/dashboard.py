@@ -119,8 +119,7 @@ def write_dashboard(
         record: of the layer, as `sae.probe.collect` returns it.
         features: which to show, in this order; None: those with the largest activations, at most `most`.
         per_feature: examples shown of each; None: all of the record.
-        names: what features respond to, {"text", "by", "scores"}: whether a model wrote the text ("model") or it is
-            words of the examples ("words"), and by name of a score {"value", "low", "high", "n"} or None.
+        names: what features respond to, {"text", "scores"}: by name of a score {"value", "low", "high", "n"} or None.
         pictures: of the layer, on which features fire, too; None: text alone.
         show: from the source of a picture its small image as a data: URL, and a caption.
         probe: with a language model, to show the tokens each feature promotes and suppresses; None: left out.

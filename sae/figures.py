@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,16 @@ class Picture:
         with atomic(path) as temporary:
             self.figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=dpi, bbox_inches="tight")
         return path
+
+    def svg(self) -> str:
+        """The figure as an element of an HTML page, whose ink, in light and dark, takes the place of black."""
+        from matplotlib import rc_context
+
+        out = io.StringIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "remind"}):
+            self.figure.savefig(out, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+        drawn = out.getvalue()
+        return re.sub("(fill|stroke): #000000", r"\1: currentColor", drawn[drawn.index("<svg") :])
 
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()

@@ -258,6 +258,7 @@ class PRATrainer(RunTrainer):
     model: Any
     args: PRAConfig
     eval_split = "dev"  #: as rows of held-out measurements are marked
+    check: dict[str, Any] | None = None  #: what the teacher was found to add before training, for data.json
     _teachers: BaseTargets | Ema | None = None
     _student: StudentAnswers | None = None
     _began = 0.0

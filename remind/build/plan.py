@@ -204,7 +204,7 @@ def made_from(
     if cfg.grounding.images == "pixels":
         dialogues = (task.dialogue for task in tasks(cfg, plan, corpus))
         shown = ((one.id, [image.path for image in one.images if image.path is not None]) for one in dialogues)
-        pictures = sum(ImageFiles(None, cfg.grounding.image_root, "grounding.").check(shown), [])
+        pictures = [one for own in ImageFiles(None, cfg.grounding.image_root, "grounding.").check(shown) for one in own]
     about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
     compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed")}
     return {

@@ -107,8 +107,13 @@ class ChatAnswers(Answerer):
             for n in pending
         ]
         if requests:
-            self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
 
+            def put(place: int, reply: Reply) -> None:
+                said = ("", False) if reply.failure else (reply.text, reply.finished)
+                counts = reply.prompt_tokens, reply.completion_tokens
+                on_output(pending[place], Generation(said[0], *counts, said[1], reply.failure, reply.message))
+
+            self.chat.complete(requests, put)
 
     def _sent(self, prompt: Content) -> Content:
         if isinstance(prompt, str) or self.pictures is None:
@@ -139,12 +144,6 @@ def answerer_of(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answe
         return ChatAnswers(given, cfg.max_new_tokens)
     backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
     return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
-
-
-def _generation(reply: Reply) -> Generation:
-    said = ("", False) if reply.failure else (reply.text, reply.finished)
-    counts = reply.prompt_tokens, reply.completion_tokens
-    return Generation(said[0], *counts, said[1], reply.failure, reply.message)
 
 
 def model_hash(backbone: Backbone) -> str:

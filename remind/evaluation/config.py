@@ -129,8 +129,9 @@ class EvaluateConfig:
     """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie."""
     limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
-    judge: Literal["offline", "llm"] = "offline"
-    """Judge of direct answers: offline, a rule; llm: the endpoint llm.judge."""
+    judge: Literal["offline", "llm", "longmemeval"] = "offline"
+    """Judge of direct answers: offline, a rule; llm: the endpoint llm.judge; longmemeval: that endpoint, in one of five
+    roles by LongMemEval's question types."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoints: answer (answers server), judge (judge llm), summary (condition altered)."""
     corpus: list[str] = field(default_factory=list)
@@ -164,7 +165,7 @@ class EvaluateConfig:
 
 @dataclass
 class CompareConfig:
-    """Compare two runs of `remind evaluate` on the same questions: second less first."""
+    """Compare two runs of `remind evaluate` on the same questions, second less first: remind compare FIRST SECOND."""
 
     first: str
     """Folder of a run (report.json, predictions.jsonl); may also be given as the first plain argument."""
@@ -172,8 +173,6 @@ class CompareConfig:
     """Folder of the other run; may also be given as the second plain argument."""
     out: str | None = None
     """JSON file for the differences; None: they are only printed."""
-    only_common: bool = False
-    """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
     resamples: Resamples = 2000
     """Bootstrap resamples behind each interval and p-value."""
     seed: Seed = 0

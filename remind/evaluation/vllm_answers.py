@@ -13,9 +13,9 @@ from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.config import EvaluateConfig
 from remind.models.backbone import describe, max_length
-from remind.models.chat import Content, paths_of, prompt_ids
+from remind.models.chat import Content, paths_of
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
-from remind.models.images import Pictures
+from remind.models.images import Pictures, ids_of
 
 T = TypeVar("T")
 
@@ -72,14 +72,12 @@ class VLLMAnswers(Answerer):
             rows: dict[int, list[int]] = {}
             given = []
             for n in pending[start : start + self.at_once]:
-                prompt, shown, one = prompts[n], self._shown, dict[str, Any]()
-                if isinstance(prompt, str) or shown is None:
-                    one["prompt_token_ids"] = tokens = prompt_ids(self.tokenizer, str(prompt))
-                else:
-                    tokens = shown.ids(self.tokenizer, prompt)
+                tokens = ids_of(self.tokenizer, prompts[n], self._shown)
+                one: dict[str, Any] = {"prompt_token_ids": tokens}
+                if self._shown is not None and (paths := paths_of(prompts[n])):
                     # the engine puts the tokens of an image in place of the one that stands for it
-                    one["prompt_token_ids"] = shown.ids(self.tokenizer, prompt, whole=False)
-                    one["multi_modal_data"] = {"image": shown.shown(paths_of(prompt))}
+                    one["prompt_token_ids"] = self._shown.ids(self.tokenizer, prompts[n], whole=False)
+                    one["multi_modal_data"] = {"image": self._shown.shown(paths)}
                 refused = too_long(len(tokens), self.max_new_tokens, self.limit)
                 if refused is None:
                     rows[n] = tokens

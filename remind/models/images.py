@@ -13,12 +13,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.core.errors import ConfigError, DataError, ImagePathError, ModelError
 from remind.core.files import sha256_file, sha256_json
-from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, paths_of, tokens_of_chunks
+from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, paths_of, prompt_ids, tokens_of_chunks
 from remind.states.pyramid import Rendered
 from remind.states.records import Picture, StateRecord
 
@@ -52,13 +51,9 @@ def open_image(path: str | Path, load: bool = True) -> PILImage:
             image.load()
     except Exception as error:  # decoders raise many kinds for damaged files
         raise ImagePathError(f"cannot be read as an image: {error}", path) from None
-    if not load or image.mode == "RGB":
-        return image
-    if image.mode == "RGBA":
-        white = Image.new("RGB", image.size, (255, 255, 255))
-        white.paste(image, mask=image.getchannel("A"))
-        return white
-    return image.convert("RGB")
+    if load and image.mode == "RGBA":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB") if load else image
 
 
 def thumbnail(path: str, side: int) -> str:
@@ -68,6 +63,19 @@ def thumbnail(path: str, side: int) -> str:
     out = io.BytesIO()
     picture.save(out, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+
+
+def ids_of(tokenizer: Any, content: Content, pictures: Pictures | None = None) -> list[int]:
+    """Tokens of a message of the user and the header of the answer.
+
+    Raises:
+        ModelError: images, and nothing to show them with. Others as `Pictures.ids`.
+    """
+    if isinstance(content, str):
+        return prompt_ids(tokenizer, content)
+    if pictures is None:
+        raise ModelError("a prompt has images, and nothing says how they are shown")
+    return pictures.ids(tokenizer, content)
 
 
 class Place(NamedTuple):
@@ -218,11 +226,8 @@ class Pictures(ImageFiles):
         height, width = self.size(path)
         return height * width // self._side**2
 
-    def block(self, path: str) -> list[int]:
-        """The tokens of an image, between its two marks. Raises ImagePathError as `size`."""
-        return self._block(self.count(path))
-
-    def _block(self, count: int) -> list[int]:
+    def block(self, count: int) -> list[int]:
+        """So many tokens of an image, between its two marks."""
         config = self._config
         return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
 
@@ -247,7 +252,7 @@ class Pictures(ImageFiles):
         """The tokens and tensors of the smallest image, black, for batches without any (see `collate`)."""
         from PIL import Image
 
-        return self._block(1), self._tensors([Image.new("RGB", (self._side, self._side))])
+        return self.block(1), self._tensors([Image.new("RGB", (self._side, self._side))])
 
     def ids(self, tokenizer: Any, content: Content, whole: bool = True) -> list[int]:
         """Tokens of a message of the user and the header of the answer; only headers of the image files are read.

@@ -210,7 +210,7 @@ def wrong_answers(question: Question, trait: Trait, rng: random.Random) -> tuple
 
 @dataclass
 class MakeWorldConfig:
-    """A synthetic world, and how much its states and its training labels get wrong."""
+    """Write a synthetic world with known answers, and how much its states and its training labels get wrong."""
 
     out: str
     """Folder for world.jsonl, truth.jsonl and states. Must not exist unless overwrite is set."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from remind.core.errors import ConfigError
 from sae.config import SAETrainConfig
@@ -57,13 +57,8 @@ class TrainSAEConfig(_Read):
     """Show a vision-language backbone the images that are on disk, each as at most this many tokens; 0: captions
     only."""
     buffer_tokens: Annotated[int, Range(ge=1, le=2**28)] = 1 << 18
-    """Size of the shuffle buffer of each process, in tokens per layer; a corpus that fits is read by the model only
-    once."""
-    buffer_on: Literal["host", "device"] = "host"
-    """Where the buffer is. host: in main memory, from which each batch is copied; device: on the device of the model,
-    which is faster and takes buffer_tokens x layers x width values of its memory."""
-    cache: str | None = None
-    """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
+    """Size of the shuffle buffer of each process in main memory, in tokens per layer; a corpus that fits is read by
+    the model only once."""
     idf_turns: PositiveInt | None = 10_000
     """Training turns over which document frequencies are counted (another pass over them); None: all."""
     loss_windows: NonNegativeInt = 32

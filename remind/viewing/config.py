@@ -92,8 +92,8 @@ class FeaturePagesConfig:
     """Show a vision-language backbone the images that are on disk, each as at most this many tokens (as in
     `train-sae`), and show on which patches features fire; 0: captions only."""
     llm: LLMConfig = field(default_factory=LLMConfig)
-    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one,
-    distinctive words are shown instead."""
+    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one
+    the words are shown on which examples peak."""
     named: PositiveInt = 100
     """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
     device: str = "cpu"

@@ -19,9 +19,9 @@ The command `compare-models` writes that of a states folder as JSON, tables, a p
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isnan
@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor, nn
 
 from remind.alignment.examples import example_of
@@ -52,7 +53,6 @@ from remind.viewing.config import CompareModelsConfig
 from sae import SparseCodes, TopKSAE
 from sae.dashboard import logit_effects
 from sae.figures import COLOURS, Picture, new_figure
-from sae.hooks import edited
 from sae.metrics import Evaluation
 from sae.pages import page
 
@@ -255,12 +255,11 @@ def measure(
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     generator = torch.Generator().manual_seed(0)
     for question in track(questions, "read", len(questions)):
-        watches = [_Watch(len(question.answer)) if attention else None for _ in range(2)]
-        first = _states(before, question.ids(0), layers, watches[0])
-        second = _states(after, question.ids(0), layers, watches[1])
-        told = _states(before, question.ids(2), layers)
+        rows = len(question.answer) if attention else 0
+        (first, *read), (second, *more) = (_states(one, question.ids(0), layers, rows) for one in (before, after))
+        told, _ = _states(before, question.ids(2), layers)
         if attention:
-            diff.attention.append(_attention(question, *(watch.layers for watch in watches if watch)))
+            diff.attention.append(_attention(question, before.n_layers, (*read, *more)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {
             space: {layer: {} for layer in layers} for space in ("residual", "codes", "random")
         }
@@ -315,37 +314,51 @@ def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
     return float((m * delta).sum()), float(delta.square().sum())
 
 
-def _states(backbone: Backbone, ids: Tensor, layers: Sequence[int], watch: _Watch | None = None) -> dict[int, Tensor]:
-    """[T, d] by layer, in float32, from one forward.
+def _states(
+    backbone: Backbone, ids: Tensor, layers: Sequence[int], rows: int = 0
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Hidden states [T, d] by layer, in float32, and the mean attention [T] of all heads, from one forward.
 
     Args:
-        watch: told the attention of every layer; None: blocks above the deepest layer are not run.
+        rows: last tokens whose attention is read, of every layer that has any; 0: of none, and blocks above the
+            deepest layer are not run.
 
     Raises:
-        ModelError: attention that cannot be watched.
+        ModelError: attention that cannot be read.
     """
-    ids = ids[None].to(backbone.device)
-    if watch is None:
-        found = backbone.hidden_states(ids, None, layers, use_cache=False)
-        return {layer: states[0].float() for layer, states in found.items()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(layer: int, h: Tensor) -> Tensor:
-        kept[layer] = h[0].float()
-        if layer:
-            watch.end_block()
-        return h
-
-    decoder = inner_model(backbone.model).get_decoder()
-    with (
-        exchanged_attention(decoder, watch.attend, "set attention false"),
-        edited(backbone.model, {layer: partial(keep, layer) for layer in range(backbone.n_layers + 1)}),
-    ):
-        places = backbone.position_ids({"input_ids": ids})
-        backbone.model(input_ids=ids, position_ids=places, logits_to_keep=1, use_cache=False)
-    if all(weights is None for weights in watch.layers):
+    read: dict[int, Tensor] = {}
+    with ExitStack() as around:
+        if rows:
+            decoder = inner_model(backbone.model).get_decoder()
+            around.enter_context(exchanged_attention(decoder, partial(_attend, rows, read), "set attention false"))
+            layers = [*layers, backbone.n_layers]
+        found = backbone.hidden_states(ids[None].to(backbone.device), None, layers, use_cache=False)
+    if rows and not read:
         raise ModelError(f"no layer of {backbone.name} has attention that can be read: set attention false")
-    return {layer: kept[layer] for layer in layers}
+    return {layer: states[0].float() for layer, states in found.items()}, read
+
+
+def _attend(
+    rows: int,
+    read: dict[int, Tensor],
+    inner: Attention,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """A layer's own attention, whose weights in the last rows are kept."""
+    heads, own = query.shape[1] // key.shape[1], query[0, :, -rows:].float()
+    scores = own @ key[0].float().repeat_interleave(heads, 0).mT * kwargs["scaling"]
+    # where there is no mask attention is causal
+    seen = torch.ones_like(scores[:1], dtype=torch.bool).tril(key.shape[2] - rows)
+    if mask is not None:
+        seen = mask[0, :, -rows:] if mask.dtype == torch.bool else mask[0, :, -rows:] == 0
+    layer: Any = module.layer_idx
+    read[layer + 1] = scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double()
+    return inner(module, query, key, value, mask, **kwargs)
 
 
 def _no_sink(h: Tensor) -> Tensor:
@@ -354,48 +367,18 @@ def _no_sink(h: Tensor) -> Tensor:
     return norms <= _SINK * norms.median()
 
 
-@dataclass
-class _Watch:
-    """The mean attention [T] of all heads in the last rows, by layer; None where tokens are mixed otherwise.
-
-    Convolutions and recurrent layers of hybrid models never come to `attend`, so blocks are told apart by their ends.
-    """
-
-    rows: int
-    layers: list[Tensor | None] = field(default_factory=list)
-    block: list[Tensor] = field(default_factory=list)
-
-    def end_block(self) -> None:
-        self.layers.append(torch.stack(self.block).mean(0) if self.block else None)
-        self.block = []
-
-    def attend(
-        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        heads, own = query.shape[1] // key.shape[1], query[0, :, -self.rows :].float()
-        scores = own @ key[0].float().repeat_interleave(heads, 0).mT * kwargs["scaling"]
-        # where there is no mask attention is causal
-        seen = torch.ones_like(scores[:1], dtype=torch.bool).tril(key.shape[2] - self.rows)
-        if mask is not None:
-            seen = mask[0, :, -self.rows :] if mask.dtype == torch.bool else mask[0, :, -self.rows :] == 0
-        self.block.append(scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
-        return inner(module, query, key, value, mask, **kwargs)
-
-
-def _attention(question: Reading, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> Tensor | None:
-    """AUC of the attention per token that turns get, [2, n_layers]."""
+def _attention(question: Reading, n_layers: int, read: Sequence[Mapping[int, Tensor]]) -> Tensor | None:
+    """AUC of the attention per token that turns get, [2, n_layers]; NaN where a layer has no attention."""
     at, n_turns = question.positions("dialogue", 0), len(question.record.x0.turns)
     if not 0 < len(question.evidence) < n_turns:
         return None
     sizes = torch.bincount(question.turn[at], minlength=n_turns).clamp(min=1)
-    figures = []
-    for read in (*before, *after):
-        if read is None:
-            figures.append(float("nan"))
-            continue
-        turns = torch.zeros(n_turns, dtype=torch.float64).index_add_(0, question.turn[at], read[at])
-        figures.append(auc(turns / sizes, question.evidence))
-    return torch.tensor(figures, dtype=torch.float64).view(2, -1)
+    figures = torch.full((2, n_layers), torch.nan, dtype=torch.float64)
+    for row, by_layer in enumerate(read):
+        for layer, weights in by_layer.items():
+            turns = torch.zeros(n_turns, dtype=torch.float64).index_add_(0, question.turn[at], weights[at])
+            figures[row, layer - 1] = auc(turns / sizes, question.evidence)
+    return figures
 
 
 def auc(values: Tensor, gold: Sequence[int]) -> float:
@@ -435,9 +418,8 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     text, picture = markdown(result), plot(result)
     picture.save(out / "diff.png")
     write_text(out / "diff.md", text)
-    drawn = f"data:image/png;base64,{b64encode(picture._repr_png_()).decode()}"
-    values: Figures = {"title": _title(result), "drawn": drawn, "tables": tables(result)}
-    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", pictures=True, **values))
+    values: Figures = {"title": _title(result), "drawn": Markup(picture.svg()), "tables": tables(result)}
+    write_text(out / "diff.html", page("remind.viewing", "diff.html.j2", **values))
     write_json(out / "diff.json", result)
     print(text)
     return result

@@ -1,4 +1,4 @@
-"""Names of features, written by a chat model and scored by it, or offline their distinctive words; kept as JSON.
+"""Names of features, written by a chat model and scored by it; kept as JSON.
 
 The scores are those of automated interpretability. Detection: which excerpts hold something that fits the name, half of
 them top examples that the namer was not shown, half excerpts on which the feature does not fire. Fuzzing: in which of
@@ -10,7 +10,6 @@ Features that fire on images alone are named by the captions of these, and have 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,6 @@ from remind.llm.structured import object_schema
 from remind.perception.auxiliary import Failure, plain
 from remind.states import prompts
 from remind.states.pyramid import one_line
-from remind.text.words import words
 
 if TYPE_CHECKING:
     from sae import TopKSAE
@@ -42,9 +40,6 @@ NAME_WORDS = 20
 _ROOM = 1024
 #: Excerpts of the background, at most.
 _BACKGROUND = 1000
-#: Words of a feature without a name, and the weight of the prior in words.
-_WORDS, _PRIOR = 5, 500.0
-
 
 #: Excerpts with the features that fire on them, to draw those from on which a feature does not fire.
 Background: TypeAlias = "Sequence[tuple[Excerpt, frozenset[int]]]"
@@ -111,55 +106,22 @@ def caption_excerpt(text: str) -> Excerpt:
     return Excerpt((one_line(text),), (False,))
 
 
-def distinctive_words(excerpts: Sequence[str], counts: Mapping[str, int], most: int = _WORDS) -> list[str]:
-    """The words that set excerpts apart from all that was read, by falling z of their log-odds ratio.
-
-    Monroe, Colaresi and Quinn (2008), with their informative Dirichlet prior, α_w = 500 n_w / Σ n. Words that occur
-    once only, and parts of words at the ends of excerpts, are left out.
-
-    Args:
-        counts: of each word of all texts.
-    """
-    own = Counter(word for text in excerpts for word in words(text))
-    n_own, n_all = sum(own.values()), sum(counts.values())
-    scores = {}
-    for word, y in own.items():
-        if y < 2 or not counts.get(word):
-            continue
-        prior, other = _PRIOR * counts[word] / n_all, counts[word]
-        odds = math.log((y + prior) / max(n_own + _PRIOR - y - prior, 1e-9))
-        odds -= math.log((other + prior) / max(n_all + _PRIOR - other - prior, 1e-9))
-        scores[word] = odds / math.sqrt(1 / (y + prior) + 1 / (other + prior))
-    best = sorted((word for word in scores if scores[word] > 0), key=lambda word: (-scores[word], word))
-    return best[:most]
-
-
 @dataclass(frozen=True)
 class Explanation:
     """What a feature responds to.
 
     Attributes:
-        text: its name, or words that set its examples apart.
-        by: "model": a name written by a chat model; "words": distinctive words, which explain nothing.
-        scores: of a name: detection, fuzzing, and the same of another feature's name (detection_control,
+        text: its name.
+        scores: detection, fuzzing, and the same of another feature's name (detection_control,
             fuzzing_control), each an accuracy with its 95 % interval (value, low, high, n); None where a reply failed.
     """
 
     text: str
-    by: str = "words"
     scores: Mapping[str, Mapping[str, float] | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        if self.by == "words":
-            return f"words: {self.text}"
         shown = [f"{name} {score['value']:.2f}" for name, score in self.scores.items() if score]
         return f"{self.text} ({', '.join(shown)})" if shown else self.text
-
-
-def words_of(texts: Mapping[int, Sequence[str]], counts: Mapping[str, int]) -> dict[int, Explanation]:
-    """The distinctive words of features' excerpts; features without any are left out."""
-    found = {feature: distinctive_words(own, counts) for feature, own in texts.items()}
-    return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
 
 
 #: By kind of score, excerpts with what is right for each.
@@ -279,7 +241,7 @@ def explain(
             continue
         right = [float(one == other) for one, (_, other) in zip(reply.value["verdicts"], cases, strict=True)]
         scores[feature][kind] = wilson(right)  # type: ignore[assignment]
-    return {feature: Explanation(name, "model", scores[feature]) for feature, name in names.items()}, failures
+    return {feature: Explanation(name, scores[feature]) for feature, name in names.items()}, failures
 
 
 def file_of(folder: str | Path, layer: int) -> Path:
@@ -291,9 +253,9 @@ def write_explanations(
     layer: int,
     coder: TopKSAE,
     found: Mapping[int, Explanation],
-    failures: Sequence[Failure] = (),
-    model: str | None = None,
-    costs: Mapping[str, Any] | None = None,
+    failures: Sequence[Failure],
+    model: str,
+    costs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write a layer's explanations beside its page.
 
@@ -311,7 +273,7 @@ def write_explanations(
         "layer": layer,
         "sae": tensors_hash(coder.state_dict()),
         "model": model,
-        "prompts": {} if model is None else {name: prompts.prompt_id(name) for name in TEMPLATES.values()},
+        "prompts": {name: prompts.prompt_id(name) for name in TEMPLATES.values()},
         "summary": summary,
         "features": {str(feature): asdict(one) for feature, one in found.items()},
         "failures": [asdict(failure) for failure in failures],
@@ -344,5 +306,7 @@ def read_explanations(folder: str | Path, coders: Mapping[int, TopKSAE]) -> dict
             raise DataError(f"explanations of another SAE than that of layer {layer}", path)
         result[layer] = found
     if not result:
-        raise DataError("no layer_<number>.explanations.json of these layers; feature-pages writes them", folder)
+        raise DataError(
+            "no layer_<number>.explanations.json of these layers; feature-pages has a model write them", folder
+        )
     return result

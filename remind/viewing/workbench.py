@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +31,6 @@ from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 from remind.perception.auxiliary import Failure, OfflineLLM
 from remind.states.pyramid import FactualState, ReflectiveState
 from remind.states.records import StateRecord, record_of
-from remind.text.words import words
 from remind.train_pra.config import images_in_training
 from remind.viewing import explanations as naming
 from remind.viewing.config import FeaturePagesConfig
@@ -111,7 +108,7 @@ class Workbench:
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
         pictures = Pictures(self.backbone, None)
         ids = torch.tensor([pictures.ids(self.backbone.tokenizer, parts)])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pictures.tensors([str(path)])}
+        inputs: dict[str, Any] = {"input_ids": ids, **pictures.tensors([str(path)])}
         grid = inputs["image_grid_thw"]
         inputs["position_ids"] = self.backbone.position_ids(inputs)
         encoded = self.probe.encode_inputs(inputs)[0]
@@ -279,7 +276,7 @@ _NAMED = 10
 
 
 def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
-    """Write the page of each layer's features and, beside it, their names; prints where.
+    """Write the page of each layer's features and, beside it, their names where a chat model is there; prints where.
 
     Sessions are read as prompts show them. A dry run (llm.dry_run) writes no pages.
 
@@ -301,7 +298,6 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
     captions = {image.path: naming.caption_excerpt(image.caption) for image in images if image.path and image.caption}
-    counts = Counter(word for _, text in islice(bench.texts(), cfg.limit) for word in words(text))
     kept = cfg.per_feature if chat is None else 2 * _NAMED
     try:
         found = read_examples(
@@ -309,32 +305,26 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         )
         for layer, page in pages.items():
             coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
-            features = strongest(record, cfg.most, pictures)
-            shown = {path: on for path, on in found.shown[layer].items() if path in captions}
-            # distinctive words stand in where no name was asked for or none came
-            read = {feature: [one.text for one in record.examples(feature)] for feature in features}
-            alone: dict[int, list[naming.Excerpt]] = {}
-            for feature in (one for one in features if not read[one]):
-                paths = [image.source for image in pictures.examples(feature)]
-                alone[feature] = list(dict.fromkeys(captions[path] for path in paths if path in captions))
-            seen = {feature: [one.text for one in excerpts] for feature, excerpts in alone.items()}
-            in_captions = Counter(word for path in shown for word in words(captions[path].text))
-            names, failures = naming.words_of(read, counts) | naming.words_of(seen, in_captions), list[Failure]()
+            features, failures = strongest(record, cfg.most, pictures), list[Failure]()
+            names: dict[Any, Any] = {}
             if chat is not None:
+                alone: dict[int, list[naming.Excerpt]] = {}
+                for feature in (one for one in features if not record.examples(one)):
+                    paths = [image.source for image in pictures.examples(feature)]
+                    alone[feature] = list(dict.fromkeys(captions[path] for path in paths if path in captions))
                 background = naming.background_of(found.sample, layer, sum(record.context) + 1)
-                at_large = [(captions[path], on) for path, on in shown.items()]
+                at_large = [(captions[path], on) for path, on in found.shown[layer].items() if path in captions]
                 named = features[: cfg.named]
-                written, failures = naming.explain(chat, record, background, named, _NAMED, (alone, at_large))
-                names |= written
+                names, failures = naming.explain(chat, record, background, named, _NAMED, (alone, at_large))
             if chats.dry is not None:
                 continue
-            costs = None if chat is None else chats.ledger.summary()["total"]
-            model = None if chat is None else chat.name
-            summary = naming.write_explanations(cfg.out, layer, coder, names, failures, model, costs)
-            for kind, score in summary.items():
-                if kind != "failures" and score is not None:
-                    figures = f"{score['value']:.2f} [{score['low']:.2f}, {score['high']:.2f}], n {score['n']}"
-                    print(f"layer {layer}: {kind} {figures}")
+            if chat is not None:
+                costs = chats.ledger.summary()["total"]
+                summary = naming.write_explanations(cfg.out, layer, coder, names, failures, chat.name, costs)
+                for kind, score in summary.items():
+                    if kind != "failures" and score is not None:
+                        figures = f"{score['value']:.2f} [{score['low']:.2f}, {score['high']:.2f}], n {score['n']}"
+                        print(f"layer {layer}: {kind} {figures}")
             if failures:
                 print(f"layer {layer}: {len(failures)} requests failed, the last: {failures[-1].message}")
             write_dashboard(

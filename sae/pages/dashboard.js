@@ -67,10 +67,9 @@ function body(one) {
   }
   return [left, side];
 }
-function named({ text, by, scores }, from) {
+function named({ text, scores }, from) {
   const parts = Object.entries(scores).map(([kind, score]) => `${kind.replace("_control", " of another name")} ${score ? `${percent(score.value)} (${percent(score.low)} to ${percent(score.high)}, n ${score.n})` : "failed"}`);
-  const head = by === "words" ? `Distinctive words${from} (no explanation)` : `Explanation by a model${from}`;
-  return el("p", { class: "name" }, el("b", {}, `${head}: `), el("bdi", { dir: "auto" }, text), parts.length ? el("small", { class: "soft" }, ` ${parts.join(" · ")}`) : null);
+  return el("p", { class: "name" }, el("b", {}, `Explanation by a model${from}: `), el("bdi", { dir: "auto" }, text), parts.length ? el("small", { class: "soft" }, ` ${parts.join(" · ")}`) : null);
 }
 function openFeature(id) {
   const found = byFeature.get(id);
@@ -81,14 +80,14 @@ function openFeature(id) {
   found.row.querySelector("summary").focus({ preventScroll: true });
 }
 for (const one of given) {
-  const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && (one.name.by === "model" || !peaks) ? one.name.text : peaks, inside = el("div", { class: "body" });
+  const captions = one.pictures.map(([number]) => DATA.pictures[number][1]), texts = [...one.examples, ...one.drawn].map(([number]) => DATA.snippets[number][0]);
+  const words = one.name ? one.name.text : peakWords(one.examples.map(fromCorpus)) || captions[0] || "", inside = el("div", { class: "body" });
   const row = el("details", { class: "feature", id: `f${one.id}`, "data-number": one.id }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
     el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(rate(one))} of tokens`), one.pictures.length && !one.examples.length ? el("span", { class: "small" }, "images alone") : null, el("bdi", { class: "words small" }, words)), inside);
   row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });
   // the address is that of the feature opened last
   row.querySelector("summary").addEventListener("click", () => history.replaceState(null, "", `#f${one.id}`));
-  const captions = one.pictures.map(([number]) => DATA.pictures[number][1]), texts = [...one.examples, ...one.drawn].map(([number]) => DATA.snippets[number][0]);
-  row.words = [words, one.name ? one.name.text : "", ...texts, ...captions].join(" ").toLowerCase();
+  row.words = [words, ...texts, ...captions].join(" ").toLowerCase();
   byFeature.set(one.id, { one, row });
   list.append(row);
 }

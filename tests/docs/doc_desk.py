@@ -49,7 +49,7 @@ RECIPES: dict[str, str] = {
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
     "export": "",
     "feature-pages": "--limit 2 --most 5",
-    "inspect": "--per_feature 1 --features 2",
+    "inspect": "--per_feature 1 --features 2 --limit 2 --max_new_tokens 4",
     "make-world": "--world.train 1 --world.dev 1 --world.test 1",
     "merge-annotations": "",
     "plot-run": "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ class Told:
 def prompt_of(name: str, question: Question = QUESTION, **context: object) -> Prompt:
     attentional = replace(ATTENTIONAL, factual=replace(FACTUAL, question=question))
     record = record_of(ReflectiveState(attentional, "because\nof w7"), "test")
-    prompter = Prompter(Contexts(Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
+    prompter = Prompter(partial(Contexts, Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
     (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
     return prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remind.data.dialogue import Question
 from remind.memory.base import Memory
-from remind.memory.citers import cited
+from remind.memory.learning import cited
 
 ASKED = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
 

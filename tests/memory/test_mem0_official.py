@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache
@@ -20,7 +20,8 @@ from scripted import ScriptedChat, services
 
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.data.readers import read
-from remind.memory.mem0 import Mem0System
+from remind.llm.request import Message, Reply, Request
+from remind.memory.mem0 import ROOM, SCHEMAS, Mem0Bank, Mem0System
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 
@@ -31,6 +32,8 @@ except importlib.metadata.PackageNotFoundError:
 
 pytestmark = pytest.mark.skipif(INSTALLED != "1.0.11", reason="needs mem0ai==1.0.11")
 TURNS = 200
+#: What the package's prompt says of the day that it runs on.
+_TODAY = re.compile(r"(?<=^- Today's date is ).*(?=\.$)", re.MULTILINE)
 _LISTS = re.compile(r"```\n    (\[.*?\])\n    ```", re.DOTALL)
 
 
@@ -130,6 +133,27 @@ class Package:
         return sorted(rows)
 
 
+class OfficialBank(Mem0Bank):
+    """Ours with the package's prompts."""
+
+    def extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:
+        from mem0.configs.prompts import USER_MEMORY_EXTRACTION_PROMPT
+
+        roles = ("user" if turn.speaker == speaker else "assistant" for turn in turns)
+        lines = "".join(f"{role}: {turn_text(turn)}\n" for role, turn in zip(roles, turns, strict=True))
+        system = Message("system", _TODAY.sub(lambda _: day, USER_MEMORY_EXTRACTION_PROMPT))
+        return self.pose("extract", system, Message("user", f"Input:\n{lines}"))
+
+    def decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:
+        from mem0.configs.prompts import get_update_memory_messages
+
+        listed = [{"id": str(place), "text": text} for place, text in enumerate(entries)]
+        return self.pose("update", Message("user", get_update_memory_messages(listed, facts)))
+
+    def pose(self, stage: str, *messages: Message) -> Reply:
+        return self.send(Request(messages, stage, self.dialogue_id, stage, ROOM, schema=SCHEMAS[stage]))[0]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_memories_provenance_and_prompts_are_those_of_the_package(
     seed: int, remind_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,9 +170,7 @@ def test_memories_provenance_and_prompts_are_those_of_the_package(
             batch = session.turns[start : start + 2]
             for view in dict.fromkeys(turn.speaker for turn in batch):
                 theirs.add(batch, view)
-    system = Mem0System(prompts="official")
-    assert system.about()["package"] == "mem0ai 1.0.11"
-    with system.open(tmp_path / "bank", "d", services(encoder, chat)) as bank:
+    with OfficialBank(tmp_path / "bank", "d", Mem0System(), services(encoder, chat)) as bank:
         for session in sessions:
             bank.ingest(session)
         kept = [(bank.store.note(number), bank.store.memory(number)) for number in bank.store.numbers()]

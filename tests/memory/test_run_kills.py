@@ -91,7 +91,7 @@ def ended(out: Path) -> dict[str, Any]:
     """What a run has come to: answers, banks and units as they are, and scores, less what tells time."""
     scores = score_memory(ScoreMemoryConfig(str(out), str(out.with_suffix(".json")), resamples=20))
     for cost in scores["costs"]:
-        for name in ("ingest_seconds", "p50_ms", "p95_ms", "bytes"):
+        for name in ("p50_ms", "p95_ms", "bytes"):
             del cost[name]
         for part in ("ingest", "question"):
             # tries, which depend on faults

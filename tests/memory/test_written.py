@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from scripted import ScriptedChat, parts, services, session
 
+from remind.core.errors import DataError
 from remind.llm.request import Request
 from remind.memory.base import Query
-from remind.memory.mem1 import Mem1System
-from remind.memory.memagent import MemAgentSystem
+from remind.memory.trained import Mem1System, MemAgentSystem
 from remind.models.encoder import SentenceEncoder
 
 FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
@@ -68,3 +68,34 @@ def test_mem1_carries_its_state_from_search_to_search(encoder: SentenceEncoder, 
         assert found.trace == {"searches": ["What is the cat called?", "the cat ran away"], "answer": "Tom"}
         assert len(chat.asked) == 3
         assert parts(chat.asked[1])["found"] == "[2023-05-08] Ann: The cat is called Tom."
+
+
+def test_checkpoints_get_the_prompts_they_were_trained_on(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    """Read from the authors' files, of which nothing is run; what MEM1 wrote last begins its next turn."""
+    reads, searches = tmp_path / "recurrent.py", tmp_path / "data.py"
+    reads.write_text('import verl\nOTHER = "{prompt}"\nTEMPLATE = """On {prompt}\nwith {memory}: {chunk} {x}"""\n')
+    searches.write_text('def make(question):\n    return f"""Use <search> after </think>. {question}"""\n')
+    notes = ScriptedChat(lambda request: "Tom")
+    with MemAgentSystem(chunk=20, prompts=str(reads)).open(tmp_path / "a", "d", services(encoder, notes)) as bank:
+        bank.ingest(FIRST)
+        bank.retrieve(QUESTION, k=1)
+    asked = [[(one.role, one.text) for one in request.messages] for request in notes.asked]
+    assert asked[0] == [
+        ("user", f"On {QUESTION.asked}\nwith No previous memory: [2023-05-08]\nAnn: I have a cat. {{x}}")
+    ]
+    assert asked[1][0][1].splitlines()[4] == "with Tom: Bob: I live in Rome."
+    says = iter(["<think>a</think><search>the cat</search>?", "<think>b</think><answer>Tom</answer>"])
+    chat = ScriptedChat(lambda request: next(says))
+    system = Mem1System(top=1, prompts=str(searches))
+    with system.open(tmp_path / "b", "d", services(encoder, chat)) as bank:
+        bank.ingest(FIRST)
+        (memory,) = bank.retrieve(QUESTION, k=1).memories
+    first, last = ([(one.role, one.text) for one in request.messages] for request in chat.asked)
+    assert first == last[:1] == [("user", f"Use <search> after </think>. {QUESTION.asked}")]
+    hint, found = "[HINT]You have 5 turns left.[/HINT]", "[2023-05-08] Ann: I have a cat."
+    said = f"<think>a</think><search>the cat</search><information>\n{hint}\n{found}\n</information>"
+    assert last[1:] == [("assistant", said)]
+    assert memory.text == "b\nAnswer: Tom"
+    assert system.about()["degraded"] == [] != Mem1System().about()["degraded"]
+    with pytest.raises(DataError, match=r"recurrent\.py: holds no prompt with {question}, <search>, </think>"):
+        Mem1System(prompts=str(reads)).about()

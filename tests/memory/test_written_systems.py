@@ -21,10 +21,9 @@ from remind.memory.base import Query
 from remind.memory.gam import PLAN_SCHEMA
 from remind.memory.systems import SYSTEMS, make_system
 
-PACKAGES = ("mem0_today", "langmem")
 #: Systems that ask a chat model.
-WRITTEN = [name for name in SYSTEMS if name not in (*PACKAGES, "remind_x1", "lme_facts")]
-WRITTEN = [name for name in WRITTEN if name != "remind" and make_system(name).templates]
+WRITTEN = [name for name in SYSTEMS if not name.startswith("remind") and name not in ("langmem", "lme_facts")]
+WRITTEN = [name for name in WRITTEN if make_system(name).templates]
 #: So small that everything they do is done.
 SMALL: dict[str, dict[str, Any]] = {
     "memoryos": {"short": 1, "hot": 1},

@@ -6,6 +6,7 @@ A launcher itself is used where the documents' commands are run.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -128,6 +129,7 @@ def _joined(processes: int) -> list[dict[str, str]]:
 
 
 def _child(script: str, words: list[str], environment: dict[str, str], said: str, rank: int) -> None:
+    gc.freeze()  # what was imported before the fork is no garbage
     os.setsid()
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{said}/{rank}.{name}", os.O_WRONLY | os.O_CREAT), number)

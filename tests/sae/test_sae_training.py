@@ -126,7 +126,7 @@ def test_a_signal_ends_a_run_which_then_resumes_to_the_same_bits(
     run: tuple[Path, TrainSAEConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, cfg = run
-    cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=1000, cache=str(tmp_path / "cache"))
+    cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=1000)
     for every, number in ((0, signal.SIGTERM), (1000, signal.SIGINT)):
         with pytest.raises(SystemExit, match=str(128 + number)):
             train_sae(replace(cfg, checkpoint_every=every), Signal(number))

@@ -140,7 +140,7 @@ def weights_of(trained: Trained) -> dict[str, Tensor]:
     return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
 
 
-TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", aux_stride=2, eps=1e-6)
+TWICE = replace(CONFIG, dtype="float64", normalise="centre_scale", eps=1e-6)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from remind.core.errors import DataError
 from remind.llm.request import Request
 from remind.viewing.explanations import (
     Background,
-    Explanation,
     background_of,
     caption_excerpt,
     explain,
     read_explanations,
-    words_of,
     write_explanations,
 )
 from sae import SparseCodes, TopKSAE
@@ -104,7 +101,6 @@ def test_an_oracle_is_right_and_another_name_is_not(record: TopExamples, backgro
     named, detection, _, fuzzing, _ = [{re.sub("[«»]", "", text) for text in one} for one in asked]
     assert not named & {*detection, *fuzzing}
     coder, other = (TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(n)) for n in range(2))
-    found[8] = Explanation("the, day")
     summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted")
     assert (summary["detection"]["value"], summary["detection"]["n"]) == (1.0, 8)
     assert read_explanations(tmp_path / "x", {3: coder}) == {3: found}
@@ -135,10 +131,3 @@ def test_failures_are_no_wrong_answers(record: TopExamples, background: Backgrou
     assert set(found.pop(4).scores.values()) == {None}
     assert set(found) == {0, 1, 2, 3, 5, 6, 7}
     assert all(one.scores["detection"]["value"] == 1 for one in found.values())
-
-
-def test_words_are_those_that_set_examples_apart(record: TopExamples, corpus: list[Encoded]) -> None:
-    counts = Counter(word for one in corpus for word in one.text.split())
-    texts = {feature: [one.text for one in record.examples(feature)] for feature in range(8)}
-    first = {feature: one.text.split(", ")[0] for feature, one in words_of(texts, counts).items()}
-    assert first == dict(enumerate(WORDS))

@@ -32,7 +32,7 @@ def test_a_click_shows_the_features_of_the_token(tmp_path: Path, open_page: Any)
     inspection = inspect_state(table_grounder(), long_state(60))
     plain = data_of(write_page(inspection, tmp_path / "page.html"))["layers"][0]
     named = plain["ids"][plain["guiding"][0]]
-    name = Explanation("<i>talk of tea", "model", {"detection": {"value": 0.9, "low": 0.7, "high": 1.0, "n": 20}})
+    name = Explanation("<i>talk of tea", {"detection": {"value": 0.9, "low": 0.7, "high": 1.0, "n": 20}})
     path = write_page(inspection, tmp_path / "page.html", names={plain["layer"]: {named: name}})
     opened = open_page(path)
     page, data = opened.page, data_of(path)
