@@ -3,16 +3,16 @@ is refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image as Picture
 from pictured import pictured_records
+from PIL import Image as Picture
 from scripted_answers import rows
 
 from remind.core.errors import ConfigError, DataError, ImagePathError
