@@ -174,7 +174,7 @@ class Chain:
         """Questions of these dialogues, with x1 and x2 of a variant."""
         records = choose(self.records, dialogues, most, self.cfg.categories)
         made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
-        return [replace(record, split=split) for record in made]
+        return [replace(record, split=split) for record in made]  # type: ignore[arg-type]
 
     @cached_property
     def _llm(self) -> AuxiliaryLLM:
