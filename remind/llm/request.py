@@ -56,14 +56,12 @@ class Message:
             return self.text.encode("utf-8", "replace").decode()
         from remind.models.images import thumbnail
 
-        parts: list[dict[str, Any]] = []
-        for part in self.text:
-            if "image" in part:
-                shown = {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}
-                parts.append({"type": "image_url", "image_url": shown})
-            else:
-                parts.append({"type": "text", "text": part["text"].encode("utf-8", "replace").decode()})
-        return parts
+        return [
+            {"type": "image_url", "image_url": {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}}
+            if "image" in part
+            else {"type": "text", "text": part["text"].encode("utf-8", "replace").decode()}
+            for part in self.text
+        ]
 
 
 @dataclass(frozen=True)
