@@ -109,13 +109,13 @@ def judge_run(
     Raises:
         ModelError: a judge that cannot be used at all.
     """
-    cases = {
-        n: Case(record.question, record.answers, said.answer)
-        for n, (record, output, said) in enumerate(zip(records, outputs, parsed, strict=True))
+    asked = [
+        n
+        for n, (record, output) in enumerate(zip(records, outputs, strict=True))
         if record.format == "direct" and record.answers and output.failure is None
-    }
+    ]
     if isinstance(judge, LongMemEvalJudge):
         judge.types |= {record.question_id: record.category for record in records}
-    verdicts = judge_answers(judge, list(cases.values()), [records[n].question_id for n in cases])
-    by_place = dict(zip(cases, verdicts, strict=True))
-    return [by_place.get(n) for n in range(len(records))]
+    cases = [Case(records[n].question, records[n].answers, parsed[n].answer) for n in asked]
+    verdicts = dict(zip(asked, judge_answers(judge, cases, [records[n].question_id for n in asked]), strict=True))
+    return [verdicts.get(n) for n in range(len(records))]

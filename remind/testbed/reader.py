@@ -20,8 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.llm.bodies import completion, error
-from remind.llm.request import ChatModel, Reply, Request
+from remind.llm.request import ChatModel, Reply, Request, completion
 from remind.llm.structured import read_value
 from remind.testbed.lexicon import fill, lexicon, statements
 from remind.text.words import guide
@@ -289,7 +288,7 @@ def served(config: ReaderConfig | None = None) -> Iterator[str]:
                 message = {"role": "assistant", "content": reader.reply(body["messages"][-1]["content"])}
                 content, status = completion("reader", message, "stop", 0, 0), 200
             except ValueError as refusal:
-                content, status = error(str(refusal)), 400
+                content, status = {"error": {"message": str(refusal)}}, 400
             data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

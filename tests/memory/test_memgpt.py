@@ -8,8 +8,7 @@ from typing import Any
 
 from scripted import ScriptedChat, dump, held, opened, session
 
-from remind.llm.bodies import completion
-from remind.llm.request import Request
+from remind.llm.request import Request, completion
 from remind.memory.base import Query
 from remind.memory.memgpt import MemGPTSystem
 
