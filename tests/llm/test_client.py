@@ -116,11 +116,9 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
     assert "sk-for" not in str(proxy.heads)
-    for wrong in ("sk-cut\nin two", '"sk-cut"'):
-        monkeypatch.setenv("OPENAI_API_KEY", wrong)
-        with pytest.raises(ModelError, match="holds a character no key has") as caught:
-            OpenAIChat(EndpointConfig("m"))
-        assert "sk-cut" not in str(caught.value)
+    monkeypatch.setenv("OPENAI_API_KEY", '"sk-cut"')
+    with pytest.raises(ModelError, match=r"holds a character no key has; is it cut or quoted wrongly\?$"):
+        OpenAIChat(EndpointConfig("m"))
 
 
 def test_a_redirect_is_not_followed() -> None:
