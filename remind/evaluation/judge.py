@@ -28,7 +28,6 @@ LONGMEMEVAL = {
     "temporal-reasoning": "temporal",
     "knowledge-update": "update",
 }
-ROLES = (*dict.fromkeys(LONGMEMEVAL.values()), "abstention")
 
 
 class Case(NamedTuple):
@@ -81,7 +80,7 @@ class LongMemEvalJudge(ChatLLM):
 
 def role_prompts() -> dict[str, str]:
     """Name and hash of the template of each role."""
-    return {role: prompts.prompt_id(f"judge_longmemeval_{role}") for role in ROLES}
+    return {role: prompts.prompt_id(f"judge_longmemeval_{role}") for role in (*LONGMEMEVAL.values(), "abstention")}
 
 
 def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
