@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
 #: these share an endpoint.
 Stage = str
-MemoryStage = Stage
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
@@ -129,6 +128,21 @@ class Reply:
     def __post_init__(self) -> None:
         for name in ("text", "message"):
             object.__setattr__(self, name, whole_characters(getattr(self, name)))
+
+
+def completion(
+    model: str, message: Mapping[str, Any], reason: str, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
+    """A chat completion with one choice, as a server sends it."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": dict(message), "finish_reason": reason}],
+        "usage": {**usage, "total_tokens": prompt_tokens + completion_tokens},
+    }
 
 
 def whole_characters(text: str) -> str:

@@ -57,19 +57,15 @@ def features() -> Features:
     span = List(Value("int32"))
     turn = {
         "turn_id": Value("string"),
-        "start": Value("int32"),
-        "end": Value("int32"),
-        "speaker": span,
-        "text": span,
+        **dict.fromkeys(("start", "end"), Value("int32")),
+        **dict.fromkeys(("speaker", "text"), span),
         "captions": List(span),
     }
     level = {
         "text": Value("large_string"),
         "dialogue": span,
         "turns": List(turn),
-        "reasoning": List(span),
-        "anchors": List(span),
-        "markers": List(span),
+        **dict.fromkeys(("reasoning", "anchors", "markers"), List(span)),
     }
     return Features(
         {

@@ -13,8 +13,7 @@ from scripted import ScriptedChat, dump, services, session
 from words import WordEncoder
 
 from remind.core.errors import ModelError
-from remind.llm.bodies import completion
-from remind.llm.request import Reply, Request
+from remind.llm.request import Reply, Request, completion
 from remind.llm.structured import placeholder
 from remind.memory.bank import Bank
 from remind.memory.base import Query
