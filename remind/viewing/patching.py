@@ -7,8 +7,7 @@ At the layers of the SAEs the activations of chosen features are replaced, token
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from remind.models.backbone import Backbone
 from remind.models.chat import tokenize
 from remind.viewing.diff import Diff, Reading
 from sae import TopKSAE
-from sae.hooks import edited, skipped
+from sae.hooks import edited
 
 Edits = Mapping[int, Callable[[Tensor], Tensor]]
 States = Mapping[int, Tensor]
@@ -91,23 +90,11 @@ class AnswerScore(NamedTuple):
 
 
 @torch.no_grad()
-def answer_score(
-    backbone: Backbone, question: Reading, edits: Edits | None = None, own: States | None = None, *, level: int = 0
-) -> AnswerScore:
-    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens.
-
-    Args:
-        own: the model's own states [1, T, d] without edits, from which the lowest edit goes on.
-    """
+def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None, *, level: int = 0) -> AnswerScore:
+    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens."""
     ids = question.ids(level)[None].to(backbone.device)
     places = backbone.position_ids({"input_ids": ids})
-    with ExitStack() as around:
-        if edits and own is not None:
-            first = min(edits)
-            edits = {**edits, first: lambda _, edit=edits[first]: edit(own[first])}  # type: ignore[misc]
-            around.enter_context(skipped(backbone.model, first))
-        if edits:
-            around.enter_context(edited(backbone.model, edits))
+    with edited(backbone.model, edits) if edits else nullcontext():
         logits = backbone.model(
             input_ids=ids, position_ids=places, logits_to_keep=len(question.answer), use_cache=False
         ).logits[0]
@@ -120,14 +107,3 @@ def answer_score(
     logits, answer = logits.cpu().float()[inside_tags], question.answer[inside_tags]
     chances = logits.log_softmax(-1).gather(-1, answer[:, None])
     return AnswerScore(float((logits.argmax(-1) == answer).all()), float(chances.mean()))
-
-
-def score_and_states(backbone: Backbone, question: Reading, layers: Sequence[int]) -> tuple[AnswerScore, States]:
-    """The score without edits, and the states [1, T, d] by layer, from one forward."""
-    kept: dict[int, Tensor] = {}
-
-    def keep(layer: int, h: Tensor) -> Tensor:
-        kept[layer] = h
-        return h
-
-    return answer_score(backbone, question, {layer: partial(keep, layer) for layer in layers}), kept
