@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.core.errors import ConfigError
+from remind.core.settings import Checked
 from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Resamples, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, Resamples
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
 
 
 @dataclass
-class InspectConfig:
+class InspectConfig(Checked):
     """Write pages that show the grounding of questions: tokens by resonance, features, blocks, evidence, states."""
 
     states: str
@@ -60,7 +61,7 @@ class InspectConfig:
     """Replace pages that are there already."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if self.all == (self.question is not None):
             raise ConfigError("name a question (--question ID), or set --all true")
         if self.all and self.out.endswith(".html"):
@@ -68,7 +69,7 @@ class InspectConfig:
 
 
 @dataclass
-class FeaturePagesConfig:
+class FeaturePagesConfig(Checked):
     """Write pages of an SAE's features: where each fires, how often and how strongly, and its neighbours."""
 
     sae: str
@@ -103,12 +104,9 @@ class FeaturePagesConfig:
     overwrite: bool = False
     """Replace pages that are there already."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class CompareModelsConfig:
+class CompareModelsConfig(Checked):
     """Show what training changed: features, how far x2 has moved into x0, what answers read, whether SAEs still fit."""
 
     before: str
@@ -140,12 +138,9 @@ class CompareModelsConfig:
     overwrite: bool = False
     """Replace files that are there already."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class PlotRunConfig:
+class PlotRunConfig(Checked):
     """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
 
     run: list[str]
@@ -158,7 +153,7 @@ class PlotRunConfig:
     """Steps over which lines of training batches are averaged, each with those before it; 1: no smoothing."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")

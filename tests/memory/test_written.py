@@ -12,8 +12,7 @@ import pytest
 from scripted import ScriptedChat, dump, held, opened, parts, services, session
 
 from remind.core.errors import DataError
-from remind.llm.bodies import completion
-from remind.llm.request import Request
+from remind.llm.request import Request, completion
 from remind.memory.amem import AMemSystem
 from remind.memory.base import Query
 from remind.memory.gam import GAMSystem
