@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from remind.core.errors import ConfigError
-from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, check_ranges
+from remind.core.settings import Checked
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare
 
 
 @dataclass
-class SegmentConfig:
+class SegmentConfig(Checked):
     """How a session is cut into segments."""
 
-    max_tokens: PositiveInt = 128
-    """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own."""
+    max_tokens: PositiveInt | None = 128
+    """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own.
+    None: no cap."""
     min_turns: PositiveInt = 2
     """A dip that would leave fewer turns on a side is no boundary, unless the token cap asks for one there."""
     window: PositiveInt = 3
@@ -22,12 +23,9 @@ class SegmentConfig:
     depth: FiniteFloat = 0.5
     """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass
-class RetrieveConfig:
+class RetrieveConfig(Checked):
     """What is retrieved, and how much of it."""
 
     method: Literal["cue", "hybrid"] = "cue"
@@ -43,9 +41,6 @@ class RetrieveConfig:
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass

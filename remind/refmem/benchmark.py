@@ -79,6 +79,7 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
             "sessions_per_context": _mean([len(dialogue.sessions) for dialogue in dialogues]),
             "turns_per_context": _mean([len(dialogue.turns) for dialogue in dialogues]),
             "turns_per_session": _mean([len(session.turns) for session in sessions]),
+            "turns_per_segment": round(len(words) / segments, 4) if segments else 0.0,
             "words_per_context": _mean([sum(len(turn.text.split()) for turn in one.turns) for one in dialogues]),
             "words_per_turn": _mean(words),
             "images_per_context": _mean(images),
