@@ -69,8 +69,9 @@ class FileAnswers(Answerer):
                 raise DataError(f"question {question!r} is answered twice", path, file.place(index))
             # a row of predictions has the output as it came
             text = str(row["text"]) if "score_failure" in row else _TAGGED.format(answer or "", explanation or "")
-            self.explains |= bool(explanation or row.get("evidence") or row.get("images"))
-            self.texts[question] = "" if answer is None or row.get("failure") else text
+            failed = answer is None or bool(row.get("failure"))
+            self.explains |= not failed and not text.endswith("<explanation></explanation>")
+            self.texts[question] = "" if failed else text
         there = set(known)
         unknown = [question for question in self.texts if question not in there]
         missing = [question for question in asked if question not in self.texts]

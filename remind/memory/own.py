@@ -79,7 +79,7 @@ class GroundedSystem(RemindSystem):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return ("cues", "strategy")
+        return ("strategy",) if self.perception.retrieve.method == "hybrid" else ("cues", "strategy")
 
     @cached_property
     def models(self) -> tuple[Backbone, dict[int, TopKSAE], dict[int, Tensor]]:
