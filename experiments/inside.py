@@ -25,7 +25,7 @@ from remind.core.progress import track
 from remind.evaluation.likelihood import AnswerScore
 from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
-from remind.viewing.patching import Edits, answer_score, patches, rankings, score_and_states, whole
+from remind.viewing.patching import Edits, answer_score, patches, rankings, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
 
@@ -170,20 +170,17 @@ def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], numbe
     counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
     for question in track(counted, "patch", len(counted)):
         counts.dialogues.append(f"{number} {question.record.dialogue_id}")
-        (base, states), (aligned, aligned_states) = (score_and_states(one, question, layers) for one in (before, after))
-        counts.add("before", "", 0, [base])
-        counts.add("after", "", 0, [aligned])
-        for direction, recipient, own, given in (
-            ("fall", after, aligned_states, states),
-            ("rise", before, states, aligned_states),
-        ):
+        for name, model in (("before", before), ("after", after)):
+            counts.add(name, "", 0, [answer_score(model, question)])
+        for direction, recipient, donor in (("fall", after, before), ("rise", before, after)):
+            given = donor.hidden_states(question.ids(0)[None], None, layers)
             arms: list[tuple[str, int, list[Edits]]] = []
             for arm, drawn in orders.items():
                 for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
                     arms.append((arm, k, [patches(saes, order[:k], given) for order in drawn]))
             arms.append(("residual", 0, [whole(given)]))
             for arm, k, edits in arms:
-                counts.add(direction, arm, k, [answer_score(recipient, question, edit, own) for edit in edits])
+                counts.add(direction, arm, k, [answer_score(recipient, question, edit) for edit in edits])
     return len(choosing)
 
 

@@ -110,36 +110,34 @@ def demo(cfg: DemoConfig) -> Path:
     questions = [record for record in records if record.split == "test"]
     print(_example(questions))
 
-    _heading("What each state is worth to the backbone as it is")
-    rows = {"before": _accuracy("nano", questions)}
-    print(table(rows))
     sft = SFT.format(noise=cfg.noise)
     unlabelled = _with_targets(LabelConfig(labelled=0), world, records, out / "states-unlabelled")
     labelled = _with_targets(LabelConfig(cfg.noise, seed=cfg.seed), world, records, out / "states-labelled")
     _heading(f"{PRA}; {sft}")
-    jobs = {PRA: (unlabelled, True, out / "run-pra"), sft: (labelled, False, out / "run-sft")}
-    runs: dict[str, Path] = {}
-    exported: dict[str, Path] = {}
-    for title, done in zip(jobs, _train_all(cfg, list(jobs.values()), questions), strict=True):
-        runs[title], exported[title], rows[title] = done
+    processes = min(cfg.workers, 2)
+    with spawned_pool(processes, _start, (max(1, cores() // processes),)) as pool:
+        # SFT, which takes less time, comes after what is measured before
+        aligned = pool.submit(_train, cfg, unlabelled, questions, out / "run-pra", states, out / "evaluation")
+        before = pool.submit(_measure, "nano", questions, states, out / "evaluation-before")
+        tuned = pool.submit(_train, cfg, labelled, questions, out / "run-sft")
+        rows = {"before": before.result(), PRA: aligned.result(), sft: tuned.result()}
 
     _heading("Answers from x0 before and after alignment without a label")
-    _evaluate("nano", states, out / "evaluation-before")
-    _evaluate(str(exported[PRA]), states, out / "evaluation")
     recall = read_json(states / "manifest.json")["evidence_recall"]["all"]
     note = LADDER_NOTE.format(x0=recall["x0"], marked=recall["marked"], turns=_marked_turns(questions))
     result = compare(CompareConfig(str(out / "evaluation-before"), str(out / "evaluation")))
     _show(COMPARED.format(n=result["n"]), compared(result), COMPARED_NOTE)
     _show(LADDER.format(n=len(questions)), table(rows), note)
     if cfg.world.dev and cfg.trainer.eval_strategy != "no":
-        _show(*_held_out(runs))
+        _show(*_held_out({PRA: out / "run-pra", sft: out / "run-sft"}))
     write_json(out / "ladder.json", rows)
     print(f"\nplot: {plot(rows, out / 'ladder.png')}")
     print(f"dialogues: {out / 'states.jsonl'}; states: {states}; SAEs: {saes}")
     print(f"report: {out / 'evaluation' / 'report.html'}; before: {out / 'evaluation-before' / 'report.html'}")
-    print(f"exported checkpoint: {exported[PRA]}")
+    exported = out / "run-pra-exported"
+    print(f"exported checkpoint: {exported}")
     print(f"took {perf_counter() - started:.0f} s")
-    return exported[PRA]
+    return exported
 
 
 def _with_targets(labels: LabelConfig, world: World, records: Sequence[StateRecord], out: Path) -> Path:
@@ -155,61 +153,66 @@ def _marked_turns(records: Sequence[StateRecord]) -> float:
     return marked / sum(len(record.x0.turns) for record in records)
 
 
-#: Folder of states, whether the run distils (otherwise it is SFT), and folder of the run.
-Job = tuple[Path, bool, Path]
-
-
-def _train_all(cfg: DemoConfig, jobs: Sequence[Job], questions: Sequence[StateRecord]) -> list[tuple[Path, Path, Row]]:
-    """Run, exported checkpoint and accuracy of each job; all at once, unless one process is to do everything."""
-    if cfg.workers == 1:
-        return [_train(cfg, job, questions) for job in jobs]
-    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),)) as pool:
-        runs = [pool.submit(_train, cfg, job, questions) for job in jobs]
-        return [run.result() for run in runs]
-
-
 def _start(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
 
 
-def _train(cfg: DemoConfig, job: Job, questions: Sequence[StateRecord]) -> tuple[Path, Path, Row]:
-    if cfg.workers != 1 and not job[1]:
-        # one progress bar would be drawn over the other
-        os.environ["REMIND_QUIET"] = "1"
-    run, exported = _align(cfg, *job)
-    return run, exported, _accuracy(exported, questions)
-
-
-def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
-    """The run and the checkpoint exported from it."""
+def _train(
+    cfg: DemoConfig,
+    targets: Path,
+    questions: Sequence[StateRecord],
+    out: Path,
+    states: Path | None = None,
+    evaluation: Path | None = None,
+) -> Row:
+    """Train on states with targets and export; SFT where nothing is evaluated. Accuracy of the test questions."""
     from remind.train_pra.config import ExportConfig
     from remind.train_pra.export import export
     from remind.train_pra.run import train
 
-    cache = str(out.parent / "training-cache")
+    distils = evaluation is not None
+    if not distils:
+        # one progress bar would be drawn over the other
+        os.environ["REMIND_QUIET"] = "1"
     run = train(
         TrainConfig(
-            states=str(states),
+            states=str(targets),
             model="nano",
             out=str(out),
             seed=cfg.seed,
             objective=cfg.objective if distils else Objective(lambda_hard=1.0, edges=()),
-            data=DataConfig(unlabelled="x2" if distils else "skip", max_decoded=12, cache=cache),
+            data=DataConfig(
+                unlabelled="x2" if distils else "skip", max_decoded=12, cache=str(out.parent / "training-cache")
+            ),
             trainer=cfg.trainer,
         )
     )
-    return run, export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
+    exported = export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
+    return _measure(str(exported), questions, states, evaluation)
 
 
-def _evaluate(model: str, states: Path, out: Path) -> None:
-    """Put the test questions to a model, from x0."""
+def _measure(model: str, questions: Sequence[StateRecord], states: Path | None, evaluation: Path | None) -> Row:
+    """Accuracy by format, and over all, under each level; an evaluation of x0 is written where one is asked for."""
     from remind.evaluation.config import EvaluateConfig
     from remind.evaluation.run import run_evaluation
+    from remind.models.backbone import load_backbone
+    from remind.testbed.accuracy import correct_answers
 
-    cfg = EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True)
-    run_evaluation(cfg)
+    os.environ["REMIND_QUIET"] = "1"
+    if evaluation is not None:
+        run_evaluation(
+            EvaluateConfig(states=str(states), model=model, out=str(evaluation), max_new_tokens=12, overwrite=True)
+        )
+    backbone = load_backbone(model)
+    row: dict[str, dict[str, float]] = {name: {} for name in (*FORMATS, "all")}
+    for level in LEVELS:
+        correct = correct_answers(backbone, questions, level)
+        for name, accuracies in row.items():
+            hits = [hit for hit, record in zip(correct, questions, strict=True) if name in ("all", record.format)]
+            accuracies[level] = sum(hits) / max(1, len(hits))
+    return row
 
 
 def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
@@ -225,31 +228,12 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
     return HELD_OUT.format(n=last["samples"], split=last["split"]), plain(head, lines), HELD_OUT_NOTE
 
 
-def _accuracy(model: str | Path, questions: Sequence[StateRecord]) -> Row:
-    """Accuracy by format, and over all, under each level."""
-    from remind.models.backbone import load_backbone
-    from remind.testbed.accuracy import correct_answers
-
-    backbone = load_backbone(model)
-    row: dict[str, dict[str, float]] = {name: {} for name in (*FORMATS, "all")}
-    for level in LEVELS:
-        correct = correct_answers(backbone, questions, level)
-        for name, accuracies in row.items():
-            hits = [hit for hit, record in zip(correct, questions, strict=True) if name in ("all", record.format)]
-            accuracies[level] = sum(hits) / max(1, len(hits))
-    return row
-
-
 def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "multi", "all")) -> str:
     """Accuracy as lines of text, of the formats in `names`."""
-    width = max(len(title) for title in rows)
-    heads = "".join(f"{name:^18}" for name in names)
-    levels = "".join(f"{level:>6}" for level in LEVELS)
-    lines = [f"{'':{width}} {heads}", f"{'':{width}} {levels * len(names)}"]
-    for title, row in rows.items():
-        cells = "".join(f"{row[name][level]:6.2f}" for name in names for level in LEVELS)
-        lines.append(f"{title:{width}} {cells}")
-    return "\n".join(lines)
+    from remind.evaluation.tables import plain
+
+    levels = [(f"{title}, {level}", row, level) for title, row in rows.items() for level in LEVELS]
+    return plain(["", *names], [[head, *(f"{row[name][level]:.2f}" for name in names)] for head, row, level in levels])
 
 
 def plot(rows: Mapping[str, Row], path: Path) -> Path:

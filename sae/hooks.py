@@ -135,30 +135,6 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
         yield
 
 
-@contextmanager
-def skipped(model: nn.Module, layer: int) -> Iterator[None]:
-    """Within the block, blocks below `layer` hand on what they are given, for a forward that continues from a known h.
-
-    Such a forward needs an edit (`edited`) that puts h [B, T, d] in place at this layer. It keeps no keys and values.
-
-    Raises LayerError for a layer out of range.
-    """
-    blocks = find_blocks(model)
-    (layer,) = check_layers(model, blocks, [layer])
-
-    def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
-
-    kept = [(block, block.forward) for block in blocks[:layer]]
-    try:
-        for block, _ in kept:
-            block.forward = hand_on
-        yield
-    finally:
-        for block, forward in kept:
-            block.forward = forward
-
-
 def check_layers(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int]) -> list[int]:
     """The layers, each once. Raises LayerError for one that is out of range, or none."""
     wanted = list(dict.fromkeys(layers))

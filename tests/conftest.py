@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,20 @@ os.environ.setdefault("REMIND_QUIET", "1")
 # the first call of a torch kernel, or a busy machine, takes longer than hypothesis allows one example
 settings.register_profile("remind", deadline=None)
 settings.load_profile("remind")
+
+_connect = sqlite3.connect
+
+
+def hasty(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+    """A database that does not wait for the disk."""
+    database = _connect(*args, **kwargs)
+    database.execute("PRAGMA synchronous = OFF")
+    return database
+
+
+# files of tests need not outlive a power cut, and a disk takes 5 to 50 ms to promise that each of them does
+sqlite3.connect = hasty
+os.fsync = lambda _: None  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

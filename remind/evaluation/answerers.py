@@ -39,8 +39,8 @@ class Answerer(ABC):
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
 
-    #: Of images that are shown as pixels; None: it takes text alone.
-    pictures: ImageFiles | None = None
+    #: `ImageFiles` or `Pictures` of the images it is shown; None: it takes text alone.
+    pictures: Any = None
     #: Renders prompts; None: that is done elsewhere.
     tokenizer: Any = None
 
@@ -80,12 +80,11 @@ class LocalAnswers(Answerer):
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
-        self.shard, self._shown, self.tokenizer = shard, pictures, backbone.tokenizer
-        self.pictures = pictures
+        self.shard, self.pictures, self.tokenizer = shard, pictures, backbone.tokenizer
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         new, size = self.max_new_tokens, self.batch_size
-        generate(self.backbone, prompts, new, size, done, on_output, self.shard, self._shown)
+        generate(self.backbone, prompts, new, size, done, on_output, self.shard, self.pictures)
 
 
 class ChatAnswers(Answerer):

@@ -28,7 +28,6 @@ LONGMEMEVAL = {
     "temporal-reasoning": "temporal",
     "knowledge-update": "update",
 }
-ROLES = (*dict.fromkeys(LONGMEMEVAL.values()), "abstention")
 
 
 class Case(NamedTuple):
@@ -81,7 +80,7 @@ class LongMemEvalJudge(ChatLLM):
 
 def role_prompts() -> dict[str, str]:
     """Name and hash of the template of each role."""
-    return {role: prompts.prompt_id(f"judge_longmemeval_{role}") for role in ROLES}
+    return {role: prompts.prompt_id(f"judge_longmemeval_{role}") for role in (*LONGMEMEVAL.values(), "abstention")}
 
 
 def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str] | None = None) -> list[Verdict]:
@@ -109,13 +108,13 @@ def judge_run(
     Raises:
         ModelError: a judge that cannot be used at all.
     """
-    cases = {
-        n: Case(record.question, record.answers, said.answer)
-        for n, (record, output, said) in enumerate(zip(records, outputs, parsed, strict=True))
+    asked = [
+        n
+        for n, (record, output) in enumerate(zip(records, outputs, strict=True))
         if record.format == "direct" and record.answers and output.failure is None
-    }
+    ]
     if isinstance(judge, LongMemEvalJudge):
         judge.types |= {record.question_id: record.category for record in records}
-    verdicts = judge_answers(judge, list(cases.values()), [records[n].question_id for n in cases])
-    by_place = dict(zip(cases, verdicts, strict=True))
-    return [by_place.get(n) for n in range(len(records))]
+    cases = [Case(records[n].question, records[n].answers, parsed[n].answer) for n in asked]
+    verdicts = dict(zip(asked, judge_answers(judge, cases, [records[n].question_id for n in asked]), strict=True))
+    return [verdicts.get(n) for n in range(len(records))]

@@ -44,7 +44,7 @@ def html(report: Mapping[str, Any], scored: Mapping[str, Sequence[Score]], more:
         report=report,
         # verdicts of different judges do not compare
         judge=f"{judge} (a rule, not a model)" if judge.startswith("offline") else judge,
-        first=[*tables.comparisons(report), *tables.failures(report)],
+        first=tables.comparisons(report),
         measures={name: tables.measures(part) for name, part in report["conditions"].items()},
         costs=tables.costs(report),
         requests=requests(report["costs"]) if report.get("costs") else "",

@@ -44,8 +44,7 @@ class VLLMAnswers(Answerer):
             raise ModelError(f"{name} holds adapters; export the run as a whole model for vLLM")
         if known.kind == "encoder":
             raise ModelError(f"{name} ({known.kind}) cannot generate answers; name a causal model")
-        self._shown = Pictures(known, cfg.image_tokens, cfg.image_root) if cfg.images == "pixels" else None
-        self.pictures = self._shown
+        self.pictures = Pictures(known, cfg.image_tokens, cfg.image_root) if cfg.images == "pixels" else None
         self.name, self.max_new_tokens, self.at_once = name, cfg.max_new_tokens, config.at_once
         self.limit = config.max_model_len or max_length(known.config, known.tokenizer, known.kind)
         self.tokenizer, self.stops = known.tokenizer, end_tokens(known.tokenizer, _own(known.folder, known.config))
@@ -72,12 +71,12 @@ class VLLMAnswers(Answerer):
             rows: dict[int, list[int]] = {}
             given = []
             for n in pending[start : start + self.at_once]:
-                tokens = ids_of(self.tokenizer, prompts[n], self._shown)
+                tokens = ids_of(self.tokenizer, prompts[n], self.pictures)
                 one: dict[str, Any] = {"prompt_token_ids": tokens}
-                if self._shown is not None and (paths := paths_of(prompts[n])):
+                if self.pictures is not None and (paths := paths_of(prompts[n])):
                     # the engine puts the tokens of an image in place of the one that stands for it
-                    one["prompt_token_ids"] = self._shown.ids(self.tokenizer, prompts[n], whole=False)
-                    one["multi_modal_data"] = {"image": self._shown.shown(paths)}
+                    one["prompt_token_ids"] = self.pictures.ids(self.tokenizer, prompts[n], whole=False)
+                    one["multi_modal_data"] = {"image": self.pictures.shown(paths)}
                 refused = too_long(len(tokens), self.max_new_tokens, self.limit)
                 if refused is None:
                     rows[n] = tokens

@@ -14,18 +14,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json, write_text
 from remind.core.progress import warn
-from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, folded
+from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, completion, folded
 from remind.llm.structured import NotValid, placeholder, read_value
 from remind.text.thoughts import without_thoughts
 
@@ -178,7 +176,7 @@ class OpenAIChat(CachedChat):
         self._failures: list[str] | None = []
         #: Of `_REFUSED`, what the server has been found not to take.
         self._refused: set[str] = set()
-        self._cut = count()
+        self._told = False
         hooks: Any = {"request": [self._sending], "response": [self._received]}
         # redirects: the prompt would go to a host that nobody named
         http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
@@ -205,11 +203,11 @@ class OpenAIChat(CachedChat):
 
     def _checked(self, request: Request, reply: Reply) -> Reply:
         """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
-        said = (message.get("content") for message in self.body(request)["messages"])
-        text = "".join(one for one in said if isinstance(one, str))
+        text = "".join(message.text for message in request.messages if isinstance(message.text, str))
         if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
             return self.record(request, reply)
-        if next(self._cut) == 0:
+        if not self._told:
+            self._told = True
             what = f"{reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters"
             remedy = "raise its context (Ollama: num_ctx); replies to cut prompts are not cached"
             warn(f"{self.endpoint.title} cuts prompts without a word: it has read {what}; {remedy}")

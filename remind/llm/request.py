@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
 #: these share an endpoint.
 Stage = str
-MemoryStage = Stage
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
@@ -56,14 +55,12 @@ class Message:
             return self.text.encode("utf-8", "replace").decode()
         from remind.models.images import thumbnail
 
-        parts: list[dict[str, Any]] = []
-        for part in self.text:
-            if "image" in part:
-                shown = {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}
-                parts.append({"type": "image_url", "image_url": shown})
-            else:
-                parts.append({"type": "text", "text": part["text"].encode("utf-8", "replace").decode()})
-        return parts
+        return [
+            {"type": "image_url", "image_url": {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}}
+            if "image" in part
+            else {"type": "text", "text": part["text"].encode("utf-8", "replace").decode()}
+            for part in self.text
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,6 +128,21 @@ class Reply:
     def __post_init__(self) -> None:
         for name in ("text", "message"):
             object.__setattr__(self, name, whole_characters(getattr(self, name)))
+
+
+def completion(
+    model: str, message: Mapping[str, Any], reason: str, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
+    """A chat completion with one choice, as a server sends it."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": dict(message), "finish_reason": reason}],
+        "usage": {**usage, "total_tokens": prompt_tokens + completion_tokens},
+    }
 
 
 def whole_characters(text: str) -> str:

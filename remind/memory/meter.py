@@ -18,11 +18,10 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import write_text
 from remind.core.progress import ProgressBar
-from remind.llm import bodies
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage, completion
 
 #: Tokens for a reply where a package names no limit.
 ROOM = 1024
@@ -143,13 +142,13 @@ def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]
     try:
         (reply,) = model.complete([request])
     except RemindError as error:
-        return 502, json.dumps(bodies.error(str(error), "server_error"))
+        return 502, json.dumps({"error": {"message": str(error), "type": "server_error"}})
     if reply.failure is not None:
-        return 502 if reply.failure == "server" else 400, json.dumps(bodies.error(reply.message))
+        return 502 if reply.failure == "server" else 400, json.dumps({"error": {"message": reply.message}})
     whole = reply.text
     if local:
         told, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
-        whole = json.dumps(bodies.completion(model.name, told, "stop" if reply.finished else "length", *counts))
+        whole = json.dumps(completion(model.name, told, "stop" if reply.finished else "length", *counts))
     for own, shown in ids.items():
         whole = whole.replace(shown, own)
     return 200, whole

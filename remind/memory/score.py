@@ -43,8 +43,6 @@ class Found(NamedTuple):
 #: ("k" or "tokens", value).
 Place = tuple[str, int]
 MANIFEST, FORMAT = "manifest.json", 3
-#: Of systems; as many others have another marker.
-_COLOURS = COLOURS[:7]
 #: Questions that the page shows.
 _SHOWN = 30
 
@@ -325,16 +323,14 @@ def _recall(rows: Mapping[tuple[str, str, int], Mapping[str, Any]], systems: Seq
         known = [row for (system, *_), row in rows.items() if system == name and row["recall"] is not None]
         if points := sorted((row["tokens"], row["recall"], row["low"], row["high"]) for row in known):
             tokens, recall, low, high = zip(*points, strict=True)
-            colour, marker = _COLOURS[number % len(_COLOURS)], "osv^Dx"[number // len(_COLOURS) % 6]
+            # seven colours that show on light and on dark, then another marker
+            colour, marker = COLOURS[number % 7], "osv^Dx"[number // 7 % 6]
             axes.plot(tokens, recall, color=colour, marker=marker, markersize=4, linewidth=1.2, label=title(name))
             axes.vlines(tokens, low, high, color=colour, linewidth=0.6)
     axes.set_xscale("log", subs=(2, 5))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter("{x:,.0f}")
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("tokens of what was retrieved")
-    axes.set_ylabel("evidence recall")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(ylim=(0, 1.02), xlabel="tokens of what was retrieved", ylabel="evidence recall")
     figure.legend(frameon=False, fontsize=8, ncols=3, loc="outside lower left")
     return Markup(Picture(figure).svg())
 

@@ -106,7 +106,7 @@ def build_world(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_refmem(Corpus(world.dialogues, questions), path)
     with served(cfg.reader) as address:
-        # replies are kept under the reader's name, since its address changes
+        # the same reader has the same name, while its address changes; its replies cost nothing and are not kept
         endpoint = EndpointConfig(model="reader", base_url=address, name=Reader(cfg.reader).name, key_env=None)
         return build(
             BuildStatesConfig(
@@ -118,7 +118,7 @@ def build_world(
                 sae=str(saes),
                 perception=cfg.perception,
                 grounding=cfg.grounding,
-                llm=LLMConfig(strategy=endpoint, summary=endpoint, cache=str(cache / "llm.sqlite")),
+                llm=LLMConfig(strategy=endpoint, summary=endpoint, cache=None),
                 cache=str(cache),
                 workers=workers,
                 overwrite=True,

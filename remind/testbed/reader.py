@@ -19,8 +19,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from remind.llm.bodies import completion, error
-from remind.llm.request import ChatModel, Reply, Request
+from remind.llm.request import ChatModel, Reply, Request, completion
 from remind.llm.structured import read_value
 from remind.testbed.world import BOUNDARY, fill, lexicon, statements
 from remind.text.words import guide
@@ -273,7 +272,7 @@ def served(config: ReaderConfig | None = None) -> Iterator[str]:
             message = {"role": "assistant", "content": reader.reply(body["messages"][-1]["content"])}
             content, status = completion("reader", message, "stop", 0, 0), "200 OK"
         except ValueError as refusal:
-            content, status = error(str(refusal)), "400 Bad Request"
+            content, status = {"error": {"message": str(refusal)}}, "400 Bad Request"
         start(status, [("Content-Type", "application/json")])
         return [json.dumps(content).encode()]
 

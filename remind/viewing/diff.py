@@ -298,16 +298,10 @@ def measure(
 
 def check_same(before: Backbone, after: Backbone) -> None:
     """Raises ModelError unless two models have the same tokens, width and layers."""
-    ours, theirs = ((one.n_layers, one.hidden_size) for one in (before, after))
-    if ours != theirs:
-        raise ModelError(
-            f"{after.name} has {theirs[0]} layers of width {theirs[1]}, {before.name} {ours[0]} of {ours[1]}: "
-            "one was not trained from the other"
-        )
-    if before.tokenizer.get_vocab() != after.tokenizer.get_vocab():
-        raise ModelError(
-            f"{before.name} and {after.name} have different tokenizers, so their tokens cannot be compared"
-        )
+    shapes = [(one.n_layers, one.hidden_size, one.tokenizer.get_vocab()) for one in (before, after)]
+    if shapes[0] != shapes[1]:
+        what = "layers" if shapes[0][:2] != shapes[1][:2] else "tokens"
+        raise ModelError(f"{after.name} has other {what} than {before.name}: one was not trained from the other")
 
 
 def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:

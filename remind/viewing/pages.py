@@ -12,23 +12,22 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from html import unescape
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
+from PIL.Image import Image
+from torch import Tensor
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Question, Turn
+from remind.grounding.codes import Part
+from remind.grounding.ground import GroundingTrace
+from remind.models.backbone import Backbone
+from remind.models.generate import generate
 from remind.states.pyramid import Span
 from remind.states.records import StateRecord, record_of_row
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
-
-    from remind.grounding.ground import GroundingTrace
-    from remind.models.backbone import Backbone
-    from sae.figures import Picture
-    from sae.probe import Encoded, Example, FeatureActivation, TopExamples
+from sae.figures import COLOURS, Picture, new_figure
+from sae.probe import Encoded, Example, FeatureActivation, TopExamples, search, top_features
 
 #: R, G, B of shades. They are laid over the page's own colours, so that text is readable in dark and light themes.
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
@@ -125,8 +124,6 @@ def show_dialogue(trace: GroundingTrace, most: int | None = None) -> Page:
     Args:
         most: show only this many turns, the most salient ones, in the order of the dialogue.
     """
-    from remind.grounding.codes import Part
-
     factual, salience = trace.state.factual, trace.state.salience
     values = trace.combined.tolist()
     counted = [part in (Part.TEXT, Part.CAPTION) for part in trace.codes.part.tolist()]
@@ -201,8 +198,6 @@ def best_features(
     Raises:
         DataError: no such tokens.
     """
-    from sae.probe import top_features
-
     if visual is not None:
         others = ~encoded.visual if visual else encoded.visual
         if bool(others.all()):
@@ -226,8 +221,6 @@ def turn_features(
         span: characters of the turn in the text.
         idf: [d_sae], weights for the ranking, which lower features that fire everywhere; None: 1.
     """
-    from sae.probe import top_features
-
     features = top_features(encoded, layer, span=span, n=n, idf=idf)
     body: str = encoded.text[slice(*span)]
     if features:
@@ -268,8 +261,6 @@ def show_examples(examples: TopExamples, feature: int, n: int = 6, name: object 
 
 def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
     """The features whose examples match a query best, with the best example of each (`sae.probe.search`)."""
-    from sae.probe import search
-
     matches = search(examples, query, n)
     if not matches:
         return Page(paragraph(f"no feature's examples match {query!r}"))
@@ -292,22 +283,15 @@ def show_generated(
     Raises:
         ModelError: a model that does not generate, or a message it cannot take.
     """
-    from remind.models.generate import generate
-
-    replies: dict[str, list[str]] = {}
+    rows: dict[str, list[list[str]]] = {message: [] for message in messages}
     for name, edit in under.items():
         with edit:
             outputs = generate(backbone, messages, max_new_tokens, len(messages))
-        failures = [output.message for output in outputs if output is not None and output.failure is not None]
-        if failures:
-            raise ModelError(f"{backbone.name} wrote nothing: {failures[0]}")
-        replies[name] = [
-            output.text.strip() + ("" if output.finished else " …") for output in outputs if output is not None
-        ]
-    parts = []
-    for number, message in enumerate(messages):
-        rows = [[name, texts[number]] for name, texts in replies.items()]
-        parts += [heading(message), table(["run", "reply"], rows)]
+        for message, output in zip(messages, outputs, strict=True):
+            if output is None or output.failure is not None:
+                raise ModelError(f"{backbone.name} wrote nothing: {output.message if output else message}")
+            rows[message].append([name, output.text.strip() + ("" if output.finished else " …")])
+    parts = [part for message in messages for part in (heading(message), table(["run", "reply"], rows[message]))]
     return Page(column(parts))
 
 
@@ -323,8 +307,6 @@ def feature_heat(encoded: Encoded, layer: int, features: Sequence[int], image: I
         DataError: not the tokens of one image.
     """
     from matplotlib.colors import ListedColormap
-
-    from sae.figures import COLOURS, Picture, new_figure
 
     _, height, width = (int(value) for value in grid[0])
     # two patches per token along each side

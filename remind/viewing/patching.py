@@ -7,8 +7,7 @@ At the layers of the SAEs the activations of chosen features are replaced, token
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from remind.evaluation.likelihood import AnswerScore, score_answer
 from remind.models.backbone import Backbone
 from remind.viewing.diff import Diff, Reading
 from sae import TopKSAE
-from sae.hooks import edited, skipped
+from sae.hooks import edited
 
 Edits = Mapping[int, Callable[[Tensor], Tensor]]
 States = Mapping[int, Tensor]
@@ -80,31 +79,8 @@ def whole(donor: States) -> Edits:
     return {deepest: lambda _: donor[deepest]}
 
 
-def answer_score(
-    backbone: Backbone, question: Reading, edits: Edits | None = None, own: States | None = None, *, level: int = 0
-) -> AnswerScore:
-    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens.
-
-    Args:
-        own: the model's own states [1, T, d] without edits, from which the lowest edit goes on.
-    """
-    with ExitStack() as around:
-        if edits and own is not None:
-            first = min(edits)
-            edits = {**edits, first: lambda _, edit=edits[first]: edit(own[first])}  # type: ignore[misc]
-            around.enter_context(skipped(backbone.model, first))
-        if edits:
-            around.enter_context(edited(backbone.model, edits))
-        assert question.record.target is not None
+def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None, *, level: int = 0) -> AnswerScore:
+    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens."""
+    assert question.record.target is not None
+    with edited(backbone.model, edits) if edits else nullcontext():
         return score_answer(backbone, question.prompts[level], question.answer, question.record.target)
-
-
-def score_and_states(backbone: Backbone, question: Reading, layers: Sequence[int]) -> tuple[AnswerScore, States]:
-    """The score without edits, and the states [1, T, d] by layer, from one forward."""
-    kept: dict[int, Tensor] = {}
-
-    def keep(layer: int, h: Tensor) -> Tensor:
-        kept[layer] = h
-        return h
-
-    return answer_score(backbone, question, {layer: partial(keep, layer) for layer in layers}), kept

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,7 @@ class Desk:
 
         with (
             contextlib.chdir(self.folder),
-            mock.patch("concurrent.futures.ProcessPoolExecutor", _here),
+            mock.patch("remind.demo.spawned_pool", _Here),
             mock.patch.dict(os.environ, own),
             mock.patch.object(quick.quick_sae, "__defaults__", shorter),
             mock.patch.object(quick, "TrainSAEConfig", fewer),
@@ -197,9 +197,16 @@ class Desk:
             write_rows(path, map(asdict, rows))
 
 
-def _here(*_: object, **__: object) -> ThreadPoolExecutor:
+class _Here(Executor):
     """In place of a pool of processes, each of which would import everything anew."""
-    return ThreadPoolExecutor(1)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, work: Any, /, *words: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*words, **named))
+        return done
 
 
 def _settings(config: str | None) -> dict[str, Any]:

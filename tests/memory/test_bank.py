@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
@@ -88,7 +88,7 @@ def test_k_and_budget(tmp_path: Path) -> None:
 
 
 def test_two_writers(bank: Bank) -> None:
-    with pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {bank.folder};"):
+    with pytest.raises(ConfigError, match=f"another process is at work in {bank.folder};"):
         opened(bank.folder)
     bank.close()
     opened(bank.folder).close()
@@ -106,3 +106,22 @@ def test_a_bank_of_something_else(bank: Bank) -> None:
         assert error.value.path == bank.folder
     # and a failed attempt holds no lock
     opened(bank.folder).close()
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "noise" / "bank.sqlite").write_bytes(b"noise" * 1000)
+    opened(tmp_path / "older").close()
+    with sqlite3.connect(tmp_path / "older" / "bank.sqlite") as db:
+        db.execute("UPDATE about SET value = json_set(value, '$.format', 2)")
+    db.close()
+    for name, words in {
+        "file": "cannot be used",
+        "noise": "not a database",
+        "older": "the bank's format is 2, not 3; choose another folder",
+    }.items():
+        with pytest.raises(DataError, match=words) as error:
+            opened(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value)
+        assert "\n" not in str(error.value)

@@ -89,6 +89,7 @@ def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Co
     assert (row["system"], row["value"], row["recall"]) == ("bm25", 10, 1.0)
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("<h2>Memory systems</h2>") == page.count("<!DOCTYPE html>") == 1
+    assert page.count("tokens of what was retrieved</text>") == 1
     assert (result.save(tmp_path / "saved") / "report.html").read_text() == page
     # again: nothing is asked
     again = evaluate(Finds(), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)

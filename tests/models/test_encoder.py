@@ -28,12 +28,3 @@ def test_tokens_add_up_over_lines_and_are_never_cut_off(encoder: SentenceEncoder
 def test_unknown_model_is_one_line() -> None:
     with pytest.raises(ModelError, match=r"sentence encoder '/nowhere/at/all' cannot be loaded[^\n]*$"):
         SentenceEncoder("/nowhere/at/all")
-
-
-def test_what_is_held_is_not_encoded_again(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = encoder.encode(["a red kite", "a blue kite", "a red kite"])
-    assert torch.equal(first[0], first[2])
-    encoder.hold(["known from elsewhere"], first[1:2])
-    monkeypatch.setattr(encoder, "_model", None)
-    again = encoder.encode(["a blue kite", "known from elsewhere"])
-    assert torch.equal(again, first[[1, 1]])

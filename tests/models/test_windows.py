@@ -73,6 +73,3 @@ def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured
 def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="window 8 is too small for the"):
         make_windows(nano, [pictured], 8, "test", image_tokens=16)
-    minilm = load_backbone("minilm")
-    with pytest.raises(ConfigError, match="minilm takes no images"):
-        make_windows(minilm, [pictured], 64, "test", image_tokens=16)

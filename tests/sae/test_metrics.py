@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sae import DocumentFrequency, SparseCodes, TopKSAE, load_idf, save_idf
+from sae import DocumentFrequency, SparseCodes, TopKSAE
 from sae.harvest import TokenBatch
 from sae.metrics import LayerEvaluation, evaluate
 
@@ -48,9 +46,7 @@ def test_text_and_visual_tokens_apart(make_coder: Any) -> None:
             assert getattr(part, name) == pytest.approx(value, rel=1e-9), name
     density = (coder.encode(h).dense(40) > 0).double().mean(0)
     torch.testing.assert_close(result.density, density)
-    summary = json.loads(json.dumps(result.summary(), allow_nan=False))
-    assert summary["visual"]["fvu"] == result.visual.fvu
-    assert summary["density_histogram"]["never"] == int((density == 0).sum())
+    assert result.summary()["density_histogram"]["never"] == int((density == 0).sum())
     [plain] = evaluate({2: coder}, [token_batch(h, visual > 1)]).values()
     assert (plain.tokens, plain.visual) == (90, None)
     # what two processes would do: all-reduce by sum, then load
@@ -76,7 +72,3 @@ def test_document_frequency_matches_sets(lengths: list[int], seed: int, cut: int
     assert (frequency.df.tolist(), frequency.n_documents) == (expected, len(sets))
     idf = [math.log((1 + len(sets)) / (1 + df)) for df in expected]
     torch.testing.assert_close(frequency.idf(), torch.tensor(idf), rtol=1e-6, atol=1e-7)
-    with TemporaryDirectory() as folder:
-        assert load_idf(folder) is None
-        save_idf(folder, frequency)
-        assert torch.equal(load_idf(folder), frequency.idf())

@@ -14,7 +14,8 @@ import torch
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.models.chat import Tokens
-from remind.states.pyramid import FactualState, Segment, Strategy, render
+from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import record_of
 from remind.viewing.inspector.page import Inspection
 from sae import TopKSAE, pages
 
@@ -53,10 +54,9 @@ def table_grounder(layers: Sequence[int] = (2, 3), **settings: Any) -> Grounder:
 
 
 def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
-    """A page's content without states on disk; there is no x2."""
+    """A page's content without states on disk."""
     trace = grounder.trace(state)
-    levels = {"x0": render(state), "x1": render(trace.state)}
-    return Inspection(trace, levels, trace.state.blocks, state.question.split)
+    return Inspection(trace, record_of(ReflectiveState(trace.state, "She likes tea."), "test"))
 
 
 def long_state(turns: int, words: int = 17) -> FactualState:

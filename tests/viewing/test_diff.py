@@ -21,7 +21,7 @@ from remind.states.pyramid import AttentionalState, FactualState, ReflectiveStat
 from remind.states.records import StateRecord, record_of
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, compare_models, figures_of, measure, readings
-from remind.viewing.patching import answer_score, patches, score_and_states, whole
+from remind.viewing.patching import answer_score, patches, whole
 from sae import TopKSAE, layer_folder
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")
@@ -145,12 +145,10 @@ def test_patches(before: Backbone, after: Backbone, questions: list[Reading], co
     wanted, current = (coders[3].encode(states[3]).dense(64) for states in (donor, other))
     expected = other[3] + sum((wanted - current)[..., j, None] * coders[3].W_dec[j] for j in (5, 9))
     torch.testing.assert_close(edit[3](other[3]), expected)
-    assert answer_score(before, questions[0], patches(coders, [(3, 9)], donor)) == answer_score(before, questions[0])
-    # going on from the model's own states is the same forward
-    score, own = score_and_states(after, questions[0], [1, 3])
-    assert score == answer_score(after, questions[0])
-    for given in (edit, {1: edit[1]}, whole(donor)):
-        assert answer_score(after, questions[0], given, own) == answer_score(after, questions[0], given)
+    untouched = answer_score(before, questions[0])
+    assert answer_score(before, questions[0], patches(coders, [(3, 9)], donor)) == untouched
+    # above the deepest layer the models are alike
+    assert answer_score(after, questions[0], whole(donor)) == pytest.approx(untouched)
 
 
 def test_the_command(tmp_path: Path, before: Backbone, after: Backbone, coders: Any, capsys: Any) -> None:

@@ -101,7 +101,7 @@ def test_an_oracle_is_right_and_another_name_is_not(record: TopExamples, backgro
     named, detection, _, fuzzing, _ = [{re.sub("[«»]", "", text) for text in one} for one in asked]
     assert not named & {*detection, *fuzzing}
     coder, other = (TopKSAE(4, 10, 1, generator=torch.Generator().manual_seed(n)) for n in range(2))
-    summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted")
+    summary = write_explanations(tmp_path / "x", 3, coder, found, failures, "scripted", {})
     assert (summary["detection"]["value"], summary["detection"]["n"]) == (1.0, 8)
     assert read_explanations(tmp_path / "x", {3: coder}) == {3: found}
     with pytest.raises(DataError, match="another SAE"):

@@ -10,7 +10,6 @@ import torch
 
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
-from remind.data.sample import sample_path
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.viewing.config import FeaturePagesConfig
 from remind.viewing.workbench import write_feature_pages
@@ -18,25 +17,12 @@ from sae import TopKSAE, layer_folder
 from tests.viewing.conftest import data_of
 
 
-def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
-    for layer in (1, 3):
-        coder = TopKSAE(128, 64, 4, generator=torch.Generator().manual_seed(layer))
-        coder.save(layer_folder(tmp_path / "sae", layer))
-    sae, data, out = str(tmp_path / "sae"), [str(sample_path() / "test.jsonl")], tmp_path / "pages"
-    cfg = FeaturePagesConfig(sae, data, "nano-untrained", [3], str(out), most=5, limit=4)
-    assert write_feature_pages(cfg) == [out / "layer_3.html"]
-    shown = data_of(out / "layer_3.html")["features"]
-    assert len(shown) == 5
-    with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
-        write_feature_pages(replace(cfg, layers=None))
-
-
 def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The nano model is no explainer: what it writes instead of verdicts are failures, counted and not scored."""
     out = tmp_path / "pages"
     llm = LLMConfig(explain=EndpointConfig("nano", LOCAL, max_tokens=8), cache=None)
     TopKSAE(128, 64, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 3))
-    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [], "nano", None, str(out), most=6, limit=8, llm=llm, named=2)
+    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [], "nano", [3], str(out), most=6, limit=8, llm=llm, named=2)
     dry = replace(cfg, llm=replace(llm, dry_run=str(tmp_path / "dry.jsonl")))
     assert write_feature_pages(dry) == []
     # two names, and a score each
@@ -44,3 +30,6 @@ def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     write_feature_pages(cfg)
     assert len(read_json(out / "layer_3.explanations.json")["failures"]) >= 2
     assert "requests failed" in capsys.readouterr().out
+    assert len(data_of(out / "layer_3.html")["features"]) == 6
+    with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
+        write_feature_pages(replace(cfg, layers=None))

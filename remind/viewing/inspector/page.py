@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -62,58 +62,38 @@ class LevelAnswer(NamedTuple):
     correct: bool | None
 
 
-@dataclass(frozen=True)
 class Inspection:
     """One question, its grounding, and its states.
 
-    Attributes:
+    Args:
         trace: grounding, computed for this page.
-        levels: the rendered states by name, as far as they exist.
-        blocks: inclusive ranges over the retrieved turns that x1 marks; from the record where there is one.
-        split: of the question, where known.
-        salience: of each turn as the record has it; empty where it has none.
+        record: its states; the blocks that are shown are those of its x1.
         model: name of the model that answered, or None. answers: by level.
         pixels: whether grounding was shown images as pixels; the page then shows them, too.
-        summary: what x2 adds to x1.
+
+    Attributes:
+        kind: of the question, if it was inferred. summary: what x2 adds to x1.
+        blocks: inclusive ranges over the retrieved turns. marked, gold: indices of those inside blocks, and of those
+            that are gold evidence.
+        gold_positions: positions in the dialogue of all gold evidence turns, retrieved or not.
     """
 
-    trace: GroundingTrace
-    levels: Mapping[str, Rendered]
-    blocks: tuple[Span, ...]
-    split: str | None = None
-    salience: tuple[float, ...] = ()
-    model: str | None = None
-    answers: Mapping[str, LevelAnswer] = field(default_factory=dict)
-    pixels: bool = False
-    summary: str = ""
-
-    @property
-    def state(self) -> FactualState:
-        return self.trace.state.factual
-
-    @property
-    def question(self) -> Question:
-        return self.state.question
-
-    @property
-    def kind(self) -> str | None:
-        """The inferred kind of the question, if it was inferred."""
-        return None if self.state.told is None else self.state.told.dimension or FACTUAL
-
-    @property
-    def marked(self) -> frozenset[int]:
-        """Indices of the retrieved turns inside blocks."""
-        return marked_turns(self.blocks)
-
-    @property
-    def gold(self) -> frozenset[int]:
-        """Indices of the retrieved turns that are gold evidence."""
-        return frozenset(gold_turns(self.question, self.state.turns))
-
-    @property
-    def gold_positions(self) -> tuple[int, ...]:
-        """Positions in the dialogue of all gold evidence turns, retrieved or not."""
-        return gold_turns(self.question, self.state.dialogue.turns)
+    def __init__(
+        self,
+        trace: GroundingTrace,
+        record: StateRecord,
+        model: str | None = None,
+        answers: Mapping[str, LevelAnswer] | None = None,
+        pixels: bool = False,
+    ) -> None:
+        self.trace, self.record, self.model, self.answers, self.pixels = trace, record, model, answers or {}, pixels
+        self.state: FactualState = trace.state.factual
+        self.question, told = self.state.question, self.state.told
+        self.kind = None if told is None else told.dimension or FACTUAL
+        self.summary, self.blocks = summary_of(record), blocks_of(record.x1)
+        self.marked = marked_turns(self.blocks)
+        self.gold = frozenset(gold_turns(self.question, self.state.turns))
+        self.gold_positions = gold_turns(self.question, self.state.dialogue.turns)
 
     @property
     def notices(self) -> list[str]:
@@ -126,7 +106,7 @@ class Inspection:
                 f"{len(marked)} turns, not {len(self.marked)}, and {len(marked ^ self.marked)} of them differ."
             )
         # equal up to the rounding of another batch or machine
-        if self.salience and not np.allclose(self.salience, computed.salience, rtol=1e-3, atol=1e-3):
+        if self.record.salience and not np.allclose(self.record.salience, computed.salience, rtol=1e-3, atol=1e-3):
             notices.append(
                 "The salience shown was computed for this page and differs from that of the states: they were built "
                 "with other SAEs, another backbone or other settings."
@@ -158,7 +138,7 @@ def write_page(
     # offsets count UTF-16 units of x0's text
     data = {
         "row": row,
-        "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
+        "levels": {level: _level(inspection.record.level(level)) for level in LEVELS},
         "turns": len(state.turns),
         "tokens": {
             "start": units[spans[:, 0]].tolist(),
@@ -203,8 +183,8 @@ def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
     """
     question = inspection.question
     kinds = [question.format, question.dimension, None if question.category is None else str(question.category)]
-    if (inferred := inspection.kind) is not None:
-        kinds.append(f"taken for {inferred}")
+    if inspection.kind is not None:
+        kinds.append(f"taken for {inspection.kind}")
     return {
         "href": quote(name),
         "id": question.id,
@@ -228,13 +208,12 @@ def page_row(path: Path) -> dict[str, Any]:
         raise DataError("no page of a question with its row of the index", path) from None
 
 
-def write_index(rows: Iterable[Mapping[str, Any]], path: str | Path, states: str, questions: int) -> Path:
+def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str, questions: int) -> Path:
     """Write the list of rows from `index_row`; their pages are expected beside it.
 
     Args:
         questions: that are to have a page in the end.
     """
-    rows = list(rows)
     total = sum(row["gold"] for row in rows)
     html = page(
         _PACKAGE,
@@ -303,7 +282,7 @@ def _level(rendered: Rendered) -> dict[str, Any]:
 
 
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
-    rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
+    rendered, salience = inspection.record.x0, inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
     opening = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
     closing = {end for _, end in inspection.blocks}
@@ -408,16 +387,14 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
             for page in pages.values():
                 page.unlink(missing_ok=True)
         folder.claim(settings, resume=True, free=("all", "split", "limit", "out", "device", "overwrite"))
-        rows = {name: page_row(page) for name, page in pages.items() if page.exists()}
-        index = write_index(rows.values(), out / "index.html", str(cfg.states), len(records))
-        todo = [record for record in records if record.question_id not in rows]
-        inspector = Inspector(cfg, built) if todo else None
-        for record in track(todo, "pages", len(todo)):
-            assert inspector is not None
-            rows[record.question_id] = inspector.write(record, pages[record.question_id], index.name)
-            write_index((rows[name] for name in pages if name in rows), index, str(cfg.states), len(records))
-    kept = f", {len(rows) - len(todo)} of them from before" if len(todo) < len(rows) else ""
-    print(f"{len(rows)} page{'' if len(rows) == 1 else 's'}{kept}: {index}")
+        kept, index, rows = sum(page.exists() for page in pages.values()), out / "index.html", []
+        inspector = Inspector(cfg, built)
+        for record in track(records, "pages", len(records)):
+            page = pages[record.question_id]
+            rows.append(page_row(page) if page.exists() else inspector.write(record, page, index.name))
+            write_index(rows, index, str(cfg.states), len(records))
+    told = f", {kept} of them from before" if kept else ""
+    print(f"{len(rows)} page{'' if len(rows) == 1 else 's'}{told}: {index}")
     return index
 
 
@@ -491,14 +468,10 @@ class Inspector:
         dialogue = self.corpus.dialogue(record.dialogue_id)
         inspection = Inspection(
             self.grounder.trace(factual_of(record, dialogue, question)),
-            {name: record.level(name) for name in LEVELS},
-            blocks_of(record.x1),
-            record.split,
-            record.salience,
+            record,
             None if self.model is None else self.model.name,
             {} if self.model is None else {level: self._answer(record, question, level) for level in LEVELS},
             self.grounder.pictures is not None,
-            summary_of(record),
         )
         for notice in inspection.notices:
             print(f"{record.question_id}: {notice}")
