@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sklearn.metrics import cohen_kappa_score
+
 from experiments.official.files import ResultFile
 from experiments.official.longmemeval import Reference, load_references, open_judge, verdict_of
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
 from remind.evaluation.judge import Case, judge_answers
-from remind.evaluation.statistics import cohen_kappa, wilson
+from remind.evaluation.statistics import wilson
 from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, OfflineLLM
@@ -56,6 +58,7 @@ def agreement(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[s
         nothing to accept, or both sides always say the same one thing).
     """
     pairs = [(verdict, label) for verdict, label in zip(verdicts, labels, strict=True) if verdict is not None]
+    first, second = [verdict for verdict, _ in pairs], [label for _, label in pairs]
     accepted, right = sum(v for v, _ in pairs), sum(t for _, t in pairs)
     both, agree = sum(v and t for v, t in pairs), sum(v == t for v, t in pairs)
     return {
@@ -66,7 +69,7 @@ def agreement(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[s
         "precision": both / accepted if accepted else None,
         "recall": both / right if right else None,
         "f1": 2 * both / (accepted + right) if accepted + right else None,
-        "kappa": cohen_kappa([v for v, _ in pairs], [t for _, t in pairs]),
+        "kappa": float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None,
     }
 
 

@@ -159,13 +159,6 @@ def paired_bootstrap(
     )
 
 
-def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
-    """Cohen's κ of two raters' labels of the same subjects; None where both always give the same one label."""
-    from sklearn.metrics import cohen_kappa_score
-
-    return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None
-
-
 def fleiss_kappa(subjects: Sequence[Sequence[str]]) -> float | None:
     """Fleiss' κ of subjects with one label per rater; None where it is undefined: no subject, one rater, or one label.
 

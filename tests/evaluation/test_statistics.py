@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from remind.evaluation.statistics import bootstrap, cohen_kappa, fleiss_kappa, paired_bootstrap, ratio, share, wilson
+from remind.evaluation.statistics import bootstrap, fleiss_kappa, paired_bootstrap, ratio, share, wilson
 
 
 def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
@@ -77,6 +77,3 @@ def test_kappa_of_worked_examples() -> None:
     assert fleiss_kappa([("x", "x", "x"), ("x", "x", "y"), ("y", "y", "y")]) == pytest.approx(22 / 40)
     for undefined in ([], [("x",), ("y",)], [("x", "x"), ("x", "x")]):
         assert fleiss_kappa(undefined) is None
-    # agree on 3 of 4; chance 3/4 · 1/2 + 1/4 · 1/2 = 1/2
-    assert cohen_kappa([True, True, True, False], [True, True, False, False]) == pytest.approx(1 / 2)
-    assert cohen_kappa([True, True], [True, True]) is cohen_kappa([], []) is None
