@@ -87,9 +87,7 @@ class MemBuilderBank(LoggedBank, of=MemBuilderSystem):
         self._compress(replace(occasion, turns=()))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
-        for block in self._block():
-            if block.text:
-                yield int(block.id[1:]), 1.0
+        yield from ((int(block.id[1:]), 1.0) for block in self._block() if block.text)
         yield from self.store.rank(query.text, "dense")
 
     def _block(self) -> list[Entry]:

@@ -4,14 +4,14 @@ training, and as scores of a bank of any system.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from remind.data.dialogue import Question
-from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
+from remind.llm.request import ChatModel, Reply, Request, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory.bank import Bank
 from remind.memory.base import Query
@@ -22,6 +22,7 @@ TEMPLATE = "reward_salimory"
 ROOM = 2048
 #: Entries that are judged at once, and those of a bank, nearest to a question, that a judge of its profile sees.
 BATCH, HELD = 20, 200
+_BLANK = dict.fromkeys(("question", "right", "reply", "conversation", "profile", "memory"), "")
 _GRADE, _TRUTH = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "boolean"}
 #: Of the judge's replies, by what is graded.
 GRADES: Mapping[str, Mapping[str, Any]] = {
@@ -29,18 +30,11 @@ GRADES: Mapping[str, Mapping[str, Any]] = {
     "memory": object_schema(entries={"type": "array", "items": object_schema(factual=_TRUTH, vague=_TRUTH)}),
     "profile": object_schema(score=_GRADE),
 }
-_FORMS = {
-    "response": {"accuracy": 0.7, "personalisation": None},
-    "memory": {"entries": [{"factual": True, "vague": False}]},
-    "profile": {"score": 0.7},
-}
 
 
 def grade_request(step: str, sample: str, given: Mapping[str, str]) -> Request:
     """The request to grade a response (E.1), the entries of a memory (E.2) or a profile (E.3); `given` by name."""
-    code, form = code_for(given.values()), json.dumps(_FORMS[step])
-    parts = [fenced(name, text, code) for name, text in given.items()]
-    return from_template("judge", TEMPLATE, sample, GRADES[step], ROOM, step=step, form=form, code=code, parts=parts)
+    return from_template("judge", TEMPLATE, sample, GRADES[step], ROOM, {**_BLANK, **given}, step=step)
 
 
 def grades(step: str, reply: Reply) -> Any:
@@ -87,17 +81,13 @@ def bank_quality(bank: Bank, questions: Sequence[Question], judge: ChatModel, k:
             scores.append(0.0)
     replies = judge.complete([grade_request(*one) for one in asked])
     told = [grades(step, reply) for (step, *_), reply in zip(asked, replies, strict=True)]
-    checked = [value.get("entries", ()) for value in told[: len(batches)]]
-    points = [point for own, batch in zip(checked, batches, strict=True) if len(own) == len(batch) for point in own]
+    checked = zip((value.get("entries", ()) for value in told), batches, strict=False)
+    points = [point for own, batch in checked if len(own) == len(batch) for point in own]
     scores += [value["score"] for value in told[len(batches) :] if value]
     return {
-        "vague": _mean([point["vague"] for point in points]),
-        "factual": _mean([point["factual"] for point in points]),
-        "utilisation": _mean(scores),
+        "vague": fmean(point["vague"] for point in points) if points else None,
+        "factual": fmean(point["factual"] for point in points) if points else None,
+        "utilisation": fmean(scores) if scores else None,
         "entries": len(points),
         "questions": len(scores),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -75,12 +75,8 @@ class RerankerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        if self.as_printed:
-            object.__setattr__(self, "scale", _SCALE)
-
-    @property
-    def rate(self) -> float:
-        return self.lr or (_RATE if self.as_printed else _RATES[self.candidates])
+        object.__setattr__(self, "scale", _SCALE if self.as_printed else self.scale)
+        object.__setattr__(self, "lr", self.lr or (_RATE if self.as_printed else _RATES[self.candidates]))
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class Reranker:
         adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
         if not all(np.isfinite(factor).all() for factor in factors):
             raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
-        rate = self.w_q.dtype.type(self.config.rate)
+        rate = self.w_q.dtype.type(self.config.lr)
         self.w_q += (rate * adapted).T @ queries
         self.w_m += (rate * probes).T @ values
 

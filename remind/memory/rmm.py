@@ -178,8 +178,8 @@ class RmmBank(Bank, of=RmmSystem):
         query, trace, settings = retrieval.query, retrieval.trace, self.system.reranker
         entry: dict[str, Any] = {"event": "feedback", "query": query.id, "cited": sorted(cited)}
         # a choice of the best few is learned from; labels are of all
-        few = retrieval.memories[: None if settings.pretrain else settings.top_m]
-        shown = [memory.id for memory in few if memory.id in trace["candidates"]]
+        few = None if settings.pretrain else settings.top_m
+        shown = [memory.id for memory in retrieval.memories[:few] if memory.id in trace["candidates"]]
         if shown and (trace["sampled"] or settings.pretrain):
             order = [trace["candidates"].index(name) for name in shown]
             entry |= {"text": query.text, "order": order, **{key: trace[key] for key in ("name", "candidates", "base")}}

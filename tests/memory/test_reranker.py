@@ -76,7 +76,7 @@ def analytic(one: Reranker, episodes: list[Episode], baseline: float) -> tuple[n
 def test_the_gradient_is_that_of_automatic_differentiation(based: bool, changes: dict[str, Any]) -> None:
     config = RerankerConfig(scale=3, top_m=4, top_k=8, **changes)
     # Appendix A.1
-    assert (config.scale, config.rate) == ((1, 1e-3) if config.as_printed else (3, 1e-2))
+    assert (config.scale, config.lr) == ((1, 1e-3) if config.as_printed else (3, 1e-2))
     one, draws = reranker(config), np.random.default_rng(1)
     episodes = [episode(one, draws, based=based, name=str(number)) for number in range(3)]
     found = np.stack(analytic(one, episodes, 0.3))

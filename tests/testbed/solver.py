@@ -63,7 +63,7 @@ def from_prompt(prompt: str) -> Problem:
         if ("\nOptions:\n" in prompt)
         else ()
     )
-    kind = "direct" if not options else "multi" if "Pick every option" in prompt else "single"
+    kind = "direct" if not options else "multi" if "Choose every letter" in prompt else "single"
     return Problem(*understand(question), kind, options, tuple(said))
 
 
