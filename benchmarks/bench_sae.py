@@ -58,7 +58,6 @@ def ours(args: argparse.Namespace, data: Sequence[Tensor], d_sae: int, n_layers:
         log_every=1 << 30,
         lr=3e-4,
         dtype=args.dtype,
-        aux_stride=args.aux_stride,
     )
     trainer = Trainer(config, args.device)
     trainer.start({layer: torch.cat(list(data)).to(args.device) for layer in range(n_layers)})
@@ -172,7 +171,7 @@ def bench_step(args: argparse.Namespace, d_in: int, d_sae: int) -> dict[str, flo
         runs["sae-lens"] = sae_lens(args, data, d_sae)
         ratios.append(("as fast as sae-lens's trainer", "sae-lens", "ours"))
     title = f"step: d {d_in} -> {d_sae}, k {args.k}, batch {args.batch}, {args.dtype}, {args.dead:.0%} dead"
-    return show(f"{title}, AuxK on every {args.aux_stride}. token", take_turns(runs, args), args.batch, ratios)
+    return show(title, take_turns(runs, args), args.batch, ratios)
 
 
 def bench_layers(args: argparse.Namespace) -> None:
@@ -244,7 +243,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     for name, default in (("k", 32), ("batch", 2048), ("threads", 2), ("rounds", 5), ("steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dead", type=float, default=0.2, help="share of the features that are dead")
-    parser.add_argument("--aux_stride", type=int, default=SAETrainConfig().aux_stride, help="as in training")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of our encoder product")
     parser.add_argument("--no_sae_lens", action="store_true", help="leave sae-lens out (it need not be installed)")
     parser.add_argument("--backbone", default="minilm", help="for harvest: minilm, nano, qwen3-vl-8b (random weights)")

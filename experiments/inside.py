@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
+from remind.evaluation.likelihood import AnswerScore
 from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
-from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, whole
+from remind.viewing.patching import Edits, answer_score, patches, rankings, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
 

@@ -65,6 +65,7 @@ ARMS = {
     "grpo": Arm("GRPO (α = 1)", changes={"alpha": 1.0}),
     "printed": Arm("ADRPO, Eq. 12 as printed", changes={"weighting": "printed"}),
     "random_role": Arm("control: α on a random one of the retrieved roles", control="random_role"),
+    "density": Arm("ADRPO, a task reward for one session in eight", changes={"density": 0.125}),
     "null_rewards": Arm("control: rewards of other rollouts", control="null_rewards"),
     "salimory_sft": Arm("SaliMory: imitation (SFT)", "salimory_sft", start=None),
     "salimory_r1": _salimory("answers alone (R1)", **_ANSWERS, boost=0.0, utilize=0.0),

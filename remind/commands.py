@@ -44,7 +44,10 @@ COMMANDS = {
     "train-sae": Command("remind.train_sae.config:TrainSAEConfig", "remind.train_sae:train_sae"),
     "check-sae": Command("remind.train_sae.config:CheckSAEConfig", "remind.grounding.check:check_sae"),
     "build-states": Command("remind.build.config:BuildStatesConfig", "remind.build.states:build", repeatable=("ask",)),
-    "train-pra": Command("remind.train_pra.config:TrainConfig", "remind.train_pra.run:train"),
+    "check-states": Command(
+        "remind.train_pra.config:CheckStatesConfig", "remind.check_states:check_states", positional=("states",)
+    ),
+    "train-pra": Command("remind.train_pra.config:TrainConfig", "remind.check_states:train"),
     "export": Command("remind.train_pra.config:ExportConfig", "remind.train_pra.export:export"),
     "evaluate": Command("remind.evaluation.config:EvaluateConfig", "remind.memory.run:evaluate_and_show"),
     "answer": Command("remind.ask:AnswerConfig", "remind.ask:answer_and_show", repeatable=("ask",)),
@@ -65,7 +68,7 @@ COMMANDS = {
     ),
     "compare-models": Command("remind.viewing.config:CompareModelsConfig", "remind.viewing.diff:compare_models"),
     "plot-run": Command("remind.viewing.config:PlotRunConfig", "remind.viewing.plots:plot_run"),
-    "make-world": Command("remind.testbed.write:MakeWorldConfig", "remind.testbed.write:write_world"),
+    "make-world": Command("remind.testbed.ladder:MakeWorldConfig", "remind.testbed.ladder:write_world"),
     "build-refmem": Command("remind.refmem.config:RefMemConfig", "remind.refmem.build:build_refmem"),
     "annotate-refmem": Command("remind.refmem.annotate:AnnotateConfig", "remind.refmem.annotate:write_pages"),
     "merge-annotations": Command("remind.refmem.merge:MergeConfig", "remind.refmem.merge:merge"),

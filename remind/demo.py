@@ -25,8 +25,7 @@ from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 from remind.testbed.built import BuiltConfig, build_world, train_saes
-from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import labelled, write_records
+from remind.testbed.ladder import LabelConfig, labelled, with_labels, write_records
 from remind.testbed.world import World, WorldConfig, make_world
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 from sae.ranges import Seed, Share, Workers

@@ -1,6 +1,6 @@
 """Top-K sparse autoencoders for Hugging Face models, in sae-lens's format.
 
-Training is in `sae.trainer`, harvesting in `sae.harvest`, `sae.buffer` and `sae.cache`, evaluation in `sae.metrics` and
+Training is in `sae.trainer`, harvesting in `sae.harvest` and `sae.buffer`, evaluation in `sae.metrics` and
 `sae.splice`, probing in `sae.probe`. What needs torch is imported on first use, so that `import sae` is quick.
 """
 

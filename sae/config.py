@@ -50,8 +50,6 @@ class SAETrainConfig:
     """AdamW's epsilon; small, because gradients of single features are."""
     aux_coefficient: NonNegativeFloat = 1 / 32
     """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0: off."""
-    aux_stride: PositiveInt = 1
-    """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in Gao et al."""
     dead_tokens: PositiveInt = 1_000_000
     """A feature is dead after so many tokens without firing."""
     b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"

@@ -63,7 +63,7 @@ class Sums:
 
 
 #: The scalar sums, in their order before Σh and the firing counts.
-_, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
+_, _ERROR, _SQUARE, _COSINE, _ACTIVE, _SCALARS = range(6)
 
 
 class Evaluation(Sums):
@@ -72,8 +72,7 @@ class Evaluation(Sums):
     Variance comes from sums of squares: in float64 good to 1e-6 while the mean is below about 1e4 times the spread.
     """
 
-    _errors = ("fvu", "explained_variance", "mse", "cosine", "relative_norm", "relative_reconstruction_bias")
-    names = (*_errors, "l0", "dead")
+    names = ("fvu", "explained_variance", "mse", "cosine", "l0", "dead")
 
     def __init__(self, d_in: int, d_sae: int) -> None:
         super().__init__(_SCALARS + d_in + d_sae)
@@ -93,16 +92,12 @@ class Evaluation(Sums):
             )
         h, out = h.double(), reconstruction.to(h.device).double()
         active = codes.active()
-        norm, out_norm = torch.linalg.vector_norm(h, dim=1), torch.linalg.vector_norm(out, dim=1)
         scalars = torch.stack(
             [
                 h.new_full((), len(h)),
                 (h - out).square().sum(),
-                norm.square().sum(),
-                out_norm.square().sum(),
-                (h * out).sum(),
+                h.square().sum(),
                 torch.cosine_similarity(h, out, dim=1).sum(),
-                (out_norm / torch.where(norm > 0, norm, 1)).sum(),
                 active.sum().to(h),
             ]
         )
@@ -135,17 +130,6 @@ class Evaluation(Sums):
     def cosine(self) -> float:
         """Mean cosine of h and ĥ [cossim]."""
         return self._mean(_COSINE)
-
-    @property
-    def relative_norm(self) -> float:
-        """Mean of ‖ĥ‖ / ‖h‖ [l2_ratio]; where h is 0 the token counts ‖ĥ‖."""
-        return self._mean(_NORM_RATIO)
-
-    @property
-    def relative_reconstruction_bias(self) -> float:
-        """Σ‖ĥ‖² / Σ h·ĥ: ĥ divided by this factor fits best (Rajamanoharan et al. 2024); 1 is unbiased."""
-        dot = float(self._sums[_DOT])
-        return float(self._sums[_OUT_SQUARE]) / dot if dot else math.nan
 
     @property
     def dead(self) -> float:
@@ -204,11 +188,8 @@ class LayerEvaluation(Evaluation):
             part._sums = sums
 
     @torch.no_grad()
-    def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes, visual: Tensor | None = None) -> None:
-        """As `Evaluation.add`. visual: [N] bool, image and video tokens; None: unknown, counted as neither kind."""
-        if visual is None:
-            self.all.add(h, reconstruction, codes)
-            return
+    def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes, visual: Tensor) -> None:  # type: ignore[override]
+        """As `Evaluation.add`. visual: [N] bool, image and video tokens."""
         if visual.shape != h.shape[:1]:
             raise ShapeError(f"visual {list(visual.shape)} for hidden states {list(h.shape)}")
         visual = visual.to(h.device, torch.bool)
@@ -219,7 +200,7 @@ class LayerEvaluation(Evaluation):
 
     @property
     def text(self) -> Evaluation | None:
-        """Text tokens, with a mean of their own; None without any, or where batches did not say."""
+        """Text tokens, with a mean of their own; None without any."""
         return self._text if self._text.tokens else None
 
     @property
@@ -236,20 +217,19 @@ class LayerEvaluation(Evaluation):
 @torch.no_grad()
 def evaluate(
     coders: Mapping[int, TopKSAE],
-    batches: Iterable[Mapping[int, Tensor] | TokenBatch],
+    batches: Iterable[TokenBatch],
 ) -> dict[int, LayerEvaluation]:
     """Evaluate every layer's coder on held-out activations.
 
     Args:
         coders: by layer.
-        batches: token batches of `sae.harvest`, or mappings of layer to [N, d_in], where visual tokens are unknown.
-            Layers without a coder are ignored.
+        batches: of `sae.harvest`. Layers without a coder are ignored.
 
     Raises ActivationError for values that are not finite, LayerError or ShapeError for another batch.
     """
     results = {layer: LayerEvaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
     for number, batch in enumerate(batches):
-        activations, visual = (batch, None) if isinstance(batch, Mapping) else (batch.activations, batch.visual)
+        activations = batch.activations
         for layer, coder in coders.items():
             if layer not in activations:
                 raise LayerError(f"batch {number} holds layers {sorted(activations)}; the coder of {layer} has none")
@@ -260,7 +240,7 @@ def evaluate(
                 piece = h[part].to(coder.W_enc.device)
                 try:
                     codes = coder.encode(piece)
-                    results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
+                    results[layer].add(piece, coder.decode(codes), codes, batch.visual[part])
                 except (ActivationError, ShapeError) as error:
                     raise type(error)(f"batch {number}, layer {layer}: {error}") from None
     return results

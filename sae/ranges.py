@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -34,7 +35,8 @@ _BOUNDS = (
 
 
 def check_ranges(config: Any, error: type[Exception], kind: type | None = None) -> None:
-    """Raise `error` for the first number of a dataclass outside of its range, NaN included, or word that is no choice.
+    """Raise `error` for the first number of a dataclass outside of its range, NaN included, or word that is no choice;
+    of the dataclasses in its fields, too.
 
     For values given in Python; on the command line pydantic checks all types.
 
@@ -44,6 +46,8 @@ def check_ranges(config: Any, error: type[Exception], kind: type | None = None) 
     for name, hint in get_type_hints(kind or type(config), include_extras=True).items():
         parts = [*_parts(hint)]
         for value in _values(getattr(config, name)):
+            if is_dataclass(value):
+                check_ranges(value, error)
             if value is None or (isinstance(value, str) and str in parts):
                 continue
             limited = [part for part in parts if isinstance(part, Range) or get_origin(part) is Literal]

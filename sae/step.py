@@ -5,7 +5,7 @@ Loss (Gao et al. 2024, normalised as in OpenAI's sparse_autoencoder):
     L = mean_t ||x_t - x̂_t||² * mse_scale + c * Σ_t ||e_t - ê_t||² / Σ_t ||e_t - mean(e)||²,    e = x - x̂, detached,
 
 where ê = z_aux W_dec (without bias) and z_aux are the k_aux largest ReLU activations among dead features (AuxK). The
-second term is 0 where e does not vary; its sums may run over every n-th token only (`AuxK.stride`).
+second term is 0 where e does not vary.
 
 With g = dL/dx̂ and G the sparse gradient of the codes: dW_dec = Zᵀ g, dW_enc = (x - b_dec)ᵀ G, db_enc = Σ G and
 db_dec = Σ g - W_enc db_enc, sums over the k actives of each token. No dense [tokens, d_sae] gradient is formed.
@@ -45,12 +45,11 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class AuxK:
-    """The auxiliary loss over `dead` features [n], at most `k` per token, on every `stride`-th token of the batch."""
+    """The auxiliary loss over `dead` features [n], at most `k` per token."""
 
     dead: Tensor
     k: int
     coefficient: float = 1 / 32
-    stride: int = 1
 
 
 class Gradients(NamedTuple):
@@ -107,7 +106,7 @@ def gradients(
         z, g_aux, aux_loss = _auxiliary(dead_pre, error, dead, aux, total)
         g_z = (g_aux @ dead.t()).mul_(z > 0)
         dw_dec.index_add_(0, aux.dead, z.t() @ g_aux)
-        dw_enc.index_add_(0, aux.dead, g_z.t() @ centred[:: aux.stride])
+        dw_enc.index_add_(0, aux.dead, g_z.t() @ centred)
         db_enc = db_enc.index_add(0, aux.dead, g_z.sum(0))
         radial = radial.index_add(0, aux.dead, (z * g_z).sum(0))
         loss = mse + aux.coefficient * aux_loss
@@ -124,13 +123,10 @@ def feature_major(coder: TopKSAE) -> TopKSAE:
 def _encode(
     coder: TopKSAE, centred: Tensor, aux: AuxK | None, products: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """values, indices [N, k], and the pre-activations of dead features at every `stride`-th token."""
+    """values, indices [N, k], and the pre-activations of dead features."""
     exact = products is None or products == centred.dtype
     x, w, b = (part if exact else part.to(products) for part in (centred, coder.W_enc, coder.b_enc))
-    stride = 1 if aux is None else aux.stride
-    rows = _ROWS if x.device.type == "cpu" else max(_NUMBERS // len(b), 1)
-    # chunks begin at tokens of the auxiliary loss
-    rows = min(math.ceil(rows / stride) * stride, len(x))
+    rows = min(_ROWS if x.device.type == "cpu" else max(_NUMBERS // len(b), 1), len(x))
     values = centred.new_empty(len(x), coder.k)
     indices = torch.empty(len(x), coder.k, dtype=torch.int64, device=x.device)
     buffer = x.new_empty(rows, len(b))
@@ -140,7 +136,7 @@ def _encode(
         pre = torch.addmm(b, x[chunk], w, out=buffer[: len(x[chunk])])
         values[chunk], indices[chunk] = largest(pre, coder.k)
         if aux is not None:
-            dead_pre.append(pre[::stride].index_select(1, aux.dead))
+            dead_pre.append(pre.index_select(1, aux.dead))
     if not exact:
         values = _products(centred, coder.W_enc.t(), indices) + coder.b_enc[indices]
     return values.relu_(), indices, torch.cat(dead_pre).to(centred.dtype) if dead_pre else None
@@ -150,7 +146,6 @@ def _auxiliary(
     pre: Tensor, error: Tensor, w_dead: Tensor, aux: AuxK, total: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z_aux [n, n_dead], dL/dê [n, d_in] and the loss without coefficient; pre [n, n_dead], error [N, d_in]."""
-    error = error[:: aux.stride]
     top, where = pre.topk(min(aux.k, pre.shape[-1]), dim=-1, sorted=False)
     z = torch.zeros_like(pre).scatter_(-1, where, top.relu_())
     residual = z @ w_dead - error
@@ -293,7 +288,7 @@ def train_step(
     if config.aux_coefficient > 0 and seen > config.dead_tokens:
         dead = (state.silent > config.dead_tokens).nonzero().squeeze(-1)
         k = 1 << max(0, (coder.d_in // 2).bit_length() - 1)
-        aux = AuxK(dead, k, config.aux_coefficient, config.aux_stride)
+        aux = AuxK(dead, k, config.aux_coefficient)
     products = torch.bfloat16 if config.dtype == "bfloat16" else None
     out, grads = gradients(coder, x, state.mse_scale, aux, tokens=tokens, total=processes.total, products=products)
     for name, parameter in zip(stored(coder), state.optimizer.param_groups[0]["params"], strict=True):

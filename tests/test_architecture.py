@@ -24,6 +24,7 @@ ORDER = (
     "alignment",
     "train_pra",
     "evaluation",
+    "check_states",
     "ask",
     "memory",
     "refmem",

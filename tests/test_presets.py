@@ -9,8 +9,10 @@ from typing import Any
 from remind.alignment.config import Edge, Objective
 from remind.build import BuildStatesConfig
 from remind.core.cli import parse
+from remind.evaluation.config import EvaluateConfig
 from remind.grounding import GroundingConfig
 from remind.train_pra.config import TrainConfig
+from remind.train_sae import TrainSAEConfig
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
 
@@ -35,10 +37,19 @@ def test_recommended_is_what_is_had_without_a_file() -> None:
 
 def test_a_later_file_changes_what_it_names_and_nothing_else() -> None:
     alone, both = build("build"), build("build", "grounding_as_printed")
-    assert alone.grounding == replace(GroundingConfig(), context_codes="joint")
+    assert alone.grounding == replace(GroundingConfig(), context_codes="joint", images="pixels", image_tokens=64)
     assert both.grounding.context_codes == "joint"
     assert (both.llm, both.perception, both.sae) == (alone.llm, alone.perception, alone.sae)
     assert (both.perception.retrieve.max_context_tokens, both.perception.retrieve.top_share) == (None, 0.2)
+
+
+def test_all_stages_are_shown_images_alike() -> None:
+    stages = [build("build").grounding, preset(EvaluateConfig, "evaluate_base", required="")]
+    stages += [preset(TrainConfig, f"pra_{name}", required="").data for name in ("full", "lora", "qlora")]
+    assert {(one.images, one.image_tokens) for one in stages} == {("pixels", 64)}
+    assert preset(TrainSAEConfig, "sae", required="").image_tokens == 64
+    # the trained model says it by itself
+    assert preset(EvaluateConfig, "evaluate", required="").images is None
 
 
 def test_what_is_printed() -> None:

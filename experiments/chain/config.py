@@ -15,10 +15,10 @@ from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveSh
 PROBES = {
     "built": ("x1", "x2"),
     "gold": ("x1", "x2"),
-    "random": ("x1", "x2"),
     "none": ("x2",),
     "other": ("x2",),
-    "null": ("x2",),
+    "quoted": ("x2",),
+    "quoted_other": ("x2",),
 }
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these; the others are told by x0 alone.
@@ -31,7 +31,8 @@ class Arm:
     """One of the methods that are compared.
 
     Attributes:
-        start: the arm whose model it starts from; None: the untrained model.
+        start: the arm whose model it starts from (with `ChainConfig.start` model, the untrained one); None: the
+            untrained model.
         aligns: it is trained with PRA; otherwise with the hard loss alone.
         pool: it learns from the pool of questions, not from the labelled ones.
         variant: of the states it learns from.
@@ -63,15 +64,18 @@ ARMS = {
     "pra": _pra("PRA without labels"),
     "pra_labels": Arm("PRA with the labels of SFT", "sft", aligns=True),
     "pra_gold": _pra("PRA without labels, gold evidence marked", "gold"),
-    "pra_random": _pra("PRA without labels, random marks", "random"),
     "pra_none": _pra("PRA without labels, no marks", "none"),
     "pra_other": _pra("control: summary of another question", "other"),
     "pra_on_policy": _pra("PRA without labels, at its own answers", labels="on_policy"),
     "pra_on_policy_other": _pra("the same, summary of another question", "other", "on_policy"),
-    "pra_null": _pra("control: random marks, summary of another question", "null"),
+    "pra_quoted": _pra("PRA without labels, gold evidence quoted", "quoted"),
+    "pra_quoted_other": _pra("control: another question's evidence quoted", "quoted_other"),
+    "pra_quoted_labels": Arm("PRA with labels, gold evidence quoted", "sft", True, True, "quoted"),
+    "pra_quoted_on_policy": _pra("the same without labels, at its own answers", "quoted", "on_policy"),
+    "sft_quoted": Arm("SFT on its own answers, gold evidence quoted", "sft", False, True, "quoted", "decoded"),
 }
 #: What every trained arm is compared with, where it was run.
-RIVALS = ("sft", "sft_longer", "pra_other", "pra_on_policy_other", "pra_null")
+RIVALS = ("untrained", "sft", "sft_longer", "pra_other", "pra_on_policy_other", "pra_quoted_other")
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.
 FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "resamples")
 
@@ -86,6 +90,13 @@ class ChainConfig:
     """Dialogue files and how their states are built. Its out, split and overwrite are not read."""
     model: str = "smollm2"
     """Model to train: smollm2, nano, or a Hugging Face folder or id."""
+    start: Literal["sft", "model"] = "sft"
+    """What every arm but sft starts from: the model fine-tuned on the labels, or the model as it comes."""
+    x0: Literal["retrieved", "all", "none"] = "retrieved"
+    """Which gold evidence x0 holds: what was retrieved; all of it, or none, in as many turns (`x0_turns`). With all or
+    none, questions without evidence are left out, and those with more than x0 has room for."""
+    x0_turns: PositiveInt = 10
+    """Turns in x0, unless it is as retrieved: gold evidence, and retrieved turns drawn by chance."""
     stage: Literal["all", "run", "report"] = "all"
     """run: states, training, answers. report: tables and plots of the answers there are. all: both."""
     arms: tuple[str, ...] = ("untrained", "sft", "sft_longer", "pra", "pra_other")
@@ -97,7 +108,7 @@ class ChainConfig:
     only_folds: tuple[NonNegativeInt, ...] | None = None
     """Folds to run, from 0; None: all."""
     fold_seed: Seed = 0
-    """Order in which dialogues are dealt, and random marks."""
+    """Order in which dialogues are dealt, and which turns stand in x0 beside the evidence."""
     dev_dialogues: NonNegativeInt = 1
     """Of each input and fold, for the held-out loss and the trace; never trained on, nor tested."""
     labelled: PositiveShare = 0.5
@@ -130,8 +141,10 @@ class ChainConfig:
     """The loop; its learning_rate and max_steps are not read."""
     lora: LoraConfig | None = None
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
-    probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
+    probes: tuple[str, ...] = ("built", "gold", "none", "other")
     """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
+    probe_answers: bool = True
+    """False: of probes only log p of the gold answer is measured, in a fraction of the time."""
     trace_every: NonNegativeInt = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
     max_new_tokens: PositiveInt = 96
@@ -161,5 +174,9 @@ class ChainConfig:
     @property
     def plan(self) -> tuple[str, ...]:
         """The arms in the order they are run in, those that others start from included."""
-        wanted = {*self.arms} | {start for arm in self.arms if (start := ARMS[arm].start) is not None}
+        wanted = {*self.arms} | {start for arm in self.arms if (start := self.begins(arm)) is not None}
         return tuple(arm for arm in ARMS if arm in wanted)
+
+    def begins(self, arm: str) -> str | None:
+        """The arm whose model this one starts from; None: the untrained model."""
+        return ARMS[arm].start if self.start == "sft" else None

@@ -171,12 +171,15 @@ def summarise(answers: Comparison) -> dict[str, Any]:
 
 
 def traces(out: Path) -> dict[str, list[list[float]]]:
-    """Steps and mean score of dev questions by arm, over folds and seeds; what starts from SFT begins where it ends."""
+    """Steps and mean log p of the gold answers to dev questions by arm, over folds and seeds.
+
+    What starts from SFT begins where it ends.
+    """
     found: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
     for path in sorted(out.glob(f"fold-*/seed-*/*/train/{METRICS}")):
         for row in read_metrics(path.parent):
             if row["kind"] == "probe":
-                found[path.parents[1].name][row["step"]].append(row["score"])
+                found[path.parents[1].name][row["step"]].append(row["log_probability"])
     ends = {arm: max(steps, default=0) for arm, steps in found.items()}
     begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
     return {
@@ -234,15 +237,15 @@ def _nats(estimate: Mapping[str, Any] | None, signed: bool = True) -> str:
 
 
 def _plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
-    """A curve for each arm, of points (steps, score)."""
+    """A curve for each arm, of points (steps, log p)."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     for number, (arm, points) in enumerate(curves.items()):
-        steps, scores = zip(*points, strict=True)
+        steps, values = zip(*points, strict=True)
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(steps, [100 * one for one in scores], "o-", color=colour, markersize=4, label=ARMS[arm].title)
+        axes.plot(steps, values, "o-", color=colour, markersize=4, label=ARMS[arm].title)
     axes.set_xlabel("optimiser steps")
-    axes.set_ylabel("score on dev questions from x0, %")
+    axes.set_ylabel("log p of the gold answer from x0, nats a token")
     axes.grid(alpha=0.3)
     if curves:
         axes.legend(frameon=False, fontsize=8)

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.chain.config import ARMS, FREE, PROBED, PROBES, Arm, ChainConfig
-from experiments.chain.report import outcome, report, value_of
-from experiments.chain.variants import with_variant
+from experiments.chain.report import outcome, report
+from experiments.chain.variants import with_variant, with_x0
 from remind.alignment.callbacks import Probe
 from remind.alignment.config import Objective
 from remind.alignment.metrics import checkpoints
@@ -25,9 +26,9 @@ from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.likelihood import log_probability
 from remind.evaluation.predictions import PREDICTIONS, read_rows
 from remind.evaluation.run import run_evaluation
-from remind.evaluation.scores import parse_all, score
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import generate
@@ -38,8 +39,6 @@ from remind.testbed.ladder import write_records
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
 from remind.train_pra.export import export
 from remind.train_pra.run import train
-from remind.viewing.diff import readings
-from remind.viewing.patching import answer_score
 
 #: Settings of the build that change how it is made, not what.
 _BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
@@ -138,10 +137,8 @@ def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level:
 
     Answers of a small model are few words that are right or wrong; this says how near it was.
     """
-    found = readings(backbone, records)
     return {
-        one.record.question_id: answer_score(backbone, one, level=LEVELS.index(level)).log_probability
-        for one in track(found, "score gold answers", len(found))
+        r.question_id: log_probability(backbone, r, level) for r in track(records, "score gold answers", len(records))
     }
 
 
@@ -168,12 +165,15 @@ class Chain:
     def records(self) -> list[StateRecord]:
         """All states."""
         build(replace(self.cfg.build, out=str(self.out / "states"), overwrite=False))
-        return read_states(self.out / "states")
+        records, cfg = read_states(self.out / "states"), self.cfg
+        if cfg.x0 == "retrieved":
+            return records
+        return with_x0(cfg.x0, cfg.x0_turns, records, self._sources, cfg.fold_seed)
 
-    def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
+    def chosen(self, dialogues: Sequence[str], most: int | None, split: Any, variant: str) -> list[StateRecord]:
         """Questions of these dialogues, with x1 and x2 of a variant."""
         records = choose(self.records, dialogues, most, self.cfg.categories)
-        made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
+        made = with_variant(variant, records, self._sources, self._llm) if records else []
         return [replace(record, split=split) for record in made]
 
     @cached_property
@@ -203,7 +203,7 @@ class FoldRuns:
         asked = [Asked()]
         if name in PROBED:
             probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
-            asked += [Asked(level="oracle"), *probes]
+            asked += [Asked(level="oracle"), *probes] if self.cfg.probe_answers else probes
         answers = self._folder(name) / "answers"
         if missing := [one for one in asked if not (answers / f"{one.name}.jsonl").exists()]:
             model = self._model(name)
@@ -213,12 +213,18 @@ class FoldRuns:
                 rows = self._answer(answerer, one, answers / one.name)
                 about = {"fold": self.number, "seed": self.seed if ARMS[name].trained else None, "arm": name}
                 write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
-        if not any(arm.start == name for arm in ARMS.values()):
+        if name not in map(self.cfg.begins, self.cfg.plan):
             shutil.rmtree(self._folder(name) / "model", ignore_errors=True)
 
     def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
         """The outcome of every test question."""
         records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
+        if asked.level != "x0" and not self.cfg.probe_answers:
+            sure = log_probabilities(answerer.backbone, records, asked.level)
+            kept = ("question_id", "dialogue_id", "category")
+            return [
+                {**{name: getattr(r, name) for name in kept}, "log_probability": sure[r.question_id]} for r in records
+            ]
         states = self.out / "states" / f"test-{asked.variant}"
         evaluation = EvaluateConfig(
             states=str(self.chain.write(states, records)),
@@ -240,12 +246,12 @@ class FoldRuns:
 
     def _model(self, name: str) -> str:
         """The model of an arm, trained first where it is not there."""
-        arm, folder = ARMS[name], self._folder(name)
+        arm, folder, begins = ARMS[name], self._folder(name), self.cfg.begins(name)
         if not arm.trained:
             return self.cfg.model
         model = folder / "model"
         if not model.exists():
-            start = self.cfg.model if arm.start is None else self._model(arm.start)
+            start = self.cfg.model if begins is None else self._model(begins)
             self._train(self._settings(arm, start, self._states(arm, start, folder), folder / "train"))
             export(ExportConfig(run=str(folder / "train"), out=str(model)))
         # several times the model, and of no more use
@@ -295,20 +301,14 @@ class FoldRuns:
         return replace(learning, objective=objective, data=data, trainer=loop)
 
     def _train(self, settings: TrainConfig) -> None:
-        """Train, or go on; the scores of answers to dev questions are rows of kind probe in metrics.jsonl."""
+        """Train, or go on; log p of the gold answers to dev questions are rows of kind probe in metrics.jsonl."""
         if not (self.cfg.trace_every and self._dev):
             train(settings)
             return
         base = load_backbone(settings.model)
-        # evidence quoted is not part of a trace
-        dev = [replace(record, evidence_lines=()) for record in self._dev]
 
         def measure(model: Any) -> dict[str, float]:
-            backbone, prompts = replace(base, model=model), [record.x0.text for record in dev]
-            outputs = generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size)
-            written = [output for output in outputs if output is not None]
-            scores = score(dev, written, parse_all(dev, written), [None] * len(dev), SentenceEncoder(load=False).encode)
-            values = [value_of({**one.row(), "failure": one.generation.failure}) or 0.0 for one in scores]
-            return {"score": sum(values) / len(values)}
+            model.eval()
+            return {"log_probability": fmean(log_probabilities(replace(base, model=model), self._dev, "x0").values())}
 
         train(settings, Probe(measure, self.cfg.trace_every))

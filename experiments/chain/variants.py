@@ -3,10 +3,10 @@
 - built: as the pipeline made them.
 - gold: the turns of gold evidence that x0 holds are marked, and the summary repeats them. Where it holds none, x1 and
   x2 are x0.
-- random: as many turns marked as were, elsewhere; the summary is made from them.
 - none: no marks; the summary is made from all of x0.
 - other: the marks as built, with the summary of another question.
-- null: the marks of random, with the summary of another question.
+- quoted: no marks, and the summary repeats the gold evidence that x0 holds.
+- quoted_other: the same with the gold evidence of another question.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.chain.config import VARIANTS
+from remind.check_states import others
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.perception.auxiliary import AuxiliaryLLM
 from remind.reflect import summarise
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, line_of, render
-from remind.states.records import StateRecord, attentional_of, summary_of
+from remind.states.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    line_of,
+    render,
+    segments_of,
+)
+from remind.states.records import StateRecord, attentional_of, factual_of, record_of, summary_of
 from remind.testbed.ladder import mark_blocks
 
 #: The dialogue of a question, and the question.
@@ -29,15 +37,14 @@ Source = tuple[Dialogue, Question]
 
 
 def with_variant(
-    name: str, records: Sequence[StateRecord], sources: Mapping[str, Source], llm: AuxiliaryLLM, seed: int = 0
+    name: str, records: Sequence[StateRecord], sources: Mapping[str, Source], llm: AuxiliaryLLM
 ) -> list[StateRecord]:
     """The records with x1 and x2 of a variant.
 
     Args:
         records: built ones of one split; other questions' summaries come from among them.
         sources: by question id.
-        llm: writes the summaries of random and none: the one that wrote the built ones.
-        seed: of the random marks.
+        llm: writes the summaries of none: the one that wrote the built ones.
 
     Raises:
         ConfigError: no such variant, or a single question, which has no other.
@@ -50,25 +57,17 @@ def with_variant(
     states = [attentional_of(record, *sources[record.question_id]) for record in records]
     if name == "gold":
         return [_gold(record, state) for record, state in zip(records, states, strict=True)]
-    if name in ("random", "null"):
-        states = [_moved(state, random.Random(f"remind-chain:{seed}:{r.question_id}")) for r, state in
-                  zip(records, states, strict=True)]  # fmt: skip
-    if name in ("other", "null"):
+    if name == "other":
         summaries = [summary_of(records[place]) for place in others(len(records))]
-    elif name == "random":
-        summaries = _summaries(llm, states)
-    else:
+    elif name == "none":
         # every turn marked is no turn singled out
-        summaries = _summaries(llm, [_marked(state, lambda _: True) for state in states])
+        summaries = [state.summary for state in summarise(llm, [_marked(state, lambda _: True) for state in states])]
+    else:
+        quotes = [_key_lines(state.factual) for state in states]
+        summaries = quotes if name == "quoted" else [quotes[place] for place in others(len(records))]
+    if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
-
-
-def others(n: int) -> list[int]:
-    """For each of n questions the place of another one: half the list away, so mostly of another dialogue."""
-    if n < 2:
-        raise ConfigError("a single question has no other one to take the summary from; use more questions")
-    return [(place + n // 2) % n for place in range(n)]
 
 
 def gold_turns(state: FactualState) -> set[str]:
@@ -79,18 +78,38 @@ def gold_turns(state: FactualState) -> set[str]:
 
 def _gold(record: StateRecord, state: AttentionalState) -> StateRecord:
     gold = gold_turns(state.factual)
-    if not gold:
-        return replace(record, x1=record.x0, x2=record.x0)
-    lines = [line_of(turn) for turn in state.factual.turns if turn.id in gold]
-    return _record(record, _marked(state, gold.__contains__), "\n".join(["Key lines:", *lines]))
+    return _record(record, _marked(state, gold.__contains__), _key_lines(state.factual))
 
 
-def _moved(state: AttentionalState, rng: random.Random) -> AttentionalState:
-    """The marks moved round by a random number of turns: as many, in blocks about as long."""
-    turns = [turn.id for turn in state.factual.turns]
-    marked = {place for start, end in state.blocks for place in range(start, end + 1)}
-    shift = rng.randrange(1, len(turns)) if len(turns) > 1 else 0
-    return _marked(state, {turns[(place + shift) % len(turns)] for place in marked}.__contains__)
+def _key_lines(state: FactualState) -> str:
+    """The gold evidence that x0 holds, quoted; "" where it holds none."""
+    gold = gold_turns(state)
+    return "\n".join(["Key lines:", *(line_of(turn) for turn in state.turns if turn.id in gold)]) if gold else ""
+
+
+def with_x0(
+    held: str, turns: int, records: Sequence[StateRecord], sources: Mapping[str, Source], seed: int
+) -> list[StateRecord]:
+    """The records with an x0 of so many turns that holds all of the gold evidence, or none; without x1 and x2.
+
+    Beside the evidence stand retrieved turns, drawn by chance that seed and question fix.
+
+    Args:
+        held: "all" or "none".
+    """
+    made = []
+    for record in records:
+        state = factual_of(record, *sources[record.question_id])
+        places = state.dialogue.positions
+        gold = {places[name] for name in state.question.evidence if name in places}
+        others = [position for position in state.positions if position not in gold]
+        kept = sorted(gold) if held == "all" else []
+        spare = min(turns - len(kept), len(others))
+        if gold and spare >= 0:
+            kept += random.Random(f"remind-chain:{seed}:{record.question_id}").sample(others, spare)
+            whole = replace(state, segments=segments_of(state.dialogue, sorted(kept)))
+            made.append(record_of(whole, record.split))
+    return made
 
 
 def _marked(state: AttentionalState, chosen: Callable[[str], bool]) -> AttentionalState:
@@ -98,9 +117,7 @@ def _marked(state: AttentionalState, chosen: Callable[[str], bool]) -> Attention
     return replace(state, blocks=mark_blocks(state.factual, turns))
 
 
-def _summaries(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[str]:
-    return [state.summary for state in summarise(llm, states)]
-
-
 def _record(record: StateRecord, state: AttentionalState, summary: str) -> StateRecord:
-    return replace(record, x1=render(state), x2=render(ReflectiveState(state, summary)))
+    """With x1 and x2; without anything to say, x2 is x1."""
+    x1 = render(state)
+    return replace(record, x1=x1, x2=render(ReflectiveState(state, summary)) if summary else x1)

@@ -61,8 +61,8 @@ class InferenceCostConfig:
     """Tokens of the history; ascending."""
     top_share: PositiveShare = 0.2
     """Share of the history that retrieval keeps."""
-    max_context_tokens: PositiveInt = 7200
-    """Cap on the retrieved tokens in x0. Ours: a fifth of RefMem-Bench's average history; the paper names none."""
+    max_context_tokens: PositiveInt | None = 7200
+    """Cap on the retrieved tokens in x0. A fifth of RefMem-Bench's average history; None: none, as in the paper."""
     questions: tuple[PositiveInt, ...] = (1, 100)
     """Over how many questions about the dialogue one index, or one prefill of the whole history, is spread."""
     dimensions: PositiveInt = 8
@@ -154,7 +154,7 @@ class Inference:
         frame = sizes.instructions + sizes.question
         if kind == "full":
             return frame + history
-        retrieved = min(math.ceil(round(cfg.top_share * history, 6)), cfg.max_context_tokens)
+        retrieved = min(math.ceil(round(cfg.top_share * history, 6)), cfg.max_context_tokens or history)
         above = {"x0": 0, "x1": sizes.markers, "x2": sizes.markers + sizes.summary}[kind]
         return frame + retrieved + sizes.strategy + above
 

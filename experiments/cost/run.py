@@ -171,13 +171,18 @@ def table(results: Mapping[str, Any]) -> str:
     auxiliary = cfg["auxiliary"] and f"counted as {cfg['auxiliary']}"
     lines += [
         f"Model: {cfg['model']}; auxiliary LLM: {auxiliary or 'its operations are not counted'}; encoder: MiniLM.",
-        f"Retrieval keeps {cfg['top_share']:.0%}, at most {cfg['max_context_tokens']:,} tokens; "
+        f"Retrieval keeps {cfg['top_share']:.0%}, {cap(cfg)}; "
         f"the index holds cues for {cfg['dimensions']} kinds of question.",
         "Tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in cfg["sizes"].items()) + ".",
         f"{len(results['checks'])} forwards counted by torch {results['about']['torch']} on the meta device; "
         f"largest difference from the closed form {worst:.1g} (of the whole).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def cap(cfg: Mapping[str, Any]) -> str:
+    """What bounds x0, in words."""
+    return "without a cap" if (most := cfg["max_context_tokens"]) is None else f"at most {most:,} tokens"
 
 
 def _start(tokens: int | None, longest: int) -> str:
@@ -227,5 +232,6 @@ def plot(results: Mapping[str, Any], path: str | Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     auxiliary = cfg["auxiliary"] or "not counted"
-    figure.suptitle(f"answers: {Path(cfg['model']).name}, auxiliary LLM: {Path(auxiliary).name}", fontsize=10)
+    models = f"answers: {Path(cfg['model']).name}, auxiliary LLM: {Path(auxiliary).name}"
+    figure.suptitle(f"{models}; x0: {cfg['top_share']:.0%} of the history, {cap(cfg)}", fontsize=10)
     Picture(figure).save(path)

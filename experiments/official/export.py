@@ -13,6 +13,7 @@ from experiments.official.locomo import PREDICTION, is_samples, score_samples
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
 from remind.evaluation.compare import load_run
+from remind.memory.run import hypotheses
 
 
 @dataclass
@@ -30,11 +31,6 @@ class ExportOfficialConfig:
     """locomo: the dataset file whose questions were asked."""
     name: str = "remind"
     """locomo: what the predictions are called."""
-
-
-def hypotheses(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows `{question_id, hypothesis}`; failed questions have none, since saying nothing is no answer."""
-    return [{"question_id": row["question_id"], "hypothesis": row["answer"]} for row in rows if not _failed(row)]
 
 
 def samples_of(file: ResultFile, rows: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -6,36 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.core.progress import ProgressBar
+from remind.evaluation.judge import LONGMEMEVAL, Case, LongMemEvalJudge, judge_answers
 from remind.evaluation.statistics import wilson
 from remind.llm.client import Chats
-from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
-from remind.perception.auxiliary import ROOM, VERDICT_SCHEMA, Verdict, verdict_in
-from remind.states import prompts
-from remind.states.pyramid import one_line
+from remind.llm.request import ChatModel
 
 if TYPE_CHECKING:
     from remind.llm.endpoints import LLMConfig
 
-Role = Literal["default", "temporal", "update", "preference", "abstention"]
-ROLES: tuple[Role, ...] = ("default", "temporal", "update", "preference", "abstention")
-#: The six question types, in the benchmark's order, and the role that judges each.
-_ROLE_OF: dict[str, Role] = {
-    "single-session-user": "default",
-    "single-session-preference": "preference",
-    "single-session-assistant": "default",
-    "multi-session": "default",
-    "temporal-reasoning": "temporal",
-    "knowledge-update": "update",
-}
-TYPES = tuple(_ROLE_OF)
-#: What the gold text is to the judge.
-_GOLD: dict[Role, str] = {"preference": "rubric", "abstention": "explanation"}
-_TEMPLATE = "judge_longmemeval_"
+TYPES = tuple(LONGMEMEVAL)
 LABEL = "autoeval_label"
 
 
@@ -120,43 +103,13 @@ def judge_rows(rows: Sequence[dict[str, Any]], references: Mapping[str, Referenc
         How often the judge gave no verdict, by reason.
     """
     known = [row for row in rows if row["question_id"] in references]
-    filled = [row for row in known if row["hypothesis"].strip()]
-    requests = [judge_request(references[row["question_id"]], row["hypothesis"]) for row in filled]
-    with ProgressBar("judge", len(filled)) as bar:
-        replies = model.complete(requests, lambda _, __: bar.step())
-    asked = dict(zip((row["question_id"] for row in filled), map(verdict_in, replies), strict=True))
-    verdicts = [asked.get(row["question_id"], Verdict(False)) for row in known]
+    asked = [(references[row["question_id"]], row["hypothesis"]) for row in known]
+    judge = LongMemEvalJudge({"judge": model}, {one.question_id: one.type for one, _ in asked})
+    cases = [Case(one.question, (one.answer,), said) for one, said in asked]
+    verdicts = judge_answers(judge, cases, [one.question_id for one, _ in asked])
     for row, verdict in zip(known, verdicts, strict=True):
         row[LABEL] = {"model": model.name, "label": verdict.value}
     return Counter(verdict.failure or "neither" for verdict in verdicts if verdict.value is None)
-
-
-def role_of(reference: Reference) -> Role:
-    """The role that judges a question: abstention for ids with `_abs` whatever their type, else by type."""
-    return "abstention" if reference.abstention else _ROLE_OF[reference.type]
-
-
-def prompt_ids() -> dict[Role, str]:
-    """Id of each role's template: name and hash."""
-    return {role: prompts.prompt_id(_TEMPLATE + role) for role in ROLES}
-
-
-def judge_request(reference: Reference, hypothesis: str) -> Request:
-    """What is asked about one hypothesis; question, gold and hypothesis are fenced as data."""
-    role = role_of(reference)
-    question, gold, response = (one_line(text) for text in (reference.question, reference.answer, hypothesis))
-    code = code_for([question, gold, response])
-    return from_template(
-        "judge",
-        _TEMPLATE + role,
-        reference.question_id,
-        VERDICT_SCHEMA,
-        ROOM["judge"],
-        code=code,
-        question=fenced("question", question, code),
-        reference=fenced(_GOLD.get(role, "reference answer"), gold, code),
-        response=fenced("response", response, code),
-    )
 
 
 def open_judge(cfg: LLMConfig) -> tuple[ChatModel, Chats]:

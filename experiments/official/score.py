@@ -10,6 +10,7 @@ from experiments.official import locomo, longmemeval
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
+from remind.evaluation.judge import role_prompts
 from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
@@ -100,7 +101,7 @@ def _ask(
 ) -> dict[str, Any]:
     model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
     failures = longmemeval.judge_rows(file.records, references, model)
-    judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
+    judging: dict[str, Any] = {"judge_prompts": role_prompts(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())
         return {"dry_run": chats.ledger.summary()}

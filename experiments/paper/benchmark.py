@@ -11,7 +11,7 @@ from remind.data.sample import sample_path
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.refmem.benchmark import as_markdown, statistics
+from remind.refmem.build import as_markdown, statistics
 from remind.states.pyramid import turn_text
 
 

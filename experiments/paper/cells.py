@@ -56,12 +56,12 @@ def side_by_side(products: Mapping[str, Figures], first: str = "System", mean: s
     """
     shown = [format for format in TITLES if any(format in one for one in products.values())]
     columns = [(f, m) for f in shown for m in ("accuracy", "memory_recall", *(("bleu1", "f1") * (f == "direct")))]
-    heads = [first, "n", HEADS["parse_rate"], *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
+    heads = [first, "n", "failed", HEADS["parse_rate"], *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
     lines = []
     for name, one in products.items():
         whole = one["all"]["all"]
         cells = [cell(one.get(f, {}).get(mean), m) for f, m in columns]
-        counts = [str(whole["n"]), cell(whole, "parse_rate")]
+        counts = [str(whole["n"]), str(whole["failed"]), cell(whole, "parse_rate")]
         lines.append([name, *counts, *cells, cell(whole, "accuracy", interval=True)])
     return markdown_table(heads, lines)
 

@@ -35,9 +35,9 @@ class PaperConfig:
     out are the item's. `{seed}` in states, model or corpus stands for each of the seeds."""
     systems: list[str] = field(default_factory=list)
     """Other systems as NAME=PATH: a finished run of `remind evaluate` (the folder of one condition) on the same
-    questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them. Or, without a name, the
-    folder of a run of `remind run-memory` with answers: all of its systems. table3: the one run of
-    `remind evaluate` whose answers are sampled, in place of answers that are asked for."""
+    questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them, null where it failed.
+    Or, without a name, the folder of a run of `remind run-memory` with answers: all of its systems. table3: the one run
+    of `remind evaluate` whose answers are sampled, in place of answers that are asked for."""
     labels: str | None = None
     """table3: the label sheet with its column label filled in (1 or 0, yes or no, true or false)."""
     judges: list[EndpointConfig] = field(default_factory=list)

@@ -18,12 +18,13 @@ from experiments.paper.cells import SHORT, bars
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, settings
-from experiments.paper.systems import foreign_rows, named_paths, split_records
+from experiments.paper.systems import FileAnswers, named_paths, split_records
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
 from remind.data.dialogue import DIMENSIONS
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.predictions import PREDICTIONS
 from remind.evaluation.run import Models
 from remind.evaluation.tables import markdown_table
 from remind.evaluation.team import Team
@@ -150,7 +151,8 @@ def _answers(cfg: PaperConfig, setting: Setting) -> Run:
     (name, folder), *more = named_paths(cfg.systems).items()
     if more or not folder.is_dir():
         raise ConfigError("table3 takes the answers of one finished run of remind evaluate, as NAME=FOLDER")
-    foreign_rows(setting, name, folder, folder)
+    asked, known = split_records(setting)
+    FileAnswers(name, folder / PREDICTIONS, known, [record.question_id for record in asked])
     return load_run(folder)
 
 

@@ -14,18 +14,17 @@ from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
-from remind.evaluation.compare import Rows, load_run
+from remind.evaluation.compare import Rows
 from remind.evaluation.conditions import bare, questions_of
-from remind.evaluation.predictions import PREDICTIONS
+from remind.evaluation.predictions import PASSING, PREDICTIONS
 from remind.evaluation.tables import HEADS, markdown_table
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.memory.score import MANIFEST, read_answers
-from remind.memory.systems import COLUMNS, ROWS, TABLE_1
+from remind.memory.systems import COLUMNS, ROWS, TABLE_1, title
 from remind.models.chat import Content
 from remind.models.generate import Generation
-from remind.perception.auxiliary import OfflineLLM
 from remind.states.dataset import question_splits
 from remind.states.records import StateRecord
 
@@ -44,10 +43,10 @@ _TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
 
 
 class FileAnswers(Answerer):
-    """Answers of another system, from JSON lines {question_id, answer, explanation?}.
+    """Answers of another system, from JSON lines {question_id, answer, explanation?}, or the predictions of a run.
 
     `answer` is what would stand between answer tags: a letter, letters, or a phrase; `explanation` evidence lines, or
-    image indices as a JSON list.
+    image indices as a JSON list. An answer that failed (null, or a failure in predictions) is blank, and so wrong.
 
     Args:
         known: ids of the states' questions. asked: those of them that are put to every system.
@@ -63,13 +62,15 @@ class FileAnswers(Answerer):
         self.explains = False
         for index, row in enumerate(file.records):
             question, answer, explanation = (row.get(key) for key in ("question_id", "answer", "explanation"))
-            if not isinstance(question, str) or not isinstance(answer, str) or not isinstance(explanation, str | None):
-                message = "needs question_id and answer as text, and explanation as text or not at all"
+            if not isinstance(question, str) or not all(isinstance(one, str | None) for one in (answer, explanation)):
+                message = "needs question_id as text, answer as text or null, and explanation as text or not at all"
                 raise DataError(message, path, file.place(index))
             if question in self.texts:
                 raise DataError(f"question {question!r} is answered twice", path, file.place(index))
-            self.explains |= bool(explanation)
-            self.texts[question] = _TAGGED.format(answer, explanation or "")
+            # a row of predictions has the output as it came
+            text = str(row["text"]) if "score_failure" in row else _TAGGED.format(answer or "", explanation or "")
+            self.explains |= bool(explanation or row.get("evidence") or row.get("images"))
+            self.texts[question] = "" if answer is None or row.get("failure") else text
         there = set(known)
         unknown = [question for question in self.texts if question not in there]
         missing = [question for question in asked if question not in self.texts]
@@ -123,8 +124,8 @@ def answers(folder: Path) -> dict[str, Path] | None:
     """
     if not (folder / MANIFEST).is_file() or not (folder / "memory").is_dir():
         return None
-    paths = {path.parent.name: path for path in sorted(folder.glob(f"*/{PREDICTIONS}"))}
-    found = {name: path for name, path in paths.items() if read_answers(folder, name)}
+    names = [path.parent.name for path in sorted(folder.glob(f"*/{PREDICTIONS}"))]
+    found = {title(name): folder / name for name in names if read_answers(folder, name)}
     if not found:
         raise DataError("the run has no answers; give `remind run-memory` an endpoint for them", folder)
     return found
@@ -134,44 +135,26 @@ def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
     """The records that every system is asked, without their prompts, and the ids of all splits: a run of memory systems
     answers every question of a file."""
     cfg = setting.evaluate
-    asked = [bare(record) for one in questions_of(cfg.states, cfg.split, cfg.limit) for record in one.records]
+    asked = [bare(record) for one in questions_of(cfg.states, cfg.split, cfg.limit).asked() for record in one.records]
     return asked, list(question_splits(cfg.states))
 
 
 def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
-    """Scored rows of a system: of a finished run, or of its answers, which the setting's judge rules on.
+    """Scored rows of a system's answers, in a file or a finished run, which the setting's judge rules on.
 
     A system that explains nothing takes no part in MemR.
 
     Raises:
-        DataError: answers that cannot be used, or a run on other questions or with another judge.
+        DataError: answers that cannot be used, or are to other questions.
     """
     asked, known = split_records(setting)
     ids = [record.question_id for record in asked]
-    if path.is_dir():
-        run = load_run(path)
-        if not _judged_by(setting, judge := str(run.report["identity"]["judge"])):
-            message = f"was judged by {judge}, not by the judge of the config"
-            raise DataError(f"{message}; run `remind evaluate` on it again, which asks for no answer twice", path)
-        rows = run.rows
-        if other := sorted(set(rows).difference(known) | set(ids).difference(rows)):
-            raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
-        return {question: rows[question] for question in ids}
-    own = FileAnswers(name, path, known, ids)
+    own = FileAnswers(name, path / PREDICTIONS if path.is_dir() else path, known, ids)
     rows = ask(setting, out, ["no_context"], answerer=own)["no_context"].rows
     if own.explains:
         return rows
     nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
     return {question: {**row, **nothing} for question, row in rows.items()}
-
-
-def _judged_by(setting: Setting, name: str) -> bool:
-    """Whether that is the name of the setting's judge, which is not loaded."""
-    cfg = setting.evaluate
-    if cfg.judge == "offline":
-        return name == OfflineLLM().name
-    endpoint = cfg.llm.judge or cfg.llm.default
-    return endpoint is not None and f"judge={endpoint.identity}" in name
 
 
 def small_baselines(setting: Setting, out: Path) -> str:
@@ -190,6 +173,7 @@ def small_baselines(setting: Setting, out: Path) -> str:
             budgets=[SMALL_TOKENS],
             budget_tokens=SMALL_TOKENS,
             full_tokens=SMALL_TOKENS,
+            reader="x0",
             split=cfg.split,
             states=cfg.states,
             llm=LLMConfig(answer=reader, cache=str(out.parent / "memory_replies.sqlite")),
@@ -221,7 +205,10 @@ def table1(cfg: PaperConfig) -> Result:
             found.setdefault(name, []).append((setting, foreign_rows(setting, name, path, folder / f"system-{name}")))
         runs = ask(setting, folder / "answers", list(OURS.values()))
         for name, condition in OURS.items():
-            found.setdefault(name, []).append((setting, runs[condition].rows))
+            own, answered = runs[condition].rows, folder / "answers" / condition
+            if any(row.get("failure") in PASSING for row in own.values()):
+                own = foreign_rows(setting, name, answered, folder / f"blank-{condition}")
+            found.setdefault(name, []).append((setting, own))
     rows = {name: pooled(found[name]) for name in (*OURS, *(name for name in found if name not in OURS))}
     products = {name: product(own, cfg.resamples) for name, own in rows.items()}
     formats = [format for format in TITLES if any(format in one for one in products.values())]

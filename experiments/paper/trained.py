@@ -34,8 +34,7 @@ from remind.evaluation.team import Team
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import ReflectiveState, render
 from remind.states.records import StateRecord, attentional_of, summary_of
-from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import labelled, write_records
+from remind.testbed.ladder import LabelConfig, labelled, with_labels, write_records
 from remind.testbed.world import World, make_world
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig, TrainerConfig
 from remind.train_pra.export import export

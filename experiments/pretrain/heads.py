@@ -20,7 +20,7 @@ from experiments.pretrain.lessons import Lesson
 from remind.models.chat import tokenize
 from remind.states import prompts
 from remind.states.pyramid import MARKER
-from remind.testbed.lexicon import lexicon
+from remind.testbed.world import lexicon
 
 _IGNORE = -1
 

@@ -17,9 +17,8 @@ from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.perception.auxiliary import read_summary
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, render, segments_of
 from remind.testbed.ladder import LadderConfig, make_state, mark_blocks, target
-from remind.testbed.lexicon import lexicon
 from remind.testbed.reader import compose, remarks, strategy, turns_of, understand
-from remind.testbed.world import World, WorldConfig, WorldQuestion, make_world
+from remind.testbed.world import World, WorldConfig, WorldQuestion, lexicon, make_world
 
 #: drill: the summary gives the answer in the words of an option. short: one remark of evidence. apart: among remarks
 #: of other traits. marked: among contrary ones, mostly with markers. full: as questions are asked later. built: as the
@@ -193,7 +192,7 @@ def built_state(dialogue: Dialogue, item: WorldQuestion, rng: random.Random) -> 
     }
     rendered = render(factual)
     turns = zip(turns_of(rendered.text[slice(*rendered.dialogue)]), factual.turns, strict=True)
-    seen = [replace(turn, marked=shown.id in question.evidence) for turn, shown in turns]
+    seen = [turn._replace(marked=shown.id in question.evidence) for turn, shown in turns]
     cues = [remark.cue for remark in remarks(asked, seen) if remark.marked]
     value = None if rng.random() < 0.05 else item.trait.value
     reply = Reply("", compose(asked, question.options, value, cues, rng))

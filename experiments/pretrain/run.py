@@ -21,8 +21,7 @@ from remind.data.dialogue import FORMATS
 from remind.models.nano import nano_folder, nano_image_processor, nano_model, nano_tokenizer
 from remind.states.pyramid import LEVELS
 from remind.testbed.ladder import LadderConfig, records
-from remind.testbed.lexicon import lexicon
-from remind.testbed.world import WorldConfig, make_world
+from remind.testbed.world import WorldConfig, lexicon, make_world
 from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, Share, ShareBelowOne, check_ranges
 
 if TYPE_CHECKING:

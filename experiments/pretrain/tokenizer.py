@@ -17,7 +17,7 @@ from remind.data.sample import corpus_path, sample_path
 from remind.models.nano import SPECIAL_TOKENS, nano_folder
 from remind.states import prompts
 from remind.states.pyramid import MARKER
-from remind.testbed.lexicon import lexicon
+from remind.testbed.world import lexicon
 from remind.text.words import guide
 
 #: Most tokens of the byte-level BPE: bytes and what is merged from them.
@@ -91,7 +91,8 @@ def wordings() -> list[str]:
 def _prompt_wordings() -> Iterator[str]:
     for visual in (False, True):
         for kind in FORMATS:
-            yield prompts.render("answer", format=kind, visual=visual, no_information=NO_INFORMATION).strip()
+            values = {"format": kind, "visual": visual, "letters": "ABCD", "no_information": NO_INFORMATION}
+            yield prompts.render("answer", **values).strip()
     yield "\n\nConversation\n"
     yield f"\nGuide to the question\n{prompts.render('strategy').strip()}\n"
     yield f"\n{prompts.render('reminder', marker=MARKER).strip()}\n"

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.testbed.built import Marks
-from remind.testbed.labels import LabelConfig
+from remind.testbed.ladder import LabelConfig
 from sae.ranges import NonNegativeFloat
 
 

@@ -15,8 +15,17 @@ from remind.core.processes import locked
 from remind.states.pyramid import AttentionalState, ReflectiveState, Span
 from remind.states.records import blocks_of
 from remind.testbed.built import Marks, build_world, marked, train_saes
-from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import LadderConfig, labelled, make_states, mark_blocks, records, to_record, write_records
+from remind.testbed.ladder import (
+    LabelConfig,
+    LadderConfig,
+    labelled,
+    make_states,
+    mark_blocks,
+    records,
+    to_record,
+    with_labels,
+    write_records,
+)
 from remind.testbed.world import World, WorldConfig, make_world
 
 if TYPE_CHECKING:

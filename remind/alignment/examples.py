@@ -19,7 +19,7 @@ from remind.core.errors import DataError, ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import track
 from remind.models.chat import end_token_id, prompt_ids, tokenize
-from remind.models.images import Pictures
+from remind.models.images import Pictures, level_content
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord, record_of_row
 
@@ -123,7 +123,8 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
         raise ModelError("the tokenizer has no chat template: set processing_class.chat_template")
     images: tuple[tuple[str, str], ...] = ()
     if shown is not None and values.get("pictures"):
-        prompts = tuple(_int32(shown.prompt(tokenizer, row, level)) for level in LEVELS)
+        contents = [level_content(row, level) if level in row.levels else None for level in LEVELS]
+        prompts = tuple(_int32([] if one is None else shown.ids(tokenizer, one)) for one in contents)
         images = shown.files(row)
     else:
         prompts = tuple(_int32([] if text is None else prompt_ids(tokenizer, text)) for text in texts)

@@ -65,17 +65,28 @@ class MicroBatch(NamedTuple):
         return [example for example, weight in zip(self.examples, self.weights.tolist(), strict=True) if weight > 0]
 
 
-def collate(samples: Sequence[tuple[Example, float]], always_graded: bool = False) -> MicroBatch:
+def collate(
+    samples: Sequence[tuple[Example, float]],
+    always_graded: bool = False,
+    blank: tuple[list[int], dict[str, Tensor]] | None = None,
+) -> MicroBatch:
     """Samples of unequal lengths, each with its weight in the loss. The padding token is 0; nothing ever reads it.
 
     Args:
         always_graded: even where no sample has two answers, so that all processes run as many passes.
+        blank: tokens and tensors of an image that stands in the padding of batches without any, so that the vision
+            tower takes part in every one: with gradients of 0, since nothing attends to what comes later.
     """
     examples, weights = zip(*samples, strict=True)
     input_ids = []
     for level in range(N_LEVELS):
         rows = [torch.cat([example.prompts[level], example.answer[:-1]]).long() for example in examples]
         input_ids.append(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+    pixels = pixels_of(examples)
+    if blank is not None and not pixels:
+        tail = torch.zeros(len(examples), len(blank[0]), dtype=torch.long)
+        tail[0], pixels = torch.tensor(blank[0]), blank[1]
+        input_ids = [torch.cat([ids, tail], 1) for ids in input_ids]
     lengths = torch.tensor([len(example.answer) for example in examples])
     starts = [[len(example.prompts[level]) - 1 for example in examples] for level in range(N_LEVELS)]
     graded = [(gold, weight) for example, weight in samples if (gold := example.with_gold) is not None]
@@ -92,8 +103,8 @@ def collate(samples: Sequence[tuple[Example, float]], always_graded: bool = Fals
         labelled=torch.tensor([example.labelled for example in examples]),
         common=torch.tensor([common_prefix(example.prompts[1], example.prompts[2]) for example in examples]),
         examples=examples,
-        graded=collate(graded) if graded else None,
-        pixels=pixels_of(examples),
+        graded=collate(graded, blank=blank) if graded else None,
+        pixels=pixels,
     )
 
 

@@ -258,6 +258,7 @@ class PRATrainer(RunTrainer):
     model: Any
     args: PRAConfig
     eval_split = "dev"  #: as rows of held-out measurements are marked
+    check: dict[str, Any] | None = None  #: what the teacher was found to add before training, for data.json
     _teachers: BaseTargets | Ema | None = None
     _student: StudentAnswers | None = None
     _began = 0.0
@@ -312,6 +313,7 @@ class PRATrainer(RunTrainer):
         self.eval_dataset: Examples = self._selected(held_out, held_out=True)
         if not self.eval_dataset.items:
             args.eval_strategy = type(args.eval_strategy)("no")
+        self._collate = partial(collate)
         if train_dataset is not None:
             self._check_examples()
         #: By microbatch of the step under way: its samples that count here, and their values by name.
@@ -354,13 +356,14 @@ class PRATrainer(RunTrainer):
         pictured = [bool(example.images) for example in everything]
         if args.train_vision and not any(pictured[: len(train)]):
             raise ConfigError("train_vision: no training example shows an image as pixels (images pixels)")
+        if self._sharded and any(pictured) and args.prefix_sharing:
+            raise ConfigError("images pixels: FSDP needs prefix_sharing false; or use DDP, or captions")
         # processes that wait for each other in the tower, or in every forward, must all run the same parts
-        together = self._sharded or (args.train_vision and self.accelerator.num_processes > 1)
-        if together and any(pictured) and (not all(pictured) or (self._sharded and args.prefix_sharing)):
-            raise ConfigError(
-                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image; train_vision and "
-                "FSDP need one in each, and FSDP prefix_sharing false: use DDP and a frozen tower, or captions"
-            )
+        together = any(pictured) and (self._sharded or args.train_vision) and self.accelerator.num_processes > 1
+        # under FSDP processes run as many passes, also where one has no sample with two answers
+        two = self._sharded and any(e.gold is not None for e in train.items)
+        blank = self.shown.blank if together and self.shown is not None else None
+        self._collate = partial(collate, always_graded=two, blank=blank)
         if leads and left_out:
             print(f"left out of training: {left_out}", file=sys.stderr)
         longest = max(example.longest for example in everything)
@@ -380,9 +383,7 @@ class PRATrainer(RunTrainer):
         """Microbatches of this process; which samples a step has depends on seed and step alone."""
         args = self.args
         self._order = self._batches(self.train_dataset, args.batch_size, args.gradient_accumulation_steps)
-        # under FSDP processes run as many passes, also where one has no sample with two answers
-        two = self._sharded and any(e.gold is not None for e in self.train_dataset.items)
-        function: Any = partial(collate, always_graded=two)
+        function: Any = self._collate
         if args.targets == "on_policy":
             own, function = self.train_dataset.items, list
             self._student = StudentAnswers(self.backbone, args, self.accelerator, self._order, own)
@@ -400,7 +401,7 @@ class PRATrainer(RunTrainer):
         if not len(examples):
             raise DataError("no held-out questions: give the trainer an eval_dataset")
         size = (self.args.per_device_eval_batch_size or 1) * self.accelerator.num_processes
-        return DataLoader(examples, batch_sampler=self._batches(examples, size, 1, False), collate_fn=collate)
+        return DataLoader(examples, batch_sampler=self._batches(examples, size, 1, False), collate_fn=self._collate)
 
     def _batches(self, examples: Examples, size: int, pieces: int, shuffle: bool = True) -> Batches:
         state, args = self.accelerator, self.args
@@ -429,7 +430,7 @@ class PRATrainer(RunTrainer):
         """The loss, detached; the values of all samples are kept for the end of the step."""
         if self._student is not None:
             answers = self._student.at(self.state.global_step, self.state.max_steps)
-            inputs = collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
+            inputs = self._collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
         batch: MicroBatch = send_to_device(inputs, self.accelerator.device)
         total = torch.zeros((), device=batch.targets.device)
         own = batch.weights > 0

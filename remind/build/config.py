@@ -38,6 +38,8 @@ class BuildStatesConfig:
     cached."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for other JSON formats; None: recognised from the content."""
+    images: str | None = None
+    """Folder with the files of images that the input names by URL alone, as LoCoMo and DialogCC do (docs/data.md)."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)

@@ -19,7 +19,7 @@ from remind.core.processes import WHOLE, Shard
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
 from remind.data.readers import mapping_files, stream
 from remind.data.split import Overlap, assign_splits, check_overlap
-from remind.models.images import file_hash
+from remind.models.images import ImageFiles
 from remind.states import prompts
 from remind.states.dataset import FORMAT_VERSION
 
@@ -146,7 +146,7 @@ def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -
 
 
 def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
-    read = ((path, piece) for path in paths_of(cfg.input) for piece in stream(path, cfg.format))
+    read = ((path, piece) for path in paths_of(cfg.input) for piece in stream(path, cfg.format, cfg.images))
     for path, piece in read if corpus is None else [("", corpus)]:
         yield path, piece if cfg.ask is None else asked(piece, cfg.ask)
 
@@ -202,9 +202,9 @@ def made_from(
     decisive["device"] = cfg.device.partition(":")[0]
     pictures = []
     if cfg.grounding.images == "pixels":
-        shown = ((image.path, task.dialogue.id) for task in tasks(cfg, plan, corpus) for image in task.dialogue.images)
-        root = cfg.grounding.image_root
-        pictures = [file_hash(path, root, "grounding.", name) for path, name in shown if path is not None]
+        dialogues = (task.dialogue for task in tasks(cfg, plan, corpus))
+        shown = ((one.id, [image.path for image in one.images if image.path is not None]) for one in dialogues)
+        pictures = [one for own in ImageFiles(None, cfg.grounding.image_root, "grounding.").check(shown) for one in own]
     about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
     compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed")}
     return {

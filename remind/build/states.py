@@ -19,9 +19,7 @@ from itertools import pairwise
 from multiprocessing import current_process
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-
-from datasets import DatasetDict
+from typing import TYPE_CHECKING, Any
 
 from remind.build.config import BuildStatesConfig
 from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
@@ -41,6 +39,9 @@ from remind.reflect import summarise
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, State
 from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_share, record_of
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 #: Share of its context that the dialogue may fill where a backbone reads all of x0 at once. The rest is for
 #: instructions, strategy and question, and because the cap is counted in other tokens, those of the sentence encoder.

@@ -14,7 +14,6 @@ EXTRAS = {
     "gguf": "smollm2",
     "langchain_openai": "langmem",
     "langmem": "langmem",
-    "mem0": "mem0",
     "statsmodels": "refmem",
     "torchao": "torchao",
     "trl": "rl",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -115,6 +115,14 @@ class Dialogue:
     @property
     def images(self) -> tuple[Image, ...]:
         return tuple(image for turn in self.turns for image in turn.images)
+
+    def illustrated(self, show: Callable[[Image], Image]) -> Dialogue:
+        """With other images in the places of its own."""
+        sessions = []
+        for one in self.sessions:
+            turns = (replace(turn, images=tuple(map(show, turn.images))) for turn in one.turns)
+            sessions.append(replace(one, turns=tuple(turns)))
+        return replace(self, sessions=tuple(sessions))
 
     def turn(self, turn_id: str) -> Turn:
         """The turn of that id. Raises DataError if there is none."""

@@ -21,7 +21,7 @@ from remind.states import prompts as templates
 if TYPE_CHECKING:
     from remind.evaluation.config import EvaluateConfig
     from remind.llm.request import ChatModel
-    from remind.models.images import Pictures
+    from remind.models.images import ImageFiles, Pictures
 
 #: Called with index and output as each becomes known.
 OnOutput = Callable[[int, Generation], None]
@@ -39,8 +39,8 @@ class Answerer(ABC):
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
 
-    #: Shows images as pixels; None: it takes text alone.
-    pictures: Pictures | None = None
+    #: `ImageFiles` or `Pictures` of the images it is shown; None: it takes text alone.
+    pictures: Any = None
     #: Renders prompts; None: that is done elsewhere.
     tokenizer: Any = None
 
@@ -88,21 +88,38 @@ class LocalAnswers(Answerer):
 
 
 class ChatAnswers(Answerer):
-    """A chat model that is sent each prompt as a user message, at temperature 0."""
+    """A chat model that is sent each prompt as a user message, at temperature 0.
 
-    def __init__(self, chat: ChatModel, max_new_tokens: int) -> None:
+    Args:
+        pictures: which images it is sent, in base64; None: prompts have none.
+    """
+
+    def __init__(self, chat: ChatModel, max_new_tokens: int, pictures: ImageFiles | None = None) -> None:
         super().__init__(chat.name, chat.name, "chat")
-        self.chat, self.max_new_tokens = chat, max_new_tokens
+        self.chat, self.max_new_tokens, self.pictures = chat, max_new_tokens, pictures
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         prompt_id = templates.prompt_id("answer")
         pending = [n for n, skip in enumerate(done) if not skip]
         requests = [
-            Request((Message("user", str(prompts[n])),), "answer", ids[n], prompt_id, self.max_new_tokens)
+            Request((Message("user", self._sent(prompts[n])),), "answer", ids[n], prompt_id, self.max_new_tokens)
             for n in pending
         ]
         if requests:
-            self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
+
+            def put(place: int, reply: Reply) -> None:
+                said = ("", False) if reply.failure else (reply.text, reply.finished)
+                counts = reply.prompt_tokens, reply.completion_tokens
+                on_output(pending[place], Generation(said[0], *counts, said[1], reply.failure, reply.message))
+
+            self.chat.complete(requests, put)
+
+    def _sent(self, prompt: Content) -> Content:
+        if isinstance(prompt, str) or self.pictures is None:
+            return prompt
+        # a token of Qwen3-VL shows 32 x 32 pixels; other servers count in their own way
+        size = {"max_pixels": (self.pictures.most or 256) * 32**2}
+        return [{**part, **size} if part["type"] == "image" else part for part in prompt]
 
 
 class FixedAnswers(Answerer):
@@ -126,12 +143,6 @@ def answerer_of(given: Any, processing_class: Any, cfg: EvaluateConfig) -> Answe
         return ChatAnswers(given, cfg.max_new_tokens)
     backbone = given if isinstance(given, Backbone) else backbone_of(given, processing_class)
     return LocalAnswers(backbone, backbone.name, cfg.max_new_tokens, cfg.batch_size)
-
-
-def _generation(reply: Reply) -> Generation:
-    said = ("", False) if reply.failure else (reply.text, reply.finished)
-    counts = reply.prompt_tokens, reply.completion_tokens
-    return Generation(said[0], *counts, said[1], reply.failure, reply.message)
 
 
 def model_hash(backbone: Backbone) -> str:

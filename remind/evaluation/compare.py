@@ -93,20 +93,14 @@ def _differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, list
     return {key: [before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)}
 
 
-def _common(first: Run, second: Run, only_common: bool) -> list[str]:
-    """The ids of the questions to compare, in the first run's order.
-
-    Raises:
-        ConfigError: the runs differ in data, split, judge, judge prompt, encoder, gold answers, or (unless
-            `only_common`) in their questions. The message names what differs, with both values.
-    """
+def _check(first: Run, second: Run) -> None:
+    """Raise ConfigError where runs differ in data, split, judge, judge prompt, encoder, questions or gold answers; it
+    names what differs, with both values."""
     pairs = _differing(first.yardstick, second.yardstick).items()
     problems = [f"{key} ({shown(one)} and {shown(two)})" for key, (one, two) in pairs]
     common = [name for name in first.rows if name in second.rows]
-    alone = [len(run.rows) - len(common) for run in (first, second)]
-    if any(alone) and not only_common:
-        more = f"--only_common true compares the other {len(common)}"
-        problems.append(f"questions ({alone[0]} only in the first, {alone[1]} only in the second; {more})")
+    if any(alone := [len(run.rows) - len(common) for run in (first, second)]):
+        problems.append(f"questions ({alone[0]} only in the first, {alone[1]} only in the second)")
     gold = [{name: [row.get("format"), row.get("gold")] for name, row in run.rows.items()} for run in (first, second)]
     if changed := [name for name in common if gold[0][name] != gold[1][name]]:
         one, two = (shown(side[changed[0]]) for side in gold)
@@ -114,16 +108,13 @@ def _common(first: Run, second: Run, only_common: bool) -> list[str]:
     if problems:
         both = f"{first.folder} and {second.folder}"
         raise ConfigError(f"{both} cannot be compared, they differ in: {'; '.join(problems)}")
-    if not common:
-        raise ConfigError(f"{first.folder} and {second.folder} have no question in common")
-    return common
 
 
 def compare(cfg: CompareConfig) -> dict[str, Any]:
     """See `CompareConfig`.
 
     Returns:
-        `n`, `dropped` (questions of only one run), `left_out`, `failed` (counted as wrong) and `no_verdict` by side,
+        `n`, `left_out`, `failed` (counted as wrong) and `no_verdict` by side,
         `differing` (identity entries that differ, with both values), `other_prompts` (questions that the two models
         read in other words, for example since a chat template prints the date), `differences` (see there).
 
@@ -132,16 +123,14 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         DataError: a folder without a finished run.
     """
     runs = first, second = load_run(cfg.first), load_run(cfg.second)
-    common = _common(first, second, cfg.only_common)
-    sides = [[run.rows[name] for name in common] for run in runs]
+    _check(first, second)
+    sides = [[run.rows[name] for name in first.rows] for run in runs]
     failures = [[kind for row in rows if (kind := row.get("score_failure"))] for rows in sides]
     result = {
         "format": "remind-comparison",
         "first": str(first.folder),
         "second": str(second.folder),
-        "n": len(common),
-        "only_common": cfg.only_common,
-        "dropped": [len(run.rows) - len(common) for run in runs],
+        "n": len(first.rows),
         "left_out": [sum(row.get("left_out") is not None for row in rows) for rows in sides],
         "failed": [sum(kind not in NO_VERDICT for kind in kinds) for kinds in failures],
         "no_verdict": [sum(kind in NO_VERDICT for kind in kinds) for kinds in failures],
@@ -159,8 +148,7 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> str:
     """The comparison in plain lines; shares in percent."""
     lines = [f"first: {result['first']}", f"second: {result['second']}", f"questions compared: {result['n']}"]
-    # dropped: only_common leaves out what the other run lacks
-    for key in ("dropped", "left_out", "failed", "no_verdict"):
+    for key in ("left_out", "failed", "no_verdict"):
         if any(result[key]):
             one, two = result[key]
             lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
+from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question, Turn, spread
 from remind.evaluation.config import CONDITIONS
 from remind.evaluation.contexts import Context, provide
@@ -44,11 +45,13 @@ class Stream(NamedTuple):
 
     Attributes:
         asked: reads them, each time from the first.
-        key: what identifies them.
+        key: what identifies those that have no states.
+        total: their number.
     """
 
     asked: Callable[[], Iterator[Asked]]
     key: str
+    total: int
 
 
 class Asked(NamedTuple):
@@ -96,7 +99,7 @@ class Prompter:
     """Makes the prompts of every condition.
 
     Args:
-        contexts: chooses turns; needed by full_context and rag.
+        contexts: chooses turns of a dialogue; needed by full_context and rag.
         llm: writes the summary of the altered order.
         kind: what the states were tailored to, as in `PerceptionConfig`.
         pixels: show images that have a file as pixels.
@@ -104,7 +107,7 @@ class Prompter:
         frequent: what `most_frequent` says of the training split.
     """
 
-    contexts: Contexts | None = None
+    contexts: Callable[[Dialogue], Contexts] | None = None
     llm: AuxiliaryLLM | None = None
     kind: str = "gold"
     pixels: bool = False
@@ -133,7 +136,8 @@ class Prompter:
         assert dialogue is not None
         if name == "altered":
             return self._altered(records, dialogue, questions)
-        return [self._chosen(name, *pair, dialogue) for pair in zip(records, questions, strict=True)]
+        contexts = None if self.contexts is None else self.contexts(dialogue)
+        return [self._chosen(name, *pair, dialogue, contexts) for pair in zip(records, questions, strict=True)]
 
     def _prompt(self, record: StateRecord, rendered: Rendered, text: str, name: str) -> Prompt:
         """A prompt that shows what x0 does. Its dialogue stands where that of `rendered` does."""
@@ -147,7 +151,9 @@ class Prompter:
         lines = context.text if not context.text or context.text.endswith("\n") else f"{context.text}\n"
         return Prompt(_with_dialogue(record, lines), evidence, images, output=context.output)
 
-    def _chosen(self, name: str, record: StateRecord, question: Question, dialogue: Dialogue) -> Prompt:
+    def _chosen(
+        self, name: str, record: StateRecord, question: Question, dialogue: Dialogue, contexts: Contexts | None
+    ) -> Prompt:
         """x0's prompt with other turns: oracle and the conditions named so keep the strategy."""
         source = name.removesuffix("_strategy")
         if name == "oracle":
@@ -155,11 +161,9 @@ class Prompter:
             if not positions:
                 return Prompt("", left_out="no gold evidence")
         else:
-            assert self.contexts is not None
-            if source == "rag":
-                positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
-            else:
-                positions = self.contexts.full(dialogue)
+            assert contexts is not None
+            rag = source == "rag"
+            positions = contexts.rag(question, positions_of(record, dialogue)) if rag else contexts.full
         segments, abstention = segments_of(dialogue, positions), record.x0.abstention
         state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
@@ -255,68 +259,51 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
     return Prompt("", output=Generation(reply, 0, finished=True))
 
 
-def count_of(data: States | Corpus | Stream, split: str) -> int:
-    """The number of questions of a split; of a stream, of all.
+def stream_of(corpus: Corpus, split: str, limit: int | None = None) -> Stream:
+    """The questions of dialogues without states, those of no split as well."""
+    every = [question for _, own in corpus.by_dialogue() for question in own if question.split in (None, split)]
+    chosen = spread(every, limit)
+
+    def asked() -> Iterator[Asked]:
+        for name, part in groupby(chosen, key=lambda question: question.dialogue_id):
+            yield asked_of(corpus.dialogue(name), list(part), split)
+
+    return Stream(asked, sha256_json([asdict(question) for question in corpus.questions]), len(chosen))
+
+
+def questions_of(states: States, split: str, limit: int | None = None, corpus: Corpus | None = None) -> Stream:
+    """The questions of a split of states, dialogue by dialogue.
+
+    Args:
+        limit: at most this many questions, spread evenly over the split.
+        corpus: the dialogues that the states were built from.
 
     Raises:
         FormatError: not a states folder.
-        DataError: no questions in the split, or gold evidence that train and test share. ConfigError: none in a stream.
+        DataError: no questions in the split, or gold evidence that train and test share; and as it is read a question
+            whose options and answers do not fit its format, a question id twice, or dialogue files that are not those
+            of the states.
     """
-    counts: Counter[str]
-    if isinstance(data, Stream):
-        total = sum(len(one.records) for one in data.asked())
-        if not total:
-            raise ConfigError("there are no questions to ask")
-        return total
-    if isinstance(data, Corpus):
-        counts = Counter(question.split or split for question in data.questions)
-    else:
-        counts = check_split(data)
+    counts = check_split(states)
     if not counts[split]:
-        where = data if isinstance(data, str | Path) else None
+        where = states if isinstance(states, str | Path) else None
         raise DataError(f"no questions of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    return counts[split]
-
-
-def questions_of(
-    data: States | Corpus | Stream,
-    split: str,
-    limit: int | None = None,
-    corpus: Corpus | None = None,
-    total: int | None = None,
-) -> Iterator[Asked]:
-    """The questions of a split, dialogue by dialogue.
-
-    Args:
-        data: states, or dialogues with questions, of which those of no split are asked as well; of a stream all are.
-        limit: at most this many questions, spread evenly over the split.
-        corpus: the dialogues that the states were built from.
-        total: `count_of` the states, where it is known.
-
-    Raises:
-        As `count_of`, and DataError: a question whose options and answers do not fit its format, a question id twice,
-            or dialogue files that are not those of the states.
-    """
-    if isinstance(data, Stream):
-        yield from data.asked()
-        return
-    if isinstance(data, Corpus):
-        own = [question for _, every in data.by_dialogue() for question in every if question.split in (None, split)]
-        for name, asked in groupby(spread(own, limit), key=lambda question: question.dialogue_id):
-            yield asked_of(data.dialogue(name), list(asked), split)
-        return
-    chosen = {*spread(range(count_of(data, split) if total is None else total), limit)}
+    chosen = {*spread(range(counts[split]), limit)}
     known = {} if corpus is None else {question.id: question for question in corpus.questions}
-    taken = (record for place, record in enumerate(iterate_states(data, split)) if place in chosen)
-    for name, group in groupby(taken, key=lambda record: record.dialogue_id):
-        records = list(group)
-        if corpus is None:
-            yield Asked(records)
-            continue
-        for record in records:
-            if record.question_id not in known or known[record.question_id].dialogue_id != name:
-                raise DataError("the question is not in the dialogue files", record=record.question_id)
-        yield Asked(records, corpus.dialogue(name), [known[record.question_id] for record in records])
+
+    def asked() -> Iterator[Asked]:
+        taken = (record for place, record in enumerate(iterate_states(states, split)) if place in chosen)
+        for name, group in groupby(taken, key=lambda record: record.dialogue_id):
+            records = list(group)
+            if corpus is None:
+                yield Asked(records)
+                continue
+            for record in records:
+                if record.question_id not in known or known[record.question_id].dialogue_id != name:
+                    raise DataError("the question is not in the dialogue files", record=record.question_id)
+            yield Asked(records, corpus.dialogue(name), [known[record.question_id] for record in records])
+
+    return Stream(asked, "", len(chosen))
 
 
 def asked_of(dialogue: Dialogue, questions: Sequence[Question], split: str = "test") -> Asked:

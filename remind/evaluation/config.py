@@ -122,15 +122,16 @@ class EvaluateConfig:
     """The engine of answers vllm, which takes its GPUs itself, whatever device says."""
     images: Literal["captions", "pixels"] | None = None
     """How prompts show images: by their captions, or as pixels in place of the caption wherever the image's file is
-    known (answers local). None: as the model was trained, where its folder says so (training.json), else captions."""
+    known. None: as the model was trained, where its folder says so (training.json), else captions."""
     image_tokens: PositiveInt | None = None
     """At most about so many tokens for an image shown as pixels. None: as the model was trained, else 256."""
     image_root: str | None = None
     """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie."""
     limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
-    judge: Literal["offline", "llm"] = "offline"
-    """Judge of direct answers: offline, a rule; llm: the endpoint llm.judge."""
+    judge: Literal["offline", "llm", "longmemeval"] = "offline"
+    """Judge of direct answers: offline, a rule; llm: the endpoint llm.judge; longmemeval: that endpoint, in one of five
+    roles by LongMemEval's question types."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoints: answer (answers server), judge (judge llm), summary (condition altered)."""
     corpus: list[str] = field(default_factory=list)
@@ -172,8 +173,6 @@ class CompareConfig:
     """Folder of the other run; may also be given as the second plain argument."""
     out: str | None = None
     """JSON file for the differences; None: they are only printed."""
-    only_common: bool = False
-    """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
     resamples: Resamples = 2000
     """Bootstrap resamples behind each interval and p-value."""
     seed: Seed = 0

@@ -53,12 +53,9 @@ def provide(provider: Any, questions: Sequence[Question], dialogue: Dialogue) ->
     else:
         found = [provider.context(question, dialogue) for question in asked]
     for question, context in zip(questions, found, strict=True):
-        wrong = [f"{type(context).__name__}, not a Context with text"]
-        if isinstance(context, Context) and isinstance(context.text, str):
-            turns = (turn for turn in context.sources or () if turn not in dialogue.positions)
-            wrong = [f"turn {turn!r}, which is not in the dialogue" for turn in turns]
-        if wrong:
-            raise DataError(f"context provider {provider_name(provider)} gave {wrong[0]}", record=question.id)
+        if not (isinstance(context, Context) and isinstance(context.text, str)):
+            what = f"{type(context).__name__}, not a Context with text"
+            raise DataError(f"context provider {provider_name(provider)} gave {what}", record=question.id)
     return list(found)
 
 
@@ -67,23 +64,49 @@ def provider_name(provider: Any) -> str:
     return str(getattr(provider, "name", type(provider).__name__))
 
 
-class _Measured:
-    """A dialogue's turns in tokens, and its chunks: whole turns of one session, up to a number of tokens."""
+class Contexts:
+    """Choices of turns of a dialogue, as ascending positions in `Dialogue.turns`. Tokens are of the encoder.
 
-    def __init__(self, dialogue: Dialogue, encoder: SentenceEncoder, chunk_tokens: int) -> None:
-        self.dialogue, self._encoder, self._chunk_tokens = dialogue, encoder, chunk_tokens
+    Args:
+        encoder: counts tokens; its cosine ranks chunks.
+        config: caps.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, config: ContextConfig, dialogue: Dialogue) -> None:
+        self.encoder, self.config, self.dialogue = encoder, config, dialogue
         self._costs = prompt_costs(dialogue, encoder)
 
-    def tokens(self, positions: Sequence[int]) -> int:
-        """Of some turns together, as a prompt shows them."""
-        return self._costs.of(positions)
+    @cached_property
+    def full(self) -> list[int]:
+        """Every turn, or as many of the newest as fit `full_tokens` together; at least one."""
+        turns = range(len(self.dialogue.turns))
+        parts = [turns[-count:] for count in range(1, len(turns) + 1)]
+        return list(parts[max(0, bisect_right(parts, self.config.full_tokens, key=self._costs.of) - 1)])
+
+    def rag(self, question: Question, shown: Sequence[int]) -> list[int]:
+        """The chunks with the highest cosine to the question (ties: earlier first) up to the first that does not fit.
+
+        Args:
+            shown: positions that x0 shows; what they cost is the cap where `rag_tokens` is None.
+        """
+        cap = self.config.rag_tokens
+        cap = self._costs.of(shown) if cap is None else cap
+        cosines = self._vectors @ self.encoder.encode([question.text])[0]
+        chosen: list[int] = []
+        for number in torch.argsort(cosines, descending=True, stable=True).tolist():
+            wider = sorted([*chosen, *self._chunks[number]])
+            if chosen and self._costs.of(wider) > cap:
+                break
+            chosen = wider
+        return chosen
 
     @cached_property
-    def chunks(self) -> list[range]:
+    def _chunks(self) -> list[range]:
+        """Whole turns of one session, up to a number of tokens."""
         chunks, spent, session_of = list[range](), 0, self._costs.session_of
         for position, tokens in enumerate(self._costs.turns):
             joins = bool(chunks) and session_of[chunks[-1].start] == session_of[position]
-            if joins and spent + tokens <= self._chunk_tokens:
+            if joins and spent + tokens <= self.config.chunk_tokens:
                 chunks[-1], spent = range(chunks[-1].start, position + 1), spent + tokens
             else:
                 chunks.append(range(position, position + 1))
@@ -91,50 +114,6 @@ class _Measured:
         return chunks
 
     @cached_property
-    def vectors(self) -> Tensor:
-        """Of the chunks."""
+    def _vectors(self) -> Tensor:
         turns = self.dialogue.turns
-        return self._encoder.encode(["\n".join(turn_text(turns[p]) for p in chunk) for chunk in self.chunks])
-
-
-class Contexts:
-    """Choices of turns, as ascending positions in `Dialogue.turns`. Tokens are those of the encoder's vocabulary.
-
-    Args:
-        encoder: counts tokens; its cosine ranks chunks.
-        config: caps.
-    """
-
-    def __init__(self, encoder: SentenceEncoder, config: ContextConfig) -> None:
-        self.encoder, self.config = encoder, config
-        # of the last dialogue: questions come dialogue by dialogue
-        self._measured: _Measured | None = None
-
-    def full(self, dialogue: Dialogue) -> list[int]:
-        """Every turn, or as many of the newest as fit `full_tokens` together; at least one."""
-        measured, turns = self._measure(dialogue), range(len(dialogue.turns))
-        parts = [turns[-count:] for count in range(1, len(turns) + 1)]
-        return list(parts[max(0, bisect_right(parts, self.config.full_tokens, key=measured.tokens) - 1)])
-
-    def rag(self, dialogue: Dialogue, question: Question, shown: Sequence[int]) -> list[int]:
-        """The chunks with the highest cosine to the question (ties: earlier first) up to the first that does not fit.
-
-        Args:
-            shown: positions that x0 shows; what they cost is the cap where `rag_tokens` is None.
-        """
-        measured, cap = self._measure(dialogue), self.config.rag_tokens
-        cap = measured.tokens(shown) if cap is None else cap
-        cosines = measured.vectors @ self.encoder.encode([question.text])[0]
-        chosen: list[int] = []
-        for number in torch.argsort(cosines, descending=True, stable=True).tolist():
-            wider = sorted([*chosen, *measured.chunks[number]])
-            if chosen and measured.tokens(wider) > cap:
-                break
-            chosen = wider
-        return chosen
-
-    def _measure(self, dialogue: Dialogue) -> _Measured:
-        # by identity: hashing a dialogue's content takes longer than all the rest
-        if self._measured is None or self._measured.dialogue is not dialogue:
-            self._measured = _Measured(dialogue, self.encoder, self.config.chunk_tokens)
-        return self._measured
+        return self.encoder.encode(["\n".join(turn_text(turns[p]) for p in chunk) for chunk in self._chunks])

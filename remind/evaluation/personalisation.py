@@ -48,12 +48,10 @@ class Assessment(NamedTuple):
     Attributes:
         label: one of `LABELS`; None: a reply of theirs could not be read, which is no verdict on the answer.
         bucket: one of `BUCKETS`; None: the answer is not wrong, or as above.
-        why: of the first such reply, "" otherwise.
     """
 
     label: str | None
     bucket: str | None
-    why: str = ""
 
 
 def assess(model: ChatModel, cases: Sequence[Used], samples: Sequence[str]) -> list[Assessment]:
@@ -69,7 +67,6 @@ def assess(model: ChatModel, cases: Sequence[Used], samples: Sequence[str]) -> l
     """
     labels: dict[int, str] = {n: "na" for n, case in enumerate(cases) if not case.memory}
     buckets: dict[int, str] = {}
-    failures: dict[int, str] = {}
 
     def ask(step: str, numbers: Iterable[int], text: Callable[[Used], str]) -> dict[int, Mapping[str, bool]]:
         chosen, found = list(numbers), {}
@@ -77,8 +74,6 @@ def assess(model: ChatModel, cases: Sequence[Used], samples: Sequence[str]) -> l
         for n, reply in zip(chosen, model.complete(requests) if requests else (), strict=True):
             if (value := _read(step, reply)) is not None:
                 found[n] = value
-            else:
-                failures.setdefault(n, f"{step}: {reply.failure or 'not what was asked for'}: {reply.message}")
         return found
 
     uses = ask("detection", (n for n in range(len(cases)) if n not in labels), lambda one: one.memory)
@@ -96,7 +91,7 @@ def assess(model: ChatModel, cases: Sequence[Used], samples: Sequence[str]) -> l
     for n, enough in profiles.items():
         if enough or n in memories:
             buckets[n] = "generation" if enough else "profile" if memories[n] else "memory"
-    return [Assessment(labels.get(n), buckets.get(n), failures.get(n, "")) for n in range(len(cases))]
+    return [Assessment(labels.get(n), buckets.get(n)) for n in range(len(cases))]
 
 
 def quality_label(points: Mapping[str, bool]) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,10 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import differences
-from remind.evaluation.conditions import Asked, Prompter, Stream, bare, count_of, most_frequent, questions_of
+from remind.evaluation.conditions import Asked, Prompter, Stream, bare, most_frequent, questions_of, stream_of
 from remind.evaluation.config import CONDITIONS, CONTROLS, SETS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
+from remind.evaluation.judge import LongMemEvalJudge
 from remind.evaluation.predictions import claimed
 from remind.evaluation.report import html
 from remind.evaluation.stages import Outputs, answer_part, score_stage
@@ -37,7 +38,7 @@ from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import load_backbone
 from remind.models.generate import Generation
-from remind.models.images import Pictures
+from remind.models.images import ImageFiles, Pictures
 from remind.perception.auxiliary import ChatLLM, OfflineLLM
 from remind.states import prompts
 from remind.states.dataset import CARD, MANIFEST, States, iterate_states, read_manifest
@@ -97,24 +98,26 @@ class Models:
 
     @cached_property
     def answerer(self) -> Answerer:
-        cfg = self.cfg
+        cfg, pixels = self.cfg, self.cfg.images == "pixels"
         if self._answerer is not None:
             return self._answerer
         if cfg.answers == "server":
-            return ChatAnswers(self._server("answer"), cfg.max_new_tokens)
+            files = ImageFiles(cfg.image_tokens, cfg.image_root) if pixels else None
+            return ChatAnswers(self._server("answer"), cfg.max_new_tokens, files)
         if cfg.answers == "none" or self.chats.dry is not None:
             return FixedAnswers("none", _UNASKED if self.chats.dry is None else _DRY)
         if cfg.answers == "vllm":
-            return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
+            return VLLMAnswers(cfg)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
-        pictures = Pictures(backbone, cfg.image_tokens or 0, cfg.image_root) if cfg.images == "pixels" else None
+        pictures = Pictures(backbone, cfg.image_tokens, cfg.image_root) if pixels else None
         return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard, pictures)
 
     @cached_property
     def judge(self) -> AuxiliaryLLM:
         if self._judge is not None:
             return self._judge
-        return ChatLLM({"judge": self._server("judge")}) if self.cfg.judge == "llm" else OfflineLLM()
+        kinds = {"llm": ChatLLM, "longmemeval": LongMemEvalJudge}
+        return kinds[self.cfg.judge]({"judge": self._server("judge")}) if self.cfg.judge in kinds else OfflineLLM()
 
     def summariser(self) -> AuxiliaryLLM:
         """Writes the summaries of the altered order."""
@@ -205,6 +208,8 @@ def run_evaluation(
     if models.team.shard.count > 1 and (cfg.answers != "local" or answerer is not None):
         raise ConfigError("only questions to a local model (answers local) can be distributed; start one process")
     manifest = read_manifest(cfg.states) if data is None else {}
+    if isinstance(data, Corpus):
+        data = stream_of(data, cfg.split, cfg.limit)
     job = _Job(cfg, models, manifest, cfg.states if data is None else data, providers or {}, corpus)
     if dry is None:
         return job.run(more)
@@ -235,7 +240,7 @@ class _Job:
     cfg: EvaluateConfig
     models: Models
     manifest: Mapping[str, Any]
-    data: States | Corpus | Stream
+    data: States | Stream
     providers: Mapping[str, Any]
     corpus: Corpus | None
     known: dict[str, Any] = field(default_factory=dict)
@@ -247,7 +252,7 @@ class _Job:
 
     def run(self, more: Callable[[dict[str, Any]], str] | None) -> dict[str, Any]:
         cfg, models = self.cfg, self.models
-        asked, total = self._questions()
+        questions = self._questions()
         prompter = self._prompter()
         # what is missing is known before anything is written
         keys = models.team.gather(models.answerer.key)
@@ -259,8 +264,8 @@ class _Job:
         _ = models.judge, models.encoder
         records: list[StateRecord] = []
         with self._claimed() as outputs:
-            with ProgressBar("answer", total * len(outputs)) as bar:
-                for part in _portions(asked):
+            with ProgressBar("answer", questions.total * len(outputs)) as bar:
+                for part in _portions(questions.asked()):
                     batch = [record for one in part for record in one.records]
                     for name, own in outputs.items():
                         prompts = [prompt for one in part for prompt in prompter.prompts(name, one)]
@@ -269,28 +274,29 @@ class _Job:
             models.team.share()  # that there is no more to answer
             return self._report(records, outputs, more)
 
-    def _questions(self) -> tuple[Iterator[Asked], int]:
-        """The questions, and how many there are.
+    def _questions(self) -> Stream:
+        """The questions.
 
         Raises:
             DataError, FormatError: states or dialogue files that cannot be used.
-            ConfigError: an unknown condition, or one that needs dialogue files that are not named, or states.
+            ConfigError: no questions, an unknown condition, or one that needs states, or dialogue files that are not
+                named.
         """
         cfg, data = self.cfg, self.data
         ours = [name for name in cfg.names if name not in self.providers]
         if unknown := [name for name in ours if name not in CONDITIONS]:
             there = ", ".join((*CONDITIONS, *SETS, *self.providers))
             raise ConfigError(f"no condition {unknown[0]!r}; there are {there}")
-        if isinstance(data, Corpus):
+        if isinstance(data, Stream):
             if bound := [name for name in ours if name not in ("no_context", "full_context", "oracle", *CONTROLS)]:
                 raise ConfigError(f"{bound[0]} needs states; build them with `remind build-states`")
-            self.known["corpus"] = sha256_json([asdict(question) for question in data.questions])
-        elif isinstance(data, Stream):
+            if not data.total:
+                raise ConfigError("there are no questions to ask")
             self.known["corpus"] = data.key
-        elif wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
+            return data
+        if wanting := [name for name in cfg.names if name in self.providers or CONDITIONS[name].corpus]:
             self._read_corpus(wanting[0])
-        total = count_of(data, cfg.split)
-        return questions_of(data, cfg.split, cfg.limit, self.corpus, total), min(total, cfg.limit or total)
+        return questions_of(data, cfg.split, cfg.limit, self.corpus)
 
     def _read_corpus(self, name: str) -> None:
         cfg = self.cfg
@@ -305,17 +311,18 @@ class _Job:
             if digest not in self.manifest.get("inputs", {}).values():
                 what = f"{file} is not a file that they were built from, or has changed since; name those files"
                 raise DataError(what, cfg.states)
-        self.corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
+        images = self.manifest.get("config", {}).get("images") if cfg.images == "pixels" else None
+        self.corpus = Corpus.merge([read(path, cfg.corpus_format, images) for path in cfg.corpus], cfg.corpus)
 
     def _prompter(self) -> Prompter:
         cfg, models, contexts, llm, frequent = self.cfg, self.models, None, None, dict[str, str]()
         if any(CONDITIONS[name].corpus for name in cfg.names if name in CONDITIONS):
-            contexts = Contexts(models.encoder, cfg.context)
+            contexts = partial(Contexts, models.encoder, cfg.context)
         if "altered" in cfg.names:
             _ = models.answerer  # summaries may cost money: the model that answers must be there first
             llm = models.summariser()
             self.known["llm"] = llm.name
-        if "most_frequent" in cfg.names and not isinstance(self.data, Corpus | Stream):
+        if "most_frequent" in cfg.names and not isinstance(self.data, Stream):
             frequent = most_frequent(iterate_states(self.data, "train"))
         return Prompter(contexts, llm, self.kind, cfg.images == "pixels", self.providers, frequent)
 
@@ -324,7 +331,7 @@ class _Job:
         """The outputs of every condition, in a folder of its own in `out` (`out` itself where it is the only one); for
         the time of the block no other evaluation writes there."""
         cfg, out = self.cfg, Path(self.cfg.out)
-        states = "" if isinstance(self.data, Corpus | Stream) else states_hash(self.data)
+        states = "" if isinstance(self.data, Stream) else states_hash(self.data)
         several = len(cfg.names) > 1
         with ExitStack() as stack:
             if several:

@@ -64,6 +64,20 @@ class Score:
         """1 if an answer could be read from the output, 0 if not; None where no output came."""
         return None if self.generation.failure in NO_VERDICT else float(self.failure in (None, *NO_VERDICT))
 
+    @property
+    def outcome(self) -> str:
+        """failed, unscored, wrong or right."""
+        return "failed" if self.failure is not None else {None: "unscored", 0.0: "wrong"}.get(self.accuracy, "right")
+
+    @property
+    def gold_evidence(self) -> list[tuple[str, bool]]:
+        """The gold lines or images, and whether the prompt showed each."""
+        record = self.record
+        if record.visual:
+            return [(f"image {index}", index in (record.images_found or ())) for index in record.images]
+        lines = zip(record.evidence, record.evidence_lines, strict=True)
+        return [(line, turn in (record.evidence_found or ())) for turn, line in lines]
+
     def row(self) -> dict[str, Any]:
         """What predictions.jsonl holds of it besides the output."""
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -18,30 +18,12 @@ from remind.core import optional
 _DRAWN_AT_ONCE = 2_000_000  # indices held in memory: 16 MB
 
 
-class Estimate(TypedDict):
-    """A mean over `n` questions with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-
-class Difference(TypedDict):
-    """Mean of the second run less mean of the first, over `n` questions that both have a score for.
-
-    low, high: 95 % percentile interval. p: two-sided, see `paired_bootstrap`. units: what was resampled, questions or
-    dialogues. With fewer than two units nothing can be said of the spread: low, high and p are None.
-    """
-
-    first: float
-    second: float
-    value: float
-    low: float | None
-    high: float | None
-    p: float | None
-    n: int
-    units: int
+#: A mean over `n` questions with its 95 % interval: value, low, high, n.
+Estimate = dict[str, Any]
+#: Mean of the second run less mean of the first, over `n` questions that both have a score for: first, second, value,
+#: low and high (95 % percentile interval), p (two-sided, see `paired_bootstrap`), n, units (what was resampled,
+#: questions or dialogues). With fewer than two units nothing can be said of the spread: low, high and p are None.
+Difference = dict[str, Any]
 
 
 def wilson(values: Sequence[float]) -> Estimate | None:

@@ -153,18 +153,6 @@ def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
     return [Table("By dimension and format", heads, lines)] if rows else []
 
 
-def failures(report: Mapping[str, Any]) -> list[Table]:
-    """Conditions as rows, kinds of failure as columns. None where nothing failed."""
-    parts = {name: part["counts"] for name, part in report["conditions"].items()}
-    kinds = list(dict.fromkeys(kind for counts in parts.values() for kind in counts["failures"]))
-    rows = [
-        _condition(name, [str(counts["questions"]), *(str(counts["failures"].get(kind, 0)) for kind in kinds)])
-        for name, counts in parts.items()
-    ]
-    heads = ["condition", "n", *(kind.replace("_", " ") for kind in kinds)]
-    return [Table("Failures by kind", heads, rows)] if kinds else []
-
-
 def costs(report: Mapping[str, Any]) -> Table:
     """Tokens, and seconds of this sitting, by condition."""
     rows: list[Row] = []

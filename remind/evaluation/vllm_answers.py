@@ -11,10 +11,11 @@ from remind.build.plan import model_hash
 from remind.core import optional
 from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput
-from remind.evaluation.config import VLLMConfig
+from remind.evaluation.config import EvaluateConfig
 from remind.models.backbone import describe, max_length
-from remind.models.chat import Content, prompt_ids
+from remind.models.chat import Content, paths_of
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
+from remind.models.images import Pictures, ids_of
 
 T = TypeVar("T")
 
@@ -24,18 +25,18 @@ class VLLMAnswers(Answerer):
     then an answer is another one than a local model's, or than that of another run.
 
     Args:
-        name: as the user gave it.
-        dtype: name of a torch dtype, or "auto".
+        cfg: names the model as the user gave it.
 
     Raises:
+        ConfigError: images as pixels for a model that takes none.
         ModelError: no such model, one without files or that does not generate, the package vllm is missing, or the
             engine does not start.
     """
 
-    def __init__(self, name: str, max_new_tokens: int, dtype: str, config: VLLMConfig) -> None:
+    def __init__(self, cfg: EvaluateConfig) -> None:
         # without it, vLLM reports to its makers that it is used
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        engine = optional("vllm", "answers vllm")
+        engine, name, config = optional("vllm", "answers vllm"), cfg.model, cfg.vllm
         if name == "nano-untrained":
             raise ModelError(f"{name} has no files that vLLM could load; name a folder or hub id")
         known = describe(name)
@@ -43,12 +44,13 @@ class VLLMAnswers(Answerer):
             raise ModelError(f"{name} holds adapters; export the run as a whole model for vLLM")
         if known.kind == "encoder":
             raise ModelError(f"{name} ({known.kind}) cannot generate answers; name a causal model")
-        self.name, self.max_new_tokens, self.at_once = name, max_new_tokens, config.at_once
+        self.pictures = Pictures(known, cfg.image_tokens, cfg.image_root) if cfg.images == "pixels" else None
+        self.name, self.max_new_tokens, self.at_once = name, cfg.max_new_tokens, config.at_once
         self.limit = config.max_model_len or max_length(known.config, known.tokenizer, known.kind)
         self.tokenizer, self.stops = known.tokenizer, end_tokens(known.tokenizer, _own(known.folder, known.config))
         settings = {
             "model": known.folder,
-            "dtype": dtype,
+            "dtype": cfg.dtype,
             "max_model_len": self.limit,
             "seed": 0,
             # as everywhere: no code of the model's folder, nothing unpickled
@@ -58,7 +60,7 @@ class VLLMAnswers(Answerer):
             "gpu_memory_utilization": config.gpu_memory_utilization,
         }
         self.engine = self._tried("does not load it", lambda: engine.LLM(**settings))
-        self.sampling = engine.SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=self.stops)
+        self.sampling = engine.SamplingParams(temperature=0.0, max_tokens=cfg.max_new_tokens, stop_token_ids=self.stops)
         version = getattr(engine, "__version__", "")
         # by now the files of a hub id are here
         super().__init__(model_hash(name), name, f"vllm {version}".strip(), self.limit)
@@ -67,16 +69,22 @@ class VLLMAnswers(Answerer):
         pending = [n for n, skip in enumerate(done) if not skip]
         for start in range(0, len(pending), self.at_once):
             rows: dict[int, list[int]] = {}
+            given = []
             for n in pending[start : start + self.at_once]:
-                tokens = prompt_ids(self.tokenizer, str(prompts[n]))
+                tokens = ids_of(self.tokenizer, prompts[n], self.pictures)
+                one: dict[str, Any] = {"prompt_token_ids": tokens}
+                if self.pictures is not None and (paths := paths_of(prompts[n])):
+                    # the engine puts the tokens of an image in place of the one that stands for it
+                    one["prompt_token_ids"] = self.pictures.ids(self.tokenizer, prompts[n], whole=False)
+                    one["multi_modal_data"] = {"image": self.pictures.shown(paths)}
                 refused = too_long(len(tokens), self.max_new_tokens, self.limit)
                 if refused is None:
                     rows[n] = tokens
+                    given.append(one)
                 else:
                     on_output(n, refused)
             if not rows:
                 continue
-            given = [{"prompt_token_ids": row} for row in rows.values()]
             run = partial(self.engine.generate, given, self.sampling, use_tqdm=False)
             outputs = self._tried("stopped", run)
             for (n, row), output in zip(rows.items(), outputs, strict=True):

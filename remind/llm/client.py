@@ -14,18 +14,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json, write_text
 from remind.core.progress import warn
-from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, folded
+from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, completion, folded
 from remind.llm.structured import NotValid, placeholder, read_value
 from remind.text.thoughts import without_thoughts
 
@@ -56,6 +54,10 @@ _WITHHELD = r"filter|safety|sensitive|recitation|refus|prohibit|block"
 _BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 #: Characters per token in a dry run; English prose has about that many.
 CHARACTERS = 4
+#: Tokens of an image in a dry run: as many as most of our settings allow.
+IMAGE_TOKENS = 256
+#: The image in a message.
+_PIXELS = re.compile(r"(?<=;base64,)[\w+/=]+")
 #: What a free-text reply reads like in a dry run.
 DRY = "(dry run: nothing was asked)"
 #: More characters a token than in prose of any script, and fewer tokens than any model's context: a server that counts
@@ -127,7 +129,7 @@ class CachedChat(ABC):
         if request.body is not None:
             parts += ["body", self.body(request)]
         else:
-            parts += [[[message.role, message.text] for message in request.messages], request.max_tokens]
+            parts += [[[message.role, message.key] for message in request.messages], request.max_tokens]
             parts += [float(request.temperature), request.schema, request.schema is not None, self.endpoint.extra_body]
         # escaped: a lone surrogate in a dialogue has no bytes of its own
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -174,7 +176,7 @@ class OpenAIChat(CachedChat):
         self._failures: list[str] | None = []
         #: Of `_REFUSED`, what the server has been found not to take.
         self._refused: set[str] = set()
-        self._cut = count()
+        self._told = False
         hooks: Any = {"request": [self._sending], "response": [self._received]}
         # redirects: the prompt would go to a host that nobody named
         http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
@@ -201,11 +203,11 @@ class OpenAIChat(CachedChat):
 
     def _checked(self, request: Request, reply: Reply) -> Reply:
         """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
-        said = (message.get("content") for message in self.body(request)["messages"])
-        text = "".join(one for one in said if isinstance(one, str))
+        text = "".join(message.text for message in request.messages)
         if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
             return self.record(request, reply)
-        if next(self._cut) == 0:
+        if not self._told:
+            self._told = True
             what = f"{reply.prompt_tokens:,} tokens of a prompt of {len(text):,} characters"
             remedy = "raise its context (Ollama: num_ctx); replies to cut prompts are not cached"
             warn(f"{self.endpoint.title} cuts prompts without a word: it has read {what}; {remedy}")
@@ -406,12 +408,13 @@ class LocalChat(CachedChat):
         uninterrupted one. Each reply is committed to the cache as its batch ends.
 
         Raises:
-            ModelError: a request with a temperature or with tools.
+            ModelError: a request with a temperature, tools or images.
         """
         from remind.models.generate import generate
 
-        if any(request.temperature or request.body for request in asked):
-            raise ModelError("a local model answers greedily and takes no tools; name a chat server")
+        texts = all(isinstance(message.text, str) for request in asked for message in request.messages)
+        if not texts or any(request.temperature or request.body for request in asked):
+            raise ModelError("a local model answers greedily and takes no tools and images; name a chat server")
         for room in sorted({request.max_tokens for request in asked}):
             places = [place for place, request in enumerate(asked) if request.max_tokens == room]
             held = [self.recorded(asked[place]) for place in places]
@@ -440,7 +443,7 @@ def as_prompt(messages: Sequence[Message]) -> str:
     if [message.role for message in messages if message.role != "system"] == ["user"]:
         heads = {}
     ordered = sorted(messages, key=lambda message: message.role != "system")
-    return "\n\n".join(heads.get(message.role, "") + message.text for message in ordered)
+    return "\n\n".join(heads.get(message.role, "") + str(message.text) for message in ordered)
 
 
 @dataclass
@@ -485,7 +488,9 @@ class DryChat(CachedChat):
 
     def _noted(self, request: Request) -> Reply:
         body, schema, room = self.body(request), request.schema, request.max_tokens
-        tokens = len(json.dumps([body["messages"], body.get("tools")])) // CHARACTERS
+        said, images = _PIXELS.subn("", json.dumps([body["messages"], body.get("tools")]))
+        body["messages"] = json.loads(said)[0]
+        tokens = len(said) // CHARACTERS + images * IMAGE_TOKENS
         text = DRY if schema is None else json.dumps(placeholder(schema))
         if request.body is not None:
             message = {"role": "assistant", "content": "{}" if body.get("response_format") else DRY}

@@ -58,9 +58,7 @@ class Ledger:
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then."""
-        rows = self._rows[:]
-        # other threads may count meanwhile
-        del self._rows[: len(rows)]
+        rows, self._rows = self._rows, []
         return rows
 
     def merge(self, rows: Iterable[dict[str, Any]]) -> None:

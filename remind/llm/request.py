@@ -8,14 +8,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, Protocol
+from math import isqrt
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from remind.core.files import sha256_file
 from remind.states import prompts
+
+if TYPE_CHECKING:
+    from remind.models.chat import Content
 
 #: What a request is made for; costs are counted by it. A stage that `LLMConfig` does not name is of a memory system;
 #: these share an endpoint.
 Stage = str
-MemoryStage = Stage
 Role = Literal["system", "user", "assistant"]
 #: too_long: no room in the model's context. server: no usable reply after all tries. refused: the server or the model
 #: will not (wrong key, unknown model, bad request, filter). invalid: not what was asked for.
@@ -30,10 +34,33 @@ _HALVES = re.compile(r"(\\+ud[89ab][0-9a-f]{2}\\+ud[c-f][0-9a-f]{2})|\\+ud[89a-f
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
+    """One message of a chat: its text, or its parts, of which an image is `{"type": "image", "image": path,
+    "max_pixels": …}`, as qwen-vl-utils has it."""
 
     role: Role
-    text: str
+    text: Content
+
+    @property
+    def key(self) -> Any:
+        """What the message says, images by the hash of their files."""
+        if isinstance(self.text, str):
+            return self.text
+        return [{**part, "image": sha256_file(part["image"])} if "image" in part else part for part in self.text]
+
+    @property
+    def sent(self) -> str | list[dict[str, Any]]:
+        """The message as servers take it, images as JPEG in base64. Raises ImagePathError."""
+        if isinstance(self.text, str):
+            # a lone surrogate in a dialogue cannot be sent
+            return self.text.encode("utf-8", "replace").decode()
+        from remind.models.images import thumbnail
+
+        return [
+            {"type": "image_url", "image_url": {"url": thumbnail(part["image"], isqrt(part["max_pixels"]))}}
+            if "image" in part
+            else {"type": "text", "text": part["text"].encode("utf-8", "replace").decode()}
+            for part in self.text
+        ]
 
 
 @dataclass(frozen=True)
@@ -65,11 +92,9 @@ class Request:
     dialogue: str = ""
 
     @property
-    def chat(self) -> list[dict[str, str]]:
+    def chat(self) -> list[dict[str, Any]]:
         """The messages as servers take them."""
-        # a lone surrogate in a dialogue cannot be sent
-        texts = (message.text.encode("utf-8", "replace").decode() for message in self.messages)
-        return [{"role": message.role, "content": text} for message, text in zip(self.messages, texts, strict=True)]
+        return [{"role": message.role, "content": message.sent} for message in self.messages]
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,21 @@ class Reply:
     def __post_init__(self) -> None:
         for name in ("text", "message"):
             object.__setattr__(self, name, whole_characters(getattr(self, name)))
+
+
+def completion(
+    model: str, message: Mapping[str, Any], reason: str, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
+    """A chat completion with one choice, as a server sends it."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": dict(message), "finish_reason": reason}],
+        "usage": {**usage, "total_tokens": prompt_tokens + completion_tokens},
+    }
 
 
 def whole_characters(text: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
-from remind.states.pyramid import one_line, turn_text
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, turn_lines
+from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the authors' code asks for.
@@ -50,7 +50,7 @@ class AMemBank(Bank, of=AMemSystem):
 
     def remember(self, session: Session) -> None:
         for turn in session.turns:
-            said = turn_text(turn)
+            said = turn_lines(turn)
             note = self._construct(said)
             # nearest to the turn's words (Eq. 4-5)
             found = self.store.nearest(self.encoder.encode_apart([said])[0])

@@ -25,10 +25,19 @@ from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.processes import locked
 from remind.data.dialogue import Image, Session, Turn
 from remind.llm.request import ChatModel, Reply, Request, Stage, from_template
-from remind.memory.base import QUESTION_STAGES, Draft, Memory, Query, Retrieval, Services, System
+from remind.memory.base import (
+    QUESTION_STAGES,
+    Draft,
+    Memory,
+    Query,
+    Retrieval,
+    Services,
+    System,
+    turn_lines,
+    unnumbered,
+)
 from remind.models.encoder import SentenceEncoder
 from remind.perception.perceive import BM25, standardise
-from remind.states.pyramid import turn_text
 from remind.text.words import stems
 
 #: How memories are ranked. dense: by cosine. bm25: by stemmed words. hybrid: by the sum of both as z-scores over all
@@ -79,7 +88,8 @@ class _Keys:
 
     @cached_property
     def bm25(self) -> BM25:
-        return BM25([stems(self._store.memory(memory).text if text is None else text) for memory, text in self._texts])
+        texts = (self._store.memory(memory).text if text is None else text for memory, text in self._texts)
+        return BM25([stems(unnumbered(text)) for text in texts])
 
 
 class Store:
@@ -92,13 +102,10 @@ class Store:
 
     Raises:
         DataError: the file is something else or damaged, or a bank of another format or identity, and what differs.
-
-    Attributes:
-        version: another number after every change of memories.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], encoder: SentenceEncoder) -> None:
-        self.folder, self._path, self.encoder, self.version = folder, folder / "bank.sqlite", encoder, 0
+        self.folder, self._path, self.encoder = folder, folder / "bank.sqlite", encoder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self._path, isolation_level=None)
@@ -121,7 +128,6 @@ class Store:
                 raise DataError(message, self.folder)
 
     def _changed(self) -> None:
-        self.version += 1
         self._memories: dict[int, Memory] = {}
         self._known_keys: _Keys | None = None
 
@@ -260,7 +266,7 @@ class Store:
         """Turns in the order of the dialogue, as a prompt shows them."""
         query = "SELECT id, speaker, text, time, images FROM turns WHERE number = ?"
         numbers = [number for number, _ in self._turns(turn_ids)]
-        return "\n".join(turn_text(_turn(row)) for number in numbers for row in self.rows(query, number))
+        return "\n".join(turn_lines(_turn(row)) for number in numbers for row in self.rows(query, number))
 
     def note(self, number: int) -> Any:
         """The system's own JSON value of a memory, or None."""
@@ -410,18 +416,17 @@ class Bank(ABC):
         self._check_lost(done=True)
 
     def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        """The best memories for a query. Does not change the bank.
+        """The best memories for a query; without a limit all that the system gives. Does not change the bank.
 
         Args:
             k: maximum number of memories; None: no limit.
             budget: maximum number of tokens in all. A memory that does not fit is skipped, and lower ones may follow.
 
         Raises:
-            ConfigError: k or budget below 1, or neither given.
+            ConfigError: k or budget below 1.
         """
-        given = [value for value in (k, budget) if value is not None]
-        if not given or min(given) < 1:
-            raise ConfigError(f"k, budget or both must be given, and at least 1, not {k} and {budget}")
+        if min(value for value in (k, budget, 1) if value is not None) < 1:
+            raise ConfigError(f"k and budget must be at least 1, not {k} and {budget}")
         trace, chosen, self.lost = dict[str, Any](), list[Memory](), []
         spent = misses = 0
         for item in self.rank(query, k, trace):
@@ -504,7 +509,8 @@ class Bank(ABC):
     def put(self, draft: Draft, number: int | None = None) -> int:
         """Store a memory that has a text, under a number that there is or a new one. Returns the number."""
         assert draft.text is not None
-        tokens, keys = self.encoder.count_tokens(draft.text), [key or draft.text for key in draft.keys]
+        tokens = self.encoder.count_tokens(draft.text)
+        keys = [unnumbered(key or draft.text) for key in draft.keys]
         vectors = self.encoder.encode_apart(keys) if keys else None
         if number is not None:
             self.store.remove(number)
@@ -517,7 +523,7 @@ class Bank(ABC):
             texts: of each as a reader sees it.
             encoded: whether keys get vectors.
         """
-        keys = [[key or text for key in draft.keys] for draft, text in zip(drafts, texts, strict=True)]
+        keys = [[unnumbered(key or text) for key in draft.keys] for draft, text in zip(drafts, texts, strict=True)]
         vectors = self.encoder.encode_apart([key for own in keys for key in own]) if encoded else None
         parts = [None] * len(keys) if vectors is None else vectors.split([len(own) for own in keys])
         for draft, tokens, part in zip(drafts, self.encoder.count_many(texts), parts, strict=True):
@@ -525,7 +531,7 @@ class Bank(ABC):
 
     def put_turns(self, turns: Sequence[Turn]) -> None:
         """Store turns as memories of their own."""
-        self.put_all([Draft("turn", (turn.id,)) for turn in turns], [turn_text(turn) for turn in turns])
+        self.put_all([Draft("turn", (turn.id,)) for turn in turns], [turn_lines(turn) for turn in turns])
 
     def written(self, kind: str, text: str, sources: Iterable[str], time: str | None = None) -> Memory:
         """A memory that is written for a query and not stored."""

@@ -18,7 +18,7 @@ from remind.data.readers.annotations import Annotations, read_annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import mapping
-from remind.memory.base import TEXTS, System, texts
+from remind.memory.base import TEXTS, System, texts, turn_lines
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 
@@ -84,6 +84,6 @@ class Replaying(System):
 def asked(bank: Bank, stretches: Sequence[Stretch]) -> list[list[str]]:
     """The facts that an LLM writes (Appendix D, in our own words)."""
     schema = object_schema(facts=TEXTS)
-    told = [{"messages": "\n".join(map(turn_text, stretch))} for stretch in stretches]
+    told = [{"messages": "\n".join(map(turn_lines, stretch))} for stretch in stretches]
     asks = [from_template("facts", "memory_facts", bank.dialogue_id, schema, ROOM, data) for data in told]
     return [texts(mapping(reply).get("facts")) for reply in bank.send(*asks)]

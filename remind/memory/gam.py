@@ -14,8 +14,8 @@ from typing import Any
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, words
-from remind.states.pyramid import one_line, turn_text
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, turn_lines, words
+from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt
 
 _NUMBERS = {"type": "array", "items": {"type": "integer"}}
@@ -53,7 +53,7 @@ class GAMBank(Bank, of=GAMSystem):
 
     def remember(self, session: Session) -> None:
         lines = [f"[{one_line(session.time)}]"] if session.time else []
-        page = "\n".join([*lines, *map(turn_text, session.turns)])
+        page = "\n".join([*lines, *map(turn_lines, session.turns)])
         data = {"abstracts": self._abstracts(), "page": page}
         reply = self.ask("summaries", "gam_page", data, self.system.abstract_room)
         abstract = one_line(words(reply) if reply.failure is None else "") or one_line(page[:200])

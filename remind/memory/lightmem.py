@@ -18,11 +18,11 @@ import torch
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, Draft, Query, System
+from remind.memory.base import TEXT, Draft, Query, System, turn_lines
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.states.pyramid import one_line, turn_text
+from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt, PositiveShare, Share
 
 #: Tokens of a reply; the paper names none.
@@ -115,7 +115,7 @@ class LightMemBank(Bank, of=LightMemSystem):
         turns = session.turns
         if (compressor := self.system.compressing) is not None:
             turns = tuple(replace(turn, text=compressor.compress(turn.text)) for turn in turns)
-        lines = [one_line(turn_text(turn)) for turn in turns]
+        lines = [one_line(turn_lines(turn)) for turn in turns]
         for turn, line, tokens in zip(turns, lines, self.encoder.count_many(lines), strict=True):
             yield Item(session.id, turn.id, turn.time or session.time, line, tokens)
 

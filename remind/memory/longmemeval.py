@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Literal
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
-from remind.memory.bank import Bank, Method, mapping
-from remind.memory.base import TEXT, Draft, Query
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, Draft, Query, turn_lines
 from remind.memory.expansions import Replaying, Stretch, asked, replay
 from remind.memory.plain import cut
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
-#: What is made to expand keys, and of what: of a whole session, or of every turn.
-Expansion = Literal["none", "session-userfact", "turn-userfact"]
-#: separate: expansions are keys beside the words. merge: they stand before the words in one key. replace: they stand in
-#: the words' place. With `split-` every fact makes a key of its own, else all of them together.
-Join = Literal["separate", "merge", "replace", "split-separate", "split-merge", "split-replace"]
 #: By how many days an event may lie outside a range, which is itself often a guess.
 TOLERANCE = 2
 #: Room for a reply in tokens (Appendix D).
@@ -40,34 +34,20 @@ class LongMemEvalSystem(Replaying):
 
     Attributes:
         name: as the user calls it.
-        value: what a memory is. fact: what `expansion` names, which is then no key beside the words.
-        expansion: what the keys of turns, rounds and sessions are expanded by.
-        join: how words and expansions make keys.
-        keys: whether each turn of a value has a key, or all of its words together (the paper's sessions).
-        method: how keys are ranked.
+        value: what a memory is.
+        expansion: whether facts on the user stand before the words of a turn in its key.
         source: where expansions come from. llm: the endpoint of their stage. replay: `annotations`.
         annotations: LoCoMo's file, for replay.
         time: whether memories outside the time that a question names move behind the others. rules: events and ranges
             from expressions such as "in May" or "last week". llm: from the endpoint.
-
-    Raises:
-        ConfigError: options that do not fit together.
     """
 
     rules = "LongMemEval, Appendix D"
     name: str = "lme"
-    value: Literal["turn", "round", "session", "fact"] = "round"
-    expansion: Expansion = "turn-userfact"
-    join: Join = "merge"
-    keys: Literal["turns", "whole"] = "turns"
-    method: Method = "dense"
+    value: Literal["turn", "round", "session"] = "round"
+    expansion: Literal["none", "turn-userfact"] = "turn-userfact"
     source: Literal["llm", "replay"] = "llm"
     time: Literal["none", "rules", "llm"] = "llm"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value == "fact" and self.expansion == "none":
-            raise ConfigError("value fact needs an expansion")
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -91,12 +71,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         users = tuple(turn for turn in session.turns if not talk or turn.speaker.casefold() == "user")
         found = self._expansions(session, users)
         days = self._days(session)
-        if system.value == "fact":
-            drafts = _facts(found)
-        else:
-            names = {turn.id for turn in users}
-            own = {turn.id: texts for stretch, texts in found.items() for turn in stretch}
-            drafts = [self._value(part, names, own) for part in cut(session, system.value)]
+        drafts = [self._value(part, {turn.id for turn in users}, found) for part in cut(session, system.value)]
         noted = []
         for draft, _ in drafts:
             told = dict.fromkeys(span for turn in draft.sources or () for span in days.get(turn, ()))
@@ -104,7 +79,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         self.put_all(noted, [text for _, text in drafts])
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
-        ranked, span = self.store.rank(query.text, self.system.method), self._range(query, trace)
+        ranked, span = self.store.rank(query.text, "dense"), self._range(query, trace)
         if span is None:
             return ranked
         near = timedelta(days=TOLERANCE)
@@ -117,17 +92,16 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         # all are ranked, and the sort is stable: nothing is removed, and either part keeps its order
         return sorted(ranked, key=lambda one: one[0] not in inside)
 
-    def _expansions(self, session: Session, users: Stretch) -> dict[Stretch, list[str]]:
-        """What is extracted from each stretch: a turn, or all of the session that counts."""
-        system = self.system
+    def _expansions(self, session: Session, users: Stretch) -> dict[str, list[str]]:
+        """The facts of each turn that counts, by its id."""
+        system, stretches = self.system, [(turn,) for turn in users]
         if system.expansion == "none":
             return {}
-        stretches = [users] if system.expansion.startswith("session") else [(turn,) for turn in users]
         if system.source == "replay":
             found = replay(system.replayed[self.dialogue_id], session, stretches)
         else:
             found = asked(self, stretches)
-        return dict(zip(stretches, found, strict=True))
+        return dict(zip((turn.id for turn in users), found, strict=True))
 
     def _days(self, session: Session) -> dict[str, list[Span]]:
         """The days that each turn tells of, by its id."""
@@ -141,7 +115,7 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
     def _ask_events(self, session: Session, days: dict[str, list[Span]]) -> None:
         """Add the days that turns name, by an LLM."""
         said = day_of(session.time)
-        data = {"messages": "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))}
+        data = {"messages": "\n".join(f"{n}. {turn_lines(turn)}" for n, turn in enumerate(session.turns, start=1))}
         reply = self.ask("events", "memory_events", data, ROOM, EVENTS, day=_written_day(said, session.time))
         names = list(days)
         for event in mapping(reply).get("events", ()):
@@ -150,17 +124,14 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
             for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
                 days[name] += named
 
-    def _value(self, part: Stretch, users: Set[str], own: Mapping[str, list[str]]) -> tuple[Draft, str]:
-        """A stretch of the session as a memory, and its text, given ids of the user's turns and texts by turn."""
-        system = self.system
+    def _value(self, part: Stretch, users: Set[str], facts: Mapping[str, list[str]]) -> tuple[Draft, str]:
+        """A stretch of the session as a memory, and its text, given ids of the user's turns and their facts: a key is
+        the facts of a turn and its words (Section 5.2)."""
         sides = [turn for turn in part if turn.id in users] or list(part)
-        keys: dict[str, None] = {}
-        for base in [[turn] for turn in sides] if system.keys == "turns" else [sides]:
-            found = list(dict.fromkeys(text for turn in base for text in own.get(turn.id, ())))
-            keys |= dict.fromkeys(join_keys("\n".join(map(turn_text, base)), found, system.join))
-        text = "\n".join(map(turn_text, part))
-        named = tuple(None if key == text else key for key in keys)
-        return Draft(system.value, tuple(turn.id for turn in part), keys=named), text
+        texts = (" ".join([*dict.fromkeys(facts.get(turn.id, ())), turn_text(turn)]) for turn in sides)
+        text = "\n".join(map(turn_lines, part))
+        keys = tuple(None if key == text else key for key in dict.fromkeys(texts))
+        return Draft(self.system.value, tuple(turn.id for turn in part), keys=keys), text
 
     def _range(self, query: Query, trace: dict[str, Any]) -> Span | None:
         """The days a question is about."""
@@ -180,25 +151,6 @@ class LongMemEvalBank(Bank, of=LongMemEvalSystem):
         told = mapping(self.ask("time_range", "memory_time_range", data, ROOM, RANGE))
         found = [span for name in ("start", "end") for span in spans(told.get(name, ""), None)]
         return checked(Span(found[0].start, found[1].end), asked) if len(found) == 2 else None
-
-
-def join_keys(words: str, expansions: Sequence[str], join: Join) -> list[str]:
-    """The keys of one text, its own words expanded (Section 5.2). Without expansions they are the words alone."""
-    if not expansions:
-        return [words]
-    parts = list(expansions) if join.startswith("split-") else [" ".join(expansions)]
-    if join.endswith("separate"):
-        return [words, *parts]
-    return [f"{part} {words}" for part in parts] if join.endswith("merge") else parts
-
-
-def _facts(own: Mapping[Stretch, list[str]]) -> list[tuple[Draft, str]]:
-    """Facts as memories, and their texts; one of several turns is one memory."""
-    sources: dict[str, dict[str, None]] = {}
-    for stretch, texts in own.items():
-        for text in texts:
-            sources.setdefault(text, {}).update(dict.fromkeys(turn.id for turn in stretch))
-    return [(Draft("fact", tuple(ids), text=text), text) for text, ids in sources.items()]
 
 
 def told_days(session: Session, named: bool = True) -> dict[str, list[Span]]:

@@ -1,31 +1,23 @@
 """Mem0 as published (Chhikara et al., 2025, Section 2.1): facts are extracted from each batch of turns; a second call
 compares them with similar memories and decides: ADD, UPDATE, DELETE or NONE.
 
-The steps are those of mem0ai 1.0.11, which `tests/memory/test_mem0_official.py` runs beside these. Later versions of
-the package only add. Where memories have equal texts, its order among them is not ours.
+The steps are those of mem0ai 1.0.11, to which they were compared (docs/memory.md). Later versions of the package only
+add. Where memories have equal texts, its order among them is not ours.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from importlib import metadata
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
-from remind.core.errors import ConfigError
-from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import Message, Reply, Request, Stage
+from remind.llm.request import Reply
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
-from remind.states.pyramid import turn_text
-from remind.text.days import day_of
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, turn_lines
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the package's clients ask for.
@@ -43,8 +35,6 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "extract": object_schema(facts=TEXTS),
     "update": object_schema(memory={"type": "array", "items": _ENTRY}),
 }
-#: What the package's prompt says of the day that it runs on.
-_TODAY = re.compile(r"(?<=^- Today's date is ).*(?=\.$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -64,29 +54,6 @@ class Mem0System(System):
     """Turns that are extracted from together; the authors' evaluation on LoCoMo has 2."""
     similar: PositiveInt = 5
     """Memories that are looked up for a fact before it is decided on; the package has 5, the paper 10."""
-    prompts: Literal["own", "official"] = "own"
-    """official: those of the installed package mem0ai 1.x."""
-
-    @cached_property
-    def official(self) -> dict[str, Any]:
-        """What the package's module of prompts defines, its path as `__file__`; the package itself sets up files and
-        telemetry when imported.
-
-        Raises:
-            ConfigError: mem0ai 1.x is not installed.
-        """
-        found = [one for one in metadata.distributions(name="mem0ai") if one.version.startswith("1.")]
-        if not found:
-            raise ConfigError("prompts official of mem0 are those of mem0ai 1.x, which is not installed; take own ones")
-        return {**runpy.run_path(str(found[0].locate_file("mem0/configs/prompts.py"))), "version": found[0].version}
-
-    def about(self) -> dict[str, Any]:
-        """As `System.about`. Raises ConfigError as `official`."""
-        if self.prompts == "own":
-            return super().about()
-        told = self.official
-        hashes = {"mem0ai": sha256_file(told["__file__"])[:12]}
-        return {**super().about(), "package": f"mem0ai {told['version']}", "prompt_hashes": hashes}
 
 
 class Mem0Bank(Bank, of=Mem0System):
@@ -139,28 +106,14 @@ class Mem0Bank(Bank, of=Mem0System):
 
     def extract(self, turns: Sequence[Turn], speaker: str, day: str) -> Reply:
         """The facts that a batch tells on a speaker."""
-        if self.system.prompts == "official":
-            roles = ("user" if turn.speaker == speaker else "assistant" for turn in turns)
-            lines = "".join(f"{role}: {turn_text(turn)}\n" for role, turn in zip(roles, turns, strict=True))
-            today = str(day_of(day) or day or "unknown")
-            system = _TODAY.sub(lambda _: today, self.system.official["USER_MEMORY_EXTRACTION_PROMPT"])
-            return self.pose("extract", Message("system", system), Message("user", f"Input:\n{lines}"))
-        data = {"person": speaker, "date": day, "conversation": "\n".join(map(turn_text, turns))}
+        data = {"person": speaker, "date": day, "conversation": "\n".join(map(turn_lines, turns))}
         return self.ask("extract", "mem0_extract", data, ROOM, SCHEMAS["extract"])
 
     def decide(self, entries: Sequence[str], facts: Sequence[str]) -> Reply:
         """What becomes of the memories that are like the facts, and of the facts."""
         listed = [{"id": str(place), "text": text} for place, text in enumerate(entries)]
-        if self.system.prompts == "official":
-            prompt = self.system.official["get_update_memory_messages"](listed, facts)
-            return self.pose("update", Message("user", prompt))
         data = {"entries": _json_lines(listed), "facts": _json_lines(facts)}
         return self.ask("update", "mem0_update", data, ROOM, SCHEMAS["update"])
-
-    def pose(self, stage: Stage, *messages: Message) -> Reply:
-        """The reply to messages of the package."""
-        request = Request(messages, stage, self.dialogue_id, f"mem0ai_{stage}", ROOM, schema=SCHEMAS[stage])
-        return self.send(request)[0]
 
 
 def _json_lines(items: Iterable[Any]) -> str:

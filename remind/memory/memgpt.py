@@ -16,9 +16,8 @@ from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory.bank import Bank, Method
-from remind.memory.base import TEXT, Draft, Memory, Query, System, words
-from remind.memory.readers import Reading, tokens
-from remind.states.pyramid import one_line, turn_text
+from remind.memory.base import TEXT, Draft, Memory, Query, System, turn_lines, words
+from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt
 
 #: The core memory is the first memory of a bank; it has no vector.
@@ -49,7 +48,7 @@ _SEARCHED: Mapping[str, tuple[str, Method]] = {
 
 @dataclass(frozen=True)
 class MemGPTSystem(System):
-    """What the searches for a question find, then the core memory. The bank answers by itself, by the same searches.
+    """What the searches for a question find, then the core memory.
 
     Sources of a turn are the turn; of a sentence in archival memory the batch that it was written at; of the core
     memory all batches that it was changed at.
@@ -83,15 +82,11 @@ class _Talk:
         text: what the model said in the end, if it ended.
         used: tools with their arguments, and why they did nothing.
         found: numbers of the memories that searches brought, in order.
-        replies: of all calls.
-        problem: why it did not end, if it did not.
     """
 
     text: str = ""
     used: list[Any] = field(default_factory=list)
     found: dict[int, None] = field(default_factory=dict)
-    replies: list[Reply] = field(default_factory=list)
-    problem: str | None = None
 
 
 class MemGPTBank(Bank, of=MemGPTSystem):
@@ -103,7 +98,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
         for start in range(0, len(session.turns), self.system.batch):
             turns = session.turns[start : start + self.system.batch]
             head = [f"[{one_line(session.time)}]"] if session.time else []
-            remarks = "\n".join([*head, *(one_line(turn_text(turn)) for turn in turns)])
+            remarks = "\n".join([*head, *(one_line(turn_lines(turn)) for turn in turns)])
             data = {"core": self._core.text, "remarks": remarks}
             talk = self._talk("update", "memgpt_manage", data, turns, limit=self.system.limit)
             self.store.log({"turns": [turn.id for turn in turns], "used": talk.used})
@@ -111,31 +106,13 @@ class MemGPTBank(Bank, of=MemGPTSystem):
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
         if self.store.count():
-            talk = self._ask(query)
+            data = {"core": self._core.text, "question": query.asked}
+            abstention = "" if query.options else NO_INFORMATION
+            talk = self._talk("read", "memgpt_answer", data, steps=self.system.steps - 1, abstention=abstention)
             trace |= {"used": talk.used, "answer": talk.text}
-            yield from self._shown(talk)
-
-    def answer(self, query: Query) -> Reading:
-        """What the model says after its searches; the memories are all that it saw."""
-        if not self.store.count():
-            return Reading("", failure="the bank is empty")
-        talk = self._ask(query)
-        memories = tuple(self.store.memory(number, score) for number, score in self._shown(talk))
-        return Reading(talk.text, memories, tokens=tokens(talk.replies), failure=talk.problem)
-
-    def _ask(self, query: Query) -> _Talk:
-        data = {"core": self._core.text, "question": query.asked}
-        abstention = "" if query.options else NO_INFORMATION
-        talk = self._talk("read", "memgpt_answer", data, steps=self.system.steps - 1, abstention=abstention)
-        if talk.problem is None and not talk.text:
-            talk.problem = f"read: no answer in {len(talk.replies)} calls"
-            self.lost.append(talk.problem)
-        return talk
-
-    def _shown(self, talk: _Talk) -> Iterator[tuple[int, float]]:
-        """What was found, the first best, then the core memory unless it is empty."""
-        numbers = [*talk.found, *([_CORE] if self._core.text else [])]
-        return ((number, 1 / place) for place, number in enumerate(numbers, start=1))
+            # what was found, the first best
+            numbers = [*talk.found, *([_CORE] if self._core.text else [])]
+            yield from ((number, 1 / place) for place, number in enumerate(numbers, start=1))
 
     @property
     def _core(self) -> Memory:
@@ -162,17 +139,14 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             choice = "auto" if left or turns else "none"
             body = {"messages": [*messages], "tools": tools, "tool_choice": choice, "max_tokens": self.system.room}
             (reply,) = self.send(replace(request, messages=(), body=body))
-            talk.replies.append(reply)
             if reply.failure is not None:
-                talk.problem = self.lost[-1]
                 break
             try:
                 message = json.loads(reply.text)["choices"][0]["message"]
                 said, calls = message.get("content"), message.get("tool_calls") or ()
                 functions = [(call["function"]["name"], str(call["function"]["arguments"])) for call in calls]
             except (LookupError, TypeError):
-                talk.problem = f"{stage}: the reply is no message as the protocol has it"
-                self.lost.append(talk.problem)
+                self.lost.append(f"{stage}: the reply is no message as the protocol has it")
                 break
             if not calls:
                 talk.text = words(Reply(said or ""))

@@ -18,8 +18,8 @@ from torch import Tensor
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, words
-from remind.states.pyramid import one_line, turn_text
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, turn_lines, words
+from remind.states.pyramid import one_line
 from remind.text.days import day_of
 from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -92,7 +92,7 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
     def remember(self, session: Session) -> None:
         state = self._state or _State(session.turns[0].speaker)
         for turns in pages(session.turns, state.user):
-            said, when = "\n".join(map(turn_text, turns)), turns[0].time or session.time
+            said, when = "\n".join(map(turn_lines, turns)), turns[0].time or session.time
             note = {"said": said, "overview": ""}
             state.short.append(self.put(Draft("page", tuple(turn.id for turn in turns), said, (said,), when, note)))
             while len(state.short) > self.system.short:

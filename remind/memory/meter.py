@@ -18,11 +18,10 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import write_text
 from remind.core.progress import ProgressBar
-from remind.llm import bodies
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage, completion
 
 #: Tokens for a reply where a package names no limit.
 ROOM = 1024
@@ -35,6 +34,7 @@ class Meter:
 
     Args:
         llm: endpoints by stage, and the cache of replies.
+        own: the same of single systems, by name.
         costs: JSON lines, a record a call, which a run that is resumed goes on with; None: those of this process alone.
 
     Attributes:
@@ -44,8 +44,10 @@ class Meter:
         DataError: the file of costs cannot be used.
     """
 
-    def __init__(self, llm: LLMConfig, costs: str | Path | None = None) -> None:
-        self.llm, self.ledger, self._chats = llm, Ledger(), Chats(llm)
+    def __init__(
+        self, llm: LLMConfig, costs: str | Path | None = None, own: Mapping[str, LLMConfig] | None = None
+    ) -> None:
+        self.ledger, self._chats = Ledger(), {"": Chats(llm), **{name: Chats(one) for name, one in (own or {}).items()}}
         self._costs = None if costs is None else Path(costs)
         self._bar: ProgressBar | None = None
         self._replies = 0
@@ -80,7 +82,7 @@ class Meter:
         Raises:
             ConfigError, ModelError, DataError: as `Chats.stage`.
         """
-        model = self._chats.stage(_asked(stage))
+        model = self._of(system).stage(_asked(stage))
         place = {"system": system, "dialogue": dialogue, "stage": stage}
         return None if model is None else _Counted(self, model, place)
 
@@ -92,7 +94,7 @@ class Meter:
             ConfigError: no endpoint is named for the stage.
             ModelError: as `Chats.stage`.
         """
-        model, endpoint = self.chat(system, dialogue, stage), self.llm.endpoint(_asked(stage))
+        model, endpoint = self.chat(system, dialogue, stage), self._of(system).cfg.endpoint(_asked(stage))
         if model is None or endpoint is None:
             raise ConfigError(f"{system} needs a chat model ({stage}); name one: --llm.default.base_url URL")
         import openai
@@ -106,14 +108,17 @@ class Meter:
 
         return openai.DefaultHttpxClient(transport=http.MockTransport(answered), trust_env=False)
 
+    def _of(self, system: str) -> Chats:
+        return self._chats.get(system) or self._chats[""]
+
     def table(self) -> str:
         """What was asked and what it cost as lines of text, one per stage."""
-        lines, dry = table(self.ledger.summary()), self._chats.dry
+        lines, dry = table(self.ledger.summary()), self._chats[""].dry
         return lines if dry is None else f"{lines}\na dry run: nothing was asked; USD at most; prompts: {dry.path}"
 
     def count(self) -> None:
         """Take what the chat models have counted into ledger and file."""
-        rows = self._chats.ledger.take()
+        rows = [row for chats in self._chats.values() for row in chats.ledger.take()]
         self.ledger.merge(rows)
         if self._costs is not None and rows:
             with self._costs.open("a", encoding="utf-8") as file:
@@ -137,13 +142,13 @@ def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]
     try:
         (reply,) = model.complete([request])
     except RemindError as error:
-        return 502, json.dumps(bodies.error(str(error), "server_error"))
+        return 502, json.dumps({"error": {"message": str(error), "type": "server_error"}})
     if reply.failure is not None:
-        return 502 if reply.failure == "server" else 400, json.dumps(bodies.error(reply.message))
+        return 502 if reply.failure == "server" else 400, json.dumps({"error": {"message": reply.message}})
     whole = reply.text
     if local:
         told, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
-        whole = json.dumps(bodies.completion(model.name, told, "stop" if reply.finished else "length", *counts))
+        whole = json.dumps(completion(model.name, told, "stop" if reply.finished else "length", *counts))
     for own, shown in ids.items():
         whole = whole.replace(shown, own)
     return 200, whole

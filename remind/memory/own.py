@@ -13,11 +13,11 @@ from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
-from remind.memory.base import Draft, Query, System
+from remind.memory.base import Draft, Query, System, turn_lines
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
-from remind.states.pyramid import AttentionalState, turn_text
+from remind.states.pyramid import AttentionalState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,8 +135,9 @@ class RemindBank(Bank, of=RemindSystem):
         return self.system.perception
 
     def remember(self, session: Session) -> None:
+        self._built = None
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
-        self.put_all(drafts, [turn_text(turn) for turn in session.turns], encoded=False)
+        self.put_all(drafts, [turn_lines(turn) for turn in session.turns], encoded=False)
 
     def complete(self) -> None:
         """Index the dialogue; cues that depend on the question's kind follow later."""
@@ -176,14 +177,14 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[int, Dialogue, Perception] | None = None
+    _built: tuple[Dialogue, Perception] | None = None
 
     def _perception(self) -> tuple[Dialogue, Perception]:
         """The dialogue as it is stored now, and what indexes it."""
-        if self._built is None or self._built[0] != self.store.version:
+        if self._built is None:
             dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
-            self._built = (self.store.version, dialogue, Perception(self.settings, self.encoder, self.llm))
-        return self._built[1:]
+            self._built = (dialogue, Perception(self.settings, self.encoder, self.llm))
+        return self._built
 
     def _index(self) -> DialogueIndex:
         dialogue, perception = self._perception()

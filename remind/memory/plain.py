@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
 from remind.memory.bank import Bank, Method
-from remind.memory.base import Draft, Query, System
+from remind.memory.base import Draft, Query, System, turn_lines
 from remind.states.pyramid import turn_text
 
 Unit = Literal["turn", "round", "session"]
@@ -20,12 +20,12 @@ class PlainSystem(System):
 
     Attributes:
         unit: what a memory is. A round is what is said until the opener of the session speaks again.
-        method: how memories are ranked. Only dense and hybrid encode anything.
+        method: how memories are ranked; newest: the last first. Only dense and hybrid encode anything.
         keys: what a memory is found by: each of its turns, or all of its words together.
     """
 
     unit: Unit = "turn"
-    method: Method = "dense"
+    method: Method | Literal["newest"] = "dense"
     keys: Literal["turns", "whole"] = "turns"
 
 
@@ -39,10 +39,12 @@ class PlainBank(Bank, of=PlainSystem):
             # a single key is the memory's own text
             keys = (None,) if system.keys == "whole" or len(lines) == 1 else tuple(lines)
             drafts.append(Draft(system.unit, tuple(turn.id for turn in part), keys=keys))
-            texts.append("\n".join(lines))
+            texts.append("\n".join(map(turn_lines, part)))
         self.put_all(drafts, texts, encoded=system.method in ("dense", "hybrid"))
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
+        if self.system.method == "newest":
+            return ((number, float(number)) for number in reversed(self.store.numbers()))
         return self.store.rank(query.text, self.system.method)
 
 

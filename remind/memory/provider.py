@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, get_args
@@ -18,18 +18,18 @@ from typing import Any, get_args
 from torch import Tensor
 
 from remind.core.errors import ConfigError, RemindError
-from remind.core.files import Cache, read_json, sha256_file, sha256_json, sweep, write_json
+from remind.core.files import read_json, sha256_file, sha256_json, sweep, write_json
 from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
+from remind.evaluation.judge import role_prompts
 from remind.evaluation.personalisation import TEMPLATE
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
-from remind.memory.base import Memory, Query, Retrieval, Services, System
-from remind.memory.citers import CiterName, tell, warning
-from remind.memory.config import RunMemoryConfig
-from remind.memory.learning import keep, learning
+from remind.memory.base import Memory, Query, Retrieval, Services, System, turn_lines
+from remind.memory.config import Limit, RunMemoryConfig
+from remind.memory.learning import CiterName, keep, learning, tell, warning
 from remind.memory.meter import Meter
 from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
 from remind.memory.reranker import NAME
@@ -37,37 +37,30 @@ from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
 from remind.states import prompts
-from remind.states.pyramid import turn_text
 
-_FORMAT = 3
+_FORMAT = 4
 #: One of each endpoint that has a part in a unit.
 _STAGES: tuple[Stage, ...] = ("extract", "answer")
 #: Settings that have no part in what a unit holds.
-_ELSEWHERE = ("input", "out", "systems", "options", "format", "split", "states", "limit", "dialogues", "llm")
+_ELSEWHERE = (
+    *("input", "out", "systems", "options", "models", "limits", "export"),
+    *("format", "split", "states", "limit", "dialogues", "llm"),
+)
+#: Lists of texts whose vectors are kept; of a dialogue each system encodes the same ones.
+_SESSIONS = 500
 #: `Bank.retrieve`, or what stands in for it.
 Retrieve = Callable[..., Retrieval]
 
 
 class CachedEncoder(SentenceEncoder):
-    """A sentence encoder that encodes the texts of a session once for all systems.
+    """A sentence encoder that encodes the texts of a session once for all systems."""
 
-    Attributes:
-        saved: seconds that vectors from the cache had taken when they were made.
-    """
-
-    def __init__(self, name: str, cache: Cache) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(name, load=False)
-        self._cache, self.saved = cache, 0.0
+        self._once = lru_cache(_SESSIONS)(super().encode_apart)
 
     def encode_apart(self, texts: Sequence[str]) -> Tensor:
-        key = [self.name, list(texts)]
-        if (entry := self._cache.read("vectors", key)) is not None:
-            self.saved += entry[1]
-            return entry[0]["vectors"]
-        start = time.perf_counter()
-        vectors = super().encode_apart(texts)
-        self._cache.write("vectors", key, {"vectors": vectors}, time.perf_counter() - start)
-        return vectors
+        return self._once(tuple(texts))
 
 
 class Memories:
@@ -99,15 +92,13 @@ class Memories:
     ) -> None:
         self.cfg, self.out = cfg, out
         given = own or {}
-        self.systems = {name: given.get(name) or make_system(name, self._options(name)) for name in cfg.systems}
+        self.systems = {name: given.get(name) or self._made(name) for name in cfg.systems}
         held.enter_context(RunFolder(out).held())
         for place in [*out.glob("**/")]:
             sweep(place)
-        self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
-        self.meter = Meter(cfg.llm, out / "costs.jsonl")
-        self.writing = cfg.llm.endpoint("extract")
-        client = None if self.writing is None else self.meter.client
-        self.services = Services(self.encoder, self.meter.chat, client, cfg.max_failed)
+        self.encoder = CachedEncoder(cfg.encoder)
+        self.meter = Meter(cfg.llm, out / "costs.jsonl", {name: cfg.llm_of(name) for name in cfg.models})
+        self.services = Services(self.encoder, self.meter.chat, self.meter.client, cfg.max_failed)
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is reported at once
         _, answers = (self.meter.chat("", "", stage) is not None for stage in _STAGES)
@@ -126,12 +117,19 @@ class Memories:
         """By name; the controls first."""
         return {name: SystemContexts(name, self) for name in (*controls, *self.systems)}
 
-    def _options(self, name: str) -> dict[str, Any]:
-        """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
-        cfg = self.cfg
+    def _made(self, name: str) -> System:
+        """A system with its options; facts that are replayed come from the LoCoMo file of the input."""
+        cfg, options = self.cfg, dict(self.cfg.options.get(name, {}))
+        system = str(options.pop("system", name))
         found = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
-        replayed = {"annotations": next(found, None)} if name in SYSTEMS and SYSTEMS[name].replays else {}
-        return {**replayed, **cfg.options.get(name, {})}
+        if system in SYSTEMS and SYSTEMS[system].replays:
+            options = {"annotations": next(found, None), **options}
+        return make_system(system, options, name)
+
+    def writing(self, name: str) -> str | None:
+        """Who writes the memories of a system; None: nobody is named."""
+        one = self.cfg.llm_of(name).endpoint("extract")
+        return None if one is None else one.identity
 
     def costs(self) -> list[dict[str, Any]]:
         """What was asked and what it cost, by system, dialogue and stage."""
@@ -143,8 +141,9 @@ class Memories:
         if self.reads and (one := cfg.llm.endpoint("answer")) is not None:
             template = "answer" if cfg.reader == "x0" else "memory_read"
             yield f"Answers: {one.identity}, reader {cfg.reader}, {prompts.prompt_id(template)}."
-        if cfg.judge in ("llm", "p13n") and (one := cfg.llm.endpoint("judge")) is not None:
-            yield f"Verdicts: {one.identity}, {prompts.prompt_id('ask_judge')}."
+        if cfg.judge != "offline" and (one := cfg.llm.endpoint("judge")) is not None:
+            told = role_prompts().values() if cfg.judge == "longmemeval" else [prompts.prompt_id("ask_judge")]
+            yield f"Verdicts: {one.identity}, {', '.join(told)}."
         if cfg.judge == "p13n" and (one := cfg.llm.endpoint("judge")) is not None:
             yield f"Personalisation and errors: {one.identity}, {prompts.prompt_id(TEMPLATE)}."
 
@@ -169,11 +168,13 @@ class SystemContexts:
         """A context for each question, from the unit of this dialogue, which is made where it is not there."""
         run = self._run
         dataset = run.datasets.get(dialogue.id, "")
-        said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
+        said = [[s.id, s.time, [[t.id, t.speaker, turn_lines(t), t.time] for t in s.turns]] for s in dialogue.sessions]
         begins = self._weights and sha256_file(Path(self._weights) / NAME)
         settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
-        models = [one and one.identity for one in map(run.cfg.llm.endpoint, _STAGES)]
-        made_by = [_FORMAT, run.about.get(self.name), models, settings, run.citer, run.reads, begins]
+        models = [one and one.identity for one in map(run.cfg.llm_of(self.name).endpoint, _STAGES)]
+        limit = repr(run.cfg.limits.get(self.name))
+        limit = repr(run.cfg.limits.get(self.name))
+        made_by = [_FORMAT, run.about.get(self.name), models, settings, limit, run.citer, run.reads, begins]
         key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions))])
         path = f"units/{self.name}/{key[:24]}.json"
         if (unit := _made(run.out / path, key)) is None:
@@ -202,32 +203,31 @@ class SystemContexts:
         run, cfg, system, name = self._run, self._run.cfg, self.system, dialogue.id.removesuffix("_abs")
         stage, report, rows = "ingest", dict[str, Any](), list[dict[str, Any]]()
         shown, readings = list[Sequence[Memory]](), list[Reading]()
-        limits = {"k": None if cfg.budget_tokens else cfg.answer_k, "budget": cfg.budget_tokens}
+        limit = cfg.limits.get(self.name) or Limit(None if cfg.budget_tokens else cfg.answer_k, cfg.budget_tokens)
         chat: ChatOf = partial(run.meter.chat, self.name, name)
         try:
             with ExitStack() as held:
                 bank = None
                 if system is None:
                     shows = control(self.name, dialogue, run.encoder)
-                    limits = {"k": None, "budget": cfg.full_tokens if self.name == "full_context" else None}
+                    limit = Limit(budget=cfg.full_tokens if self.name == "full_context" else None)
                 else:
                     # memories that a model writes are that model's
                     writes = self.name not in SYSTEMS or run.about[self.name]["prompt_hashes"]
-                    made_by = [run.about[self.name], run.writing.identity if run.writing and writes else None]
+                    made_by = [run.about[self.name], run.writing(self.name) if writes else None]
                     folder = run.out / "banks" / f"{self.name}-{sha256_json(made_by)[:8]}"
                     bank = held.enter_context(system.open(folder / sha256_json(dialogue.id)[:16], name, run.services))
-                    seconds = self._ingest(bank, dialogue)
-                    report = {**bank.report(), "ingest_seconds": seconds}
+                    self._ingest(bank, dialogue)
+                    report = bank.report()
                     if run.citer != "none":
                         after = run.out / "learned" / self.name / key[:24]
                         bank = held.enter_context(learning(bank, run.out, self._weights, after))
-                answers = getattr(bank, "answer", None) if run.reads else None
                 bar = held.enter_context(run.meter.bar(f"{self.name} {dialogue.id}: questions", len(questions)))
                 for question in questions:
                     stage, query = "retrieve", Query.of(question)
                     retrieve = bank.retrieve if bank is not None else shows(question)
                     rows.append(self._row(question, retrieve))
-                    found = Retrieval(query, ()) if answers is not None else retrieve(query, **limits)
+                    found = retrieve(query, **asdict(limit))
                     shown.append(found.memories)
                     if bank is not None:
                         tell(run.citer, bank, question, cfg.answer_k)
@@ -238,10 +238,7 @@ class SystemContexts:
                                 bank.feedback(found, cited)
                     bar.step()
                 stage, queries = "answer", list(map(Query.of, questions))
-                if answers is not None:
-                    readings = list(map(answers, queries))
-                    shown = [one.memories for one in readings]
-                elif run.reads and not readings:
+                if run.reads and not readings:
                     readings = run.reader.read_all(list(zip(queries, shown, strict=True)), chat)
                 for row, query, memories, reading in zip_longest(rows, queries, shown, readings):
                     row.update(self._read(query, memories, reading, bank))
@@ -251,24 +248,17 @@ class SystemContexts:
             return {"failed": {"stage": stage, "message": str(error)}, "report": report, "rows": whole}
         return {"failed": None, "report": report, "rows": rows}
 
-    def _ingest(self, bank: Bank, dialogue: Dialogue) -> float:
-        """Give the bank what it does not hold yet; the seconds that all of it took, kept in a file beside the bank."""
-        run, beside = self._run, bank.folder.with_name(f"{bank.folder.name}.seconds.json")
-        seconds: dict[str, float] = read_json(beside) if beside.exists() else {}
+    def _ingest(self, bank: Bank, dialogue: Dialogue) -> None:
+        """Give the bank what it does not hold yet."""
         told = [session for session in dialogue.sessions if session.turns]
-        steps: list[tuple[str, Callable[[], object]]] = [(one.id, partial(bank.ingest, one)) for one in told]
-        with run.meter.bar(f"{self.name} {dialogue.id}", len(steps) + 1) as bar:
-            if run.writing is not None:
+        with self._run.meter.bar(f"{self.name} {dialogue.id}", len(told) + 1) as bar:
+            if self._run.writing(self.name) is not None:
                 bank.repair()
-            for name, step in [*steps, ("", bank.finish)]:
-                # vectors from the cache count as if they were computed now
-                start = time.perf_counter() + run.encoder.saved
-                step()
-                if name not in seconds:
-                    seconds[name] = time.perf_counter() + run.encoder.saved - start
-                    write_json(beside, seconds)
+            for session in told:
+                bank.ingest(session)
                 bar.step()
-        return sum(seconds.values())
+            bank.finish()
+            bar.step()
 
     def _row(self, question: Question, retrieve: Retrieve) -> dict[str, Any]:
         """A question and the memories that are found at every k and budget, as JSON."""
@@ -301,7 +291,8 @@ class SystemContexts:
         if reading is not None:
             cited = None if reading.cited is None else sorted(reading.cited)
             used = list(reading.tokens)
-            row["answer"] = {"text": reading.text, "cited": cited, "failed": reading.failure, "tokens": used}
+            text = reading.output or f"<answer>{reading.text}</answer><explanation></explanation>"
+            row["answer"] = {"text": text, "cited": cited, "failed": reading.failure, "tokens": used}
         if cfg.judge == "p13n":
             whole = memories if bank is None else _nearest(bank, query, cfg.full_tokens)
             row["remembered"] = ["\n".join(one.dated for one in told) for told in (memories, whole)]
@@ -315,7 +306,7 @@ def control(name: str, dialogue: Dialogue, encoder: SentenceEncoder) -> Callable
     Args:
         name: one of `CONTROLS`.
     """
-    texts = [turn_text(turn) for turn in dialogue.turns]
+    texts = [turn_lines(turn) for turn in dialogue.turns]
     every = list[Memory]()
     for turn, text, tokens in zip(dialogue.turns, texts, encoder.count_many(texts), strict=True):
         when = turn.time or dialogue.session_of[turn.id].time
@@ -356,8 +347,7 @@ def _context(row: Mapping[str, Any]) -> Context:
         failure: Failure = kind if kind in get_args(Failure) else "server"
         output = Generation("", prompt, new, failure=failure, message=answer["failed"])
     else:
-        text = f"<answer>{answer['text']}</answer><explanation></explanation>"
-        output = Generation(text, prompt, new, finished=True)
+        output = Generation(answer["text"], prompt, new, finished=True)
     return Context(context["text"], sources, output=output)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import NO_INFORMATION
+from remind.data.dialogue import NO_INFORMATION, VISUAL_DIMENSIONS
 from remind.evaluation.parse import parse_answer
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage, from_template
+from remind.llm.request import ChatModel, Message, Request, Stage, from_template
 from remind.memory.base import Memory, Query
 from remind.perception.auxiliary import question_lines
 from remind.states import prompts
@@ -20,7 +20,7 @@ from remind.text.thoughts import without_thoughts
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). cite: the answer with
 #: the memories it rests on (RMM, D.2). respond: as one would reply to the person; for questions that ask for advice.
-#: x0: the prompt of a factual state without a strategy, for models trained on states.
+#: x0: the prompt of a factual state without a strategy (Tables 9, 10): the answer with the evidence that explains it.
 Mode = Literal["direct", "con", "cite", "respond", "x0"]
 
 #: Room for a reply in tokens, where the published code gives one.
@@ -38,7 +38,7 @@ class Reading:
 
     Attributes:
         text: the answer; "" where there is none.
-        memories: what it was made of; of a bank that answers by itself.
+        output: the reply as it came, where it tags answer and explanation (x0).
         cited: places, in what was given, of the memories it rests on; empty: it says that none helped. None: it does
             not tell, so that nothing can be learned from it.
         tokens: of prompts and of replies, as the server counts them.
@@ -46,15 +46,10 @@ class Reading:
     """
 
     text: str
-    memories: tuple[Memory, ...] = ()
+    output: str = ""
     cited: frozenset[int] | None = None
     tokens: tuple[int, int] = (0, 0)
     failure: str | None = None
-
-
-def tokens(replies: Sequence[Reply]) -> tuple[int, int]:
-    """Of prompts and of replies, in all."""
-    return sum(one.prompt_tokens for one in replies), sum(one.completion_tokens for one in replies)
 
 
 #: Finds the chat model of a stage; None: no endpoint is named. `Bank.chat` is one.
@@ -86,25 +81,27 @@ class ChatReader:
         ]
         readings = []
         for reply, shown in zip(model.complete(requests), orders, strict=True):
-            text, cited = without_thoughts(reply.text).strip(), None
+            text, output, cited = without_thoughts(reply.text).strip(), "", None
+            counts = (reply.prompt_tokens, reply.completion_tokens)
             if reply.failure is not None:
-                readings.append(Reading("", tokens=tokens([reply]), failure=f"{reply.failure}: {reply.message}"))
+                readings.append(Reading("", tokens=counts, failure=f"{reply.failure}: {reply.message}"))
                 continue
             if self.mode == "cite":
                 text, cited = citations(text, len(shown))
             elif self.mode == "x0":
-                text = parse_answer(text).answer
+                text, output = parse_answer(text).answer, text
             elif self.mode != "direct" and (found := _ANSWER.findall(text)):
                 text = found[-1].strip()
             places = None if cited is None else frozenset(shown[one] for one in cited)
-            readings.append(Reading(text, cited=places, tokens=tokens([reply])))
+            readings.append(Reading(text, output, places, counts))
         return readings
 
     def request(self, query: Query, memories: Sequence[Memory]) -> Request:
         """The prompt that is answered from; memories are numbered from 0 as they are shown."""
         if self.mode == "x0":
-            # memories in place of its turns
-            text = as_turns(memories).join(frame(query.question(), True))
+            # memories in place of its turns; of all dimensions the prompt only tells whether images are asked for
+            asked = replace(query.question(), dimension=VISUAL_DIMENSIONS[0] if query.visual else None)
+            text = as_turns(memories).join(frame(asked, True))
             return Request((Message("user", text),), "read", query.id, prompts.prompt_id("answer"), ROOM["x0"])
         rows = [
             {"memory": number, "date": one_line(memory.time or "unknown"), "content": memory.text}

@@ -149,7 +149,7 @@ class RmmBank(Bank, of=RmmSystem):
         told, reranker = self._told(), self.reranker
         name = sha256_json([query.id, query.text, told])[:16]
         scores = reranker.scores(self._vector(query.text), self.store.vectors(numbers).numpy(), base)
-        noise = reranker.noise(name, len(first)) if told and self.learns else None
+        noise = reranker.noise(name, len(first)) if told and self.learns and not settings.pretrain else None
         if noise is not None:
             by = scores + noise
         elif self.system.lexical:
@@ -175,21 +175,23 @@ class RmmBank(Bank, of=RmmSystem):
         """Log feedback, and learn from it together with what waits where that makes a batch."""
         if not self.learns:
             return
-        query, trace, top = retrieval.query, retrieval.trace, self.system.reranker.top_m
+        query, trace, settings = retrieval.query, retrieval.trace, self.system.reranker
         entry: dict[str, Any] = {"event": "feedback", "query": query.id, "cited": sorted(cited)}
-        shown = [memory.id for memory in retrieval.memories[:top] if memory.id in trace["candidates"]]
-        if trace.get("sampled", False) and shown:
+        # a choice of the best few is learned from; labels are of all
+        few = retrieval.memories[: None if settings.pretrain else settings.top_m]
+        shown = [memory.id for memory in few if memory.id in trace["candidates"]]
+        if shown and (trace["sampled"] or settings.pretrain):
             order = [trace["candidates"].index(name) for name in shown]
             entry |= {"text": query.text, "order": order, **{key: trace[key] for key in ("name", "candidates", "base")}}
         journal = self.store.journal()
         last = max((place for place, one in enumerate(journal) if one["event"] == "weights"), default=-1)
         waiting = [one for one in [*journal[last + 1 :], entry] if "order" in one]
-        full = len(waiting) >= self.system.reranker.batch
+        full = len(waiting) >= settings.batch
         with self.store.transaction():
             self.store.log(entry)
             if full:
                 reranker = self.reranker
-                reranker.learn([self._episode(one) for one in waiting])
+                reranker.learn([self._episode(one, reranker) for one in waiting])
                 self.store.learn(NAME, reranker.dump())
                 self.store.log({"event": "weights"})
 
@@ -197,12 +199,14 @@ class RmmBank(Bank, of=RmmSystem):
         """Grows with every feedback; 0: there was none."""
         return sum(entry["event"] in ("feedback", "weights") for entry in self.store.journal())
 
-    def _episode(self, entry: Mapping[str, Any]) -> Episode:
+    def _episode(self, entry: Mapping[str, Any], reranker: Reranker) -> Episode:
         memories = self.store.vectors([int(name[1:]) for name in entry["candidates"]]).numpy()
         order = np.array(entry["order"], np.int64)
+        noise = reranker.noise(entry["name"], len(memories))
         # Section 6.2
         rewards = np.array([1.0 if place in entry["cited"] else -1.0 for place in range(len(order))])
-        return Episode(self._vector(entry["text"]), memories, order, rewards, np.array(entry["base"]))
+        base = np.array(entry["base"])
+        return Episode(self._vector(entry["text"]), memories, order, rewards, base, 0.0 if noise is None else noise)
 
     def _vector(self, text: str) -> np.ndarray:
         return self.encoder.encode([text])[0].numpy()

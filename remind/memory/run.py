@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import input_hashes, read_json, sha256_json, write_json
+from remind.core.files import input_hashes, read_json, sha256_json, write_json, write_rows
 from remind.data.dialogue import Corpus, note_ids, spread
 from remind.data.readers import format_of, read, stream
 from remind.evaluation.answerers import answerer_of
+from remind.evaluation.compare import load_run
 from remind.evaluation.conditions import Asked, Stream, asked_of
 from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
 from remind.evaluation.contexts import provider_name
@@ -22,12 +23,14 @@ from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table
 from remind.llm.endpoints import LLMConfig
 from remind.memory.config import CONTROLS, RunMemoryConfig
-from remind.memory.page import section
 from remind.memory.provider import Memories
-from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units
+from remind.memory.score import FORMAT, MANIFEST, personalisation, read_answers, score_units, section
 from remind.memory.systems import SYSTEMS
 from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.dataset import States, question_splits
+
+#: LongMemEval's file of a system's answers.
+HYPOTHESES = "hypotheses.jsonl"
 
 
 def evaluate(
@@ -155,23 +158,44 @@ def run_memory(cfg: RunMemoryConfig) -> Path:
     return Path(cfg.out)
 
 
+def hypotheses(rows: Iterable[Mapping[str, Any]], judge: str | None = None) -> list[dict[str, Any]]:
+    """LongMemEval's rows `{question_id, hypothesis}`; failed questions have none, since saying nothing is no answer.
+
+    Args:
+        judge: whose verdicts the rows have, which then stand under `autoeval_label`.
+    """
+    written = []
+    for row in rows:
+        if row.get("failure") is None and row.get("left_out") is None:
+            said = None if row["accuracy"] is None else bool(row["accuracy"])
+            label = {} if judge is None else {"autoeval_label": {"model": judge, "label": said}}
+            written.append({"question_id": row["question_id"], "hypothesis": row["answer"], **label})
+    return written
+
+
 def _measure(cfg: RunMemoryConfig) -> None:
     out = Path(cfg.out)
+    if cfg.export == "official" and (
+        other := [one for one in cfg.inputs if format_of(one, cfg.format) != "longmemeval"]
+    ):
+        raise ConfigError(f"export official writes LongMemEval's file; {other[0]} is in another format")
     with ExitStack() as held:
         run = Memories(cfg, out / MEMORY, held)
         reader = cfg.llm.endpoint("answer")
-        judge = "llm" if cfg.judge in ("llm", "p13n") and not cfg.llm.dry_run else "offline"
+        judge = "offline" if cfg.llm.dry_run else "llm" if cfg.judge == "p13n" else cfg.judge
         asked = EvaluateConfig(
             states="",
             model=reader.identity if run.reads and reader is not None else "none",
             out=cfg.out,
             conditions=[*CONTROLS, *cfg.systems],
             answers="none",
-            judge=judge,  # type: ignore[arg-type]
-            llm=replace(cfg.llm, dry_run=None) if judge == "llm" else LLMConfig(),
+            judge=judge,
+            llm=LLMConfig() if judge == "offline" else replace(cfg.llm, dry_run=None),
             encoder=cfg.encoder,
         )
-        data = Stream(lambda: _tasks(cfg, run.datasets), sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit]))
+        key = sha256_json([input_hashes(cfg.inputs), cfg.split, cfg.limit])
+        total = sum(len(one.records) for one in _tasks(cfg, {}))
+        data = Stream(lambda: _tasks(cfg, run.datasets), key, total)
         report = run_evaluation(asked, data=data, providers=run.providers(CONTROLS), more=_adding(run))
         for told in (*run.notes, *([run.meter.table()] if run.costs() else [])):
             print(told)
@@ -180,6 +204,9 @@ def _measure(cfg: RunMemoryConfig) -> None:
             "costs": run.costs(),
             "notes": run.notes,
         }
+        for name in asked.names if cfg.export == "official" else ():
+            by = report["identity"]["judge"] if judge == "longmemeval" else None
+            write_rows(out / name / HYPOTHESES, hypotheses(load_run(out / name).rows.values(), by))
         about = {"format": FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": run.about}
         write_json(out / MANIFEST, {**about, **listed, "p13n": report["memory"]["p13n"]})
 

@@ -10,7 +10,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from remind.data.dialogue import Session, Turn
-from remind.llm.request import MemoryStage, Request, from_template
+from remind.llm.request import Request, Stage, from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import mapping
 from remind.memory.base import TEXT, Memory, Query
@@ -115,7 +115,7 @@ class SaliMoryBank(LoggedBank, of=SaliMorySystem):
 
 def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:
     """What a role is asked; `data` by its name in the role's template."""
-    stage: MemoryStage = "profile" if role == "utilizer" else "memory"
+    stage: Stage = "profile" if role == "utilizer" else "memory"
     return from_template(stage, f"salimory_{role}", dialogue, SCHEMAS[role], ROOM[role], data)
 
 

@@ -35,6 +35,8 @@ TABLE_1: Mapping[str, tuple[float | None, ...]] = {
     "GAM": (47.0, 46.2, 56.4, 41.4, 23.2, 36.8, 19.9, 23.0),
     "MemAgent-7B": (25.0, 40.6, 53.5, 43.9, 12.6, 29.7, 12.1, 14.2),
     "MEM1-7B": (19.8, 33.9, 49.2, 36.9, 12.7, 24.6, 10.7, 12.9),
+    "Qwen3-VL-30B": (36.3, 46.0, 58.3, 40.5, 23.6, 40.4, 19.5, 22.4),
+    "DS-Distill-Qwen-14B": (24.6, 43.8, 54.9, 45.7, 19.1, 39.1, 15.4, 18.8),
     "REMIND": (59.4, 58.1, 66.2, 52.3, 32.9, 55.4, 27.6, 30.4),
 }
 
@@ -48,6 +50,7 @@ class Listed:
         help: one line.
         defaults: options that differ from those of the class.
         row: of `TABLE_1`; None: the paper has no such system.
+        title: what tables call it; None: its name.
         replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
     """
 
@@ -55,6 +58,7 @@ class Listed:
     help: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     row: str | None = None
+    title: str | None = None
     replays: bool = False
 
 
@@ -64,13 +68,41 @@ SYSTEMS: Mapping[str, Listed] = {
     "hybrid": Listed("plain.PlainSystem", "turns by the sum of the z-scores of cosine and BM25", {"method": "hybrid"}),
     "round": Listed("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
     "session": Listed("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
-    "remind": Listed("own.RemindSystem", "turns as retrieved for x0 by Eq. 1: segments by their cues", row="REMIND"),
+    "newest": Listed(
+        "plain.PlainSystem", "the newest turns: what a model reads of a conversation itself", {"method": "newest"}
+    ),
+    "remind": Listed(
+        "own.RemindSystem",
+        "REMIND as printed: turns as retrieved for x0 by Eq. 1, segments by their cues",
+        row="REMIND",
+        title="REMIND as printed",
+    ),
+    "remind_recommended": Listed(
+        "own.GroundedSystem",
+        "REMIND as recommended: turns by hybrid retrieval and grounding fused with it, over the whole conversation",
+        {
+            "perception": {
+                "retrieve": {"method": "hybrid", "top_share": 1.0, "max_context_tokens": None, "whole_tokens": 0}
+            },
+            "grounding": {
+                "fuse": {},
+                "anchor_codes": "question",
+                "window": 0,
+                "context_codes": "windowed",
+                # all turns are marked, so that their salience ranks them
+                "budget_tokens": 10**9,
+                "budget_share": 1.0,
+            },
+        },
+        row="REMIND",
+        title="REMIND as recommended",
+    ),
     "remind_hybrid": Listed(
         "own.RemindSystem",
-        "turns as retrieved for x0 with the hybrid method: cosine and BM25, mixed with scores of neighbouring turns",
+        "an ablation: turns as retrieved for x0 by cosine and BM25, mixed with scores of neighbours; no grounding",
         {"perception": {"retrieve": {"method": "hybrid"}}},
     ),
-    "remind_x1": Listed("own.GroundedSystem", "the turns marked in x1, by salience; then as `remind`", row="REMIND"),
+    "remind_x1": Listed("own.GroundedSystem", "an ablation: the turns marked in x1, by salience; then as `remind`"),
     "lme": Listed(
         "longmemeval.LongMemEvalSystem",
         "LongMemEval's recommended design: rounds, found by words and user facts, and by time",
@@ -92,9 +124,6 @@ SYSTEMS: Mapping[str, Listed] = {
     "mem0": Listed(
         "mem0.Mem0System", "Mem0 as published: facts are extracted, then added, updated or deleted", row="Mem0"
     ),
-    "mem0_today": Listed(
-        "mem0_today.Mem0TodaySystem", "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper"
-    ),
     "langmem": Listed(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
@@ -105,11 +134,11 @@ SYSTEMS: Mapping[str, Listed] = {
         "gam.GAMSystem", "GAM: pages with abstracts, and a researcher who reads them for the question", row="GAM"
     ),
     "memagent": Listed(
-        "memagent.MemAgentSystem",
+        "trained.MemAgentSystem",
         "MemAgent: a memory written while the dialogue is read for the question",
         row="MemAgent-7B",
     ),
-    "mem1": Listed("mem1.Mem1System", "MEM1: an internal state, searches, and an answer of its own", row="MEM1-7B"),
+    "mem1": Listed("trained.Mem1System", "MEM1: an internal state, searches, and an answer of its own", row="MEM1-7B"),
     "lightmem": Listed(
         "lightmem.LightMemSystem",
         "LightMem: facts from topics that fill a short-term memory, updated at the end",
@@ -148,7 +177,16 @@ SYSTEMS: Mapping[str, Listed] = {
 
 
 #: Rows of `TABLE_1` by the names of systems and of the control that reads the whole conversation.
-ROWS: Mapping[str, str | None] = {"full_context": "Qwen3-VL-8B", **{name: one.row for name, one in SYSTEMS.items()}}
+ROWS: Mapping[str, str | None] = {
+    **{name: name for name in TABLE_1},
+    "full_context": "Qwen3-VL-8B",
+    **{one.title or name: one.row for name, one in SYSTEMS.items()},
+}
+
+
+def title(name: str) -> str:
+    """What tables call a system."""
+    return (SYSTEMS[name].title if name in SYSTEMS else None) or name
 
 
 def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> System:

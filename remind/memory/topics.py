@@ -16,13 +16,13 @@ from remind.data.readers.annotations import Annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, words
+from remind.memory.base import TEXT, turn_lines, unnumbered, words
 from remind.memory.expansions import gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.states.pyramid import one_line, turn_text
+from remind.states.pyramid import one_line
 
 #: Tokens of a reply; the paper names none.
 ROOM = {"extract": 2000, "update": 1000}
@@ -55,7 +55,7 @@ def extracted(bank: Bank, session: Session) -> list[Topic]:
     A turn of the paper is an exchange: what is said until the opener of the session speaks again.
     """
     parts = list(cut(session, "round"))
-    lines = [line for number, part in enumerate(parts) for line in (f"Turn {number}:", *map(turn_text, part))]
+    lines = [line for number, part in enumerate(parts) for line in (f"Turn {number}:", *map(turn_lines, part))]
     topics: list[Topic] = []
     for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
         data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
@@ -81,7 +81,7 @@ def replayed(annotations: Annotations, session: Session) -> list[Topic]:
 
 def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
     """The key sentences of each speaker in each topical segment."""
-    texts = [turn_text(turn) for turn in session.turns]
+    texts = [unnumbered(turn_lines(turn)) for turn in session.turns]
     # numbers of images count over the whole dialogue
     bare = replace(session, turns=tuple(replace(turn, images=()) for turn in session.turns))
     parts = segment(

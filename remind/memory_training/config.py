@@ -8,7 +8,6 @@ from typing import Literal
 
 from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
-from remind.core.settings import Checked
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
 from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare, Seed, Share, check_ranges
@@ -24,7 +23,7 @@ STAGES: Mapping[str, tuple[Stage, ...]] = {
 
 
 @dataclass(frozen=True)
-class MemoryWorldConfig(Checked):
+class MemoryWorldConfig:
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -63,10 +62,6 @@ class MemoryDataConfig:
     top: PositiveInt = 10
     """Entries that an answer is read from, besides the core block."""
 
-    # of its own, not of `Checked`: it is an optional group
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
 
 @dataclass(frozen=True)
 class RewardConfig:
@@ -82,13 +77,12 @@ class RewardConfig:
     """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
 
 
 @dataclass(frozen=True)
-class SaliMoryConfig(Checked):
+class SaliMoryConfig:
     """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
 
     With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
@@ -97,6 +91,8 @@ class SaliMoryConfig(Checked):
 
     turns: PositiveInt = 16
     """Turns of an episode, at most."""
+    personalisation: NonNegativeFloat = 0.45
+    """λ_p of Eq. 1: weight of personalisation in R1. Questions of the memory world ask for none."""
     memory_penalty: NonNegativeFloat = 0.5
     """λ_pen of Eq. 2."""
     memory_bonus: NonNegativeFloat = 0.3
@@ -116,7 +112,7 @@ class SaliMoryConfig(Checked):
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig(Checked):
+class PolicyGradientConfig:
     """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
 
     group: Literal[2, 4, 8, 16] = 8
@@ -134,6 +130,9 @@ class PolicyGradientConfig(Checked):
     weighting: Literal["advantage", "printed"] = "advantage"
     """Where α acts. advantage: on both terms of the clipped surrogate, as described; printed: on the unclipped one
     alone, as Eq. 12 stands."""
+    density: PositiveShare = 1.0
+    """Share of MemBuilder's sessions that have a task reward, drawn for each apart (Appendix E.2). In the others
+    r_task is 1, so that valid replies and their lengths alone count."""
     temperature: PositiveFloat = 0.8
     """Of sampling."""
     reply_tokens: PositiveInt | None = None

@@ -12,15 +12,12 @@ the memory (E.2) and the profile (E.3).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import nan
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from remind.core.errors import DataError
@@ -29,43 +26,27 @@ from remind.data.dialogue import Corpus, Dialogue, Question, Session, spread
 from remind.data.readers import read
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
-from remind.llm.structured import NotValid, object_schema, read_value
+from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.memory import salimory
-from remind.memory.base import Memory, Query, Services
+from remind.memory.base import Memory, Query
 from remind.memory.logged import dated, numbered
-from remind.memory.membuilder import ROLES, MemBuilderSystem
+from remind.memory.membuilder import ROLES
 from remind.memory.operations import Entry, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
+from remind.memory.quality import grade_request, grades
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SaliMorySystem, listed, shown
 from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
-from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together, traced
+from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together
+from remind.memory_training.pico import remember, spoken
 from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, task_reward
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
-from remind.memory_training.speech import spoken
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import judge_request, verdict_in
-from remind.refmem.drafts import Counted
-from remind.refmem.styles import episode
+from remind.refmem.items import counted
+from remind.refmem.styles import episode, walked
 from remind.states.pyramid import turn_text
 from remind.text.days import day_of
-
-TEMPLATE = "reward_salimory"
-#: Tokens of a judge's reply; models that think first need some of it.
-ROOM = 2048
-_GRADE, _TRUTH = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "boolean"}
-#: Of the judge's replies, by what is graded.
-GRADES: Mapping[str, Mapping[str, Any]] = {
-    "response": object_schema(accuracy=_GRADE, personalisation={"anyOf": [_GRADE, {"type": "null"}]}),
-    "memory": object_schema(entries={"type": "array", "items": object_schema(factual=_TRUTH, vague=_TRUTH)}),
-    "profile": object_schema(score=_GRADE),
-}
-_FORMS = {
-    "response": {"accuracy": 0.7, "personalisation": None},
-    "memory": {"entries": [{"factual": True, "vague": False}]},
-    "profile": {"score": 0.7},
-}
 
 
 @dataclass(frozen=True)
@@ -162,7 +143,7 @@ class Source:
         #: Called after each reply of a model.
         self.replied: Callable[[], object] = lambda: None
         models = {stage: model for stage in stages if (model := self.chats.stage(stage)) is not None}
-        self.models = {stage: Counted(model, lambda: self.replied()) for stage, model in models.items()}
+        self.models = {stage: counted(model, lambda: self.replied()) for stage, model in models.items()}
         paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
         corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
         self.dialogues = corpus.dialogues[: cfg.limit]
@@ -227,45 +208,31 @@ def _lessons(
     """The sessions of a dialogue in order; None for one where not every role replied."""
     heard: list[tuple[Request, Reply]] = []
 
-    class Heard:
-        """The expert, whose replies to the roles are what a policy imitates."""
+    def hear(requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
+        replies = expert.complete(requests, on_reply)
+        heard.extend(zip(requests, replies, strict=True))
+        return replies
 
-        name = expert.name
-
-        def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
-            replies = expert.complete(requests, on_reply)
-            heard.extend(zip(requests, replies, strict=True))
-            return replies
-
-    services = Services(encoder, lambda system, name, stage: Heard())
-    with (
-        TemporaryDirectory() as folder,
-        MemBuilderSystem().open(Path(folder) / "bank", dialogue.id, services) as bank,
-    ):
-        for session in (one for one in dialogue.sessions if one.turns):
-            state, near = bank.state(), list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-            shown_to = {role: bank.nearest(near, bank.system.shown, role) for role in ROLES[1:]}
-            entries = [bank.entries(shown_to.get(role, bank.store.numbers("core"))) for role in ROLES]
-            heard.clear()
-            bank.ingest(session)
-            # a block that is too long is compressed after them
-            told = heard[: len(ROLES)]
-            if any(reply.failure not in (None, "invalid") for _, reply in told):
-                yield None
-                continue
-            place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
-            named = zip(ROLES, told, entries, strict=True)
-            views = [View(role, asked, tuple(own), place) for role, (asked, _), own in named]
-            replies = [reply.text for _, reply in told]
-            examples = [
-                (view, text)
-                for view, text in zip(views, replies, strict=True)
-                for own in [propose(view.role, text, place, view.entries, state.seq + 1)]
-                if all(one.status == "applied" for one in own)
-            ]
-            questions = asks.get(session.id, ())
-            examined: Any = exam and partial(exam.examined, questions=questions)
-            yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
+    for bank, session, near in walked(dialogue, SimpleNamespace(name=expert.name, complete=hear), encoder):
+        state, numbers = bank.state(), {"core": bank.store.numbers("core")}
+        numbers |= {role: bank.nearest(near, bank.system.shown, role) for role in ROLES[1:]}
+        heard.clear()
+        entries = [tuple(bank.entries(numbers[role])) for role in ROLES]
+        bank.ingest(session)
+        # a block that is too long is compressed after them
+        told = heard[: len(ROLES)]
+        if any(reply.failure not in (None, "invalid") for _, reply in told):
+            yield None
+            continue
+        place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
+        views = [View(role, asked, own, place) for role, (asked, _), own in zip(ROLES, told, entries, strict=True)]
+        replies = [reply.text for _, reply in told]
+        pairs = list(zip(views, replies, strict=True))
+        _, proposed = remember(state, dialogue.id, pairs)
+        examples = [pair for pair, own in zip(pairs, proposed, strict=True) if all(o.status == "applied" for o in own)]
+        questions = asks.get(session.id, ())
+        examined: Any = exam and partial(exam.examined, questions=questions)
+        yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
 
 
 # SaliMory (arXiv 2606.04120, Algorithm 1, Appendix E)
@@ -323,13 +290,10 @@ def imitated(source: Source, turns: int) -> Iterator[tuple[Asked, str]]:
         return [one.text if one.failure in (None, "invalid") else "" for one in replies]
 
     asked = episodes(source, turns)
-    # a turn is filtered and, where it is kept, boosted; a profile ends an episode
-    most = [2 * len(dialogue.turns) + 1 for dialogue, _ in asked]
-    with ProgressBar("expert", sum(most)) as bar:
-        source.replied = bar.step
-        for number, pair in enumerate(asked, start=1):
-            ((played, traces),) = together([traced(play(*pair))], answer)
-            bar.advance_to(sum(most[:number]))
+    with ProgressBar("expert", len(asked)) as bar:
+        for pair in asked:
+            ((played, traces),) = together([play(*pair)], answer)
+            bar.step()
             yield from (one for one, valid in zip(traces, played.valid, strict=True) if valid)
 
 
@@ -360,7 +324,8 @@ class SaliMoryDialoguesTask(SaliMoryTask):
         about = {"question": query.text, "right": numbered(question.answers)}
         profiles = [Memory("profile", one.profiles, "profile", None, None, 1.0, 0) for one in outcomes]
         tasks = [(query, [one] if one.text else []) for one in profiles]
-        readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
+        # R1 is of what a person is told, not of a phrase
+        readings = ChatReader("respond").read_all(tasks, lambda stage: self.answerer)
         given: dict[tuple[int, str], dict[str, str]] = {}
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
             memory = {"memory": listed((entry.store, entry.text) for entry in one.bank)}
@@ -370,31 +335,16 @@ class SaliMoryDialoguesTask(SaliMoryTask):
                 given[n, "memory"] = {"conversation": said, **memory}
             if one.profiles:
                 given[n, "profile"] = {**about, "profile": one.profiles, **memory}
-        replies = self.judge.complete([_graded(step, question.id, parts) for (_, step), parts in given.items()])
-        known = zip(given, replies, strict=True)
-        grades = {place: _grades(place[1], reply) for place, reply in known}
+        replies = self.judge.complete([grade_request(step, question.id, parts) for (_, step), parts in given.items()])
+        told = {place: grades(place[1], reply) for place, reply in zip(given, replies, strict=True)}
         judged = []
         for n, (one, reading) in enumerate(zip(outcomes, readings, strict=True)):
-            response = grades.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
-            judged.append(
-                Judged(
-                    one,
-                    accuracy=response.get("accuracy", nan),
-                    personalisation=response.get("personalisation"),
-                    shares=_shares(grades.get((n, "memory")), one.bank),
-                    profile=grades.get((n, "profile"), {"score": 0.0}).get("score", nan),
-                )
-            )
+            response = told.get((n, "response"), {} if reading.failure else {"accuracy": 0.0})
+            accuracy, personalisation = response.get("accuracy", nan), response.get("personalisation")
+            profile = told.get((n, "profile"), {"score": 0.0}).get("score", nan)
+            entries = _shares(told.get((n, "memory")), one.bank)
+            judged.append(Judged(one, accuracy, personalisation, entries, profile))
         return scores(judged, set(question.evidence), self.cfg)
-
-
-def _grades(step: str, reply: Reply) -> Any:
-    """What a judge's reply says; of a response also where personalisation is left out or told in words, not applicable.
-    Nothing where it cannot be read."""
-    if reply.failure == "invalid" and step == "response":
-        with suppress(NotValid):
-            return read_value(reply.text, object_schema(accuracy=_GRADE), reply.finished)
-    return {} if reply.failure else reply.value
 
 
 def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | None]:
@@ -405,10 +355,3 @@ def _shares(grade: Any, bank: Sequence[Entry]) -> tuple[float | None, float | No
     if len(entries) != len(bank):
         return nan, nan
     return tuple(sum(one[name] for one in entries) / len(bank) for name in ("factual", "vague"))  # type: ignore[return-value]
-
-
-def _graded(step: str, sample: str, given: Mapping[str, str]) -> Request:
-    code, form = code_for(list(given.values())), json.dumps(_FORMS[step])
-    parts = [fenced(name, text, code) for name, text in given.items()]
-    settings = {"step": step, "form": form, "code": code, "parts": parts}
-    return from_template("judge", TEMPLATE, sample, GRADES[step], ROOM, **settings)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from remind.memory.operations import State
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What a role is asked: token ids, to be completed by the policy."""
 
     role: str
@@ -28,35 +27,26 @@ Made = TypeVar("Made")
 
 def together(
     runs: Sequence[Generator[list[Any], list[Any], Made]], answer: Callable[[list[Any]], Sequence[Any]]
-) -> list[Made]:
-    """What rollouts return; in each round what all that go on ask is answered at once."""
+) -> list[tuple[Made, list[Any]]]:
+    """What rollouts return, each with its traces, what it asked and was replied; in each round what all that go on ask
+    is answered at once."""
     made: dict[int, Made] = {}
+    traces: list[list[Any]] = [[] for _ in runs]
     asked = {n: next(run) for n, run in enumerate(runs)}
     while asked:
         replies = iter(answer([one for own in asked.values() for one in own]))
         for n, own in list(asked.items()):
+            given = [next(replies) for _ in own]
+            traces[n] += zip(own, given, strict=True)
             try:
-                asked[n] = runs[n].send([next(replies) for _ in own])
+                asked[n] = runs[n].send(given)
             except StopIteration as end:
                 made[n] = end.value
                 del asked[n]
-    return [made[n] for n in range(len(runs))]
+    return [(made[n], traces[n]) for n in range(len(runs))]
 
 
-def traced(run: Generator[list[Any], list[Any], Made]) -> Generator[list[Any], list[Any], tuple[Made, list[Any]]]:
-    """A rollout that returns its traces, too: what was asked, each with its reply."""
-    traces, asked = list[tuple[Any, Any]](), next(run)
-    while True:
-        replies = yield asked
-        traces += zip(asked, replies, strict=True)
-        try:
-            asked = run.send(replies)
-        except StopIteration as end:
-            return end.value, traces
-
-
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two rollouts of a group, the better and the worse of one role, and by how much they differ."""
 
     role: str

@@ -6,12 +6,11 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from remind.memory.operations import State
+from remind.memory_training import pico
 from remind.memory_training.config import Method
 from remind.memory_training.episodes import together
-from remind.memory_training.pico import LISTED, REPLY, SHOWN, correct, remember, view
 from remind.memory_training.rewards import ROLES, filter_quality
 from remind.memory_training.salimory import rollout, shares, told
-from remind.memory_training.speech import Commands, complete, sampling, speech_of
 from remind.models.backbone import backbone_of
 from remind.testbed.memory_world import Life
 
@@ -25,7 +24,7 @@ Answerer = Callable[[Sequence[Any]], list[str]]
 Figures = dict[str, float]
 
 
-def evaluate(answer: Answerer, lives: Iterable[Life], most: int = SHOWN) -> list[Figures]:
+def evaluate(answer: Answerer, lives: Iterable[Life], most: int = pico.SHOWN) -> list[Figures]:
     """Go through dialogues side by side, session by session, each with the memory that the replies make.
 
     Args:
@@ -37,24 +36,26 @@ def evaluate(answer: Answerer, lives: Iterable[Life], most: int = SHOWN) -> list
         two kinds of questions on sessions, each asked after its session; `valid`: share of replies all of whose
         operations were applied; `words`: in the memory at the end.
     """
-    return together([_lived(life, most) for life in lives], answer)
+    return [figures for figures, _ in together([_lived(life, most) for life in lives], answer)]
 
 
 def _lived(life: Life, most: int) -> Generator[list[Any], list[str], Figures]:
     state, right = State(), {name: list[bool]() for name in ("final", "rewarded", "held_out", "valid")}
     for meeting in life.meetings:
-        views = [view(role, meeting, state, most) for role in ROLES]  # type: ignore[arg-type]
+        views = [pico.view(role, meeting, state, most) for role in ROLES]  # type: ignore[arg-type]
         replies = yield views
-        state, proposed = remember(state, life.id, list(zip(views, replies, strict=True)))
+        state, proposed = pico.remember(state, life.id, list(zip(views, replies, strict=True)))
         right["valid"] += [all(one.status == "applied" for one in own) for own in proposed]
         for kind in ("rewarded", "held_out"):
-            right[kind] += correct(state, getattr(meeting, kind))
-    right["final"] = correct(state, life.final)
+            right[kind] += pico.correct(state, getattr(meeting, kind))
+    right["final"] = pico.correct(state, life.final)
     words = sum(len(one.text.split()) for one in state.current(*ROLES))
     return {**{name: sum(values) / len(values) for name, values in right.items()}, "words": words}
 
 
-def evaluate_bank(answer: Answerer, lives: Iterable[Life], limits: tuple[int, int] = (SHOWN, LISTED)) -> list[Figures]:
+def evaluate_bank(
+    answer: Answerer, lives: Iterable[Life], limits: tuple[int, int] = pico.Commands.limits
+) -> list[Figures]:
     """As `evaluate`, for the roles of SaliMory; `limits` as of `rollout`.
 
     Returns:
@@ -65,7 +66,7 @@ def evaluate_bank(answer: Answerer, lives: Iterable[Life], limits: tuple[int, in
     sessions = [[told(meeting) for meeting in one.meetings] for one in lives]
     runs = [rollout(one.id, own, one.final, limits) for one, own in zip(lives, sessions, strict=True)]
     found = []
-    for life, own, outcome in zip(lives, sessions, together(runs, answer), strict=True):
+    for life, own, (outcome, _) in zip(lives, sessions, together(runs, answer), strict=True):
         turns = {one.id: one for session in own for one in session}
         factual, vague = shares(outcome.bank, turns)
         asked = list(zip(outcome.profiles, life.final, strict=True))
@@ -84,7 +85,7 @@ def evaluate_bank(answer: Answerer, lives: Iterable[Life], limits: tuple[int, in
 
 
 def remembered(
-    method: Method, answer: Answerer, lives: Iterable[Life], speech: type[Commands] | Commands = Commands
+    method: Method, answer: Answerer, lives: Iterable[Life], speech: type[pico.Commands] | pico.Commands = pico.Commands
 ) -> list[Figures]:
     """Figures of each dialogue, by the roles that a method trains."""
     limits = speech.limits
@@ -96,14 +97,14 @@ def mean(reports: Sequence[Figures]) -> Figures:
     return {name: sum(one[name] for one in reports) / len(reports) for name in reports[0]}
 
 
-def greedy(model: Any, tokenizer: Any, room: int = REPLY) -> Answerer:
+def greedy(model: Any, tokenizer: Any, room: int = pico.REPLY) -> Answerer:
     """The most likely replies of a policy, of at most `room` tokens."""
-    speech, settings = speech_of(tokenizer), sampling(backbone_of(model, tokenizer), room)
+    speech, settings = pico.speech_of(tokenizer), pico.sampling(backbone_of(model, tokenizer), room)
 
     def answer(views: Sequence[Any]) -> list[str]:
         prompts = [speech.prompt(one) for one in views]
         starts = range(0, len(views), BATCH)
-        replies = [ids for start in starts for ids in complete(model, prompts[start : start + BATCH], settings)]
+        replies = [ids for start in starts for ids in pico.complete(model, prompts[start : start + BATCH], settings)]
         return [speech.reply(one, ids) for one, ids in zip(views, replies, strict=True)]
 
     return answer

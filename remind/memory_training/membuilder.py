@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
+from random import Random
 from typing import Any
 
 from remind.memory.operations import Operation, State
-from remind.memory_training.config import RewardConfig
+from remind.memory_training.config import PolicyGradientConfig, RewardConfig
 from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt, Scores
-from remind.memory_training.pico import remember
+from remind.memory_training.pico import remember, speech_of
 from remind.memory_training.rewards import ROLES, attribution, core_length_penalty, length_penalty, role_reward
-from remind.memory_training.speech import speech_of
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
@@ -71,12 +71,21 @@ class Scorer:
         return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))
 
 
+def _unasked(states: Sequence[State]) -> list[Examined]:
+    """Of a session without a task reward."""
+    return [Examined(1.0, None, ())] * len(states)
+
+
 class MemBuilderTask:
     """Each row is a session with the memory that the expert had before it; a rollout asks all four roles at once."""
 
-    def __init__(self, lessons: Sequence[Lesson], tokenizer: Any, reward: RewardConfig, alpha: float) -> None:
-        self.speech, self.alpha = speech_of(tokenizer), alpha
-        self.scorers = [Scorer(lesson, reward, self.speech.length) for lesson in lessons if lesson.asks]
+    def __init__(self, lessons: Sequence[Lesson], tokenizer: Any, cfg: RewardConfig, rl: PolicyGradientConfig) -> None:
+        self.speech, self.alpha = speech_of(tokenizer), rl.alpha
+        rows = [lesson for lesson in lessons if lesson.asks]
+        # an independent draw of each session, which no other setting changes
+        paid = [Random(f"density {row}").random() < rl.density for row in range(len(rows))]
+        rows = [one if own else replace(one, asks=0, examined=_unasked) for one, own in zip(rows, paid, strict=True)]
+        self.scorers = [Scorer(lesson, cfg, self.speech.length) for lesson in rows]
 
     def __len__(self) -> int:
         return len(self.scorers)
@@ -92,7 +101,7 @@ class MemBuilderTask:
         results = self.scorers[row].results(outcomes)
         weights = [attribution(one.retrieved, self.alpha) for one in results]
         figures = {
-            "task": [one.task for one in results if not isnan(one.task)],
+            "task": [one.task for one in results if self.scorers[row].lesson.asks and not isnan(one.task)],
             "held_out": [one.held_out for one in results if one.held_out is not None],
             "valid": [sum(one.valid.values()) / len(ROLES) for one in results],
         }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 from remind.memory.operations import Entry
 from remind.memory_training.config import SaliMoryConfig
@@ -141,8 +140,7 @@ def contrastive_pair(
     return max((pair for pair in pairs if allowed(pair.winner, pair.loser)), key=lambda pair: pair.gap, default=None)
 
 
-@dataclass(frozen=True)
-class Played:
+class Played(NamedTuple):
     """What SaliMory's roles made of an episode.
 
     Attributes:
@@ -159,8 +157,7 @@ class Played:
     profiles: Any
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """One rollout. A NaN is a figure that could not be had.
 
     Attributes:
@@ -186,7 +183,7 @@ def scores(judged: Sequence[Judged], gold: Collection[str], cfg: SaliMoryConfig)
     memory = [memory_reward(*one.shares, bool(gold), cfg) for one in judged]
     profile = [one.profile for one in judged]
     filtering = [filter_quality(one.played.flagged, gold) for one in judged]
-    response = [response_reward(one.accuracy, one.personalisation) for one in judged]
+    response = [response_reward(one.accuracy, one.personalisation, cfg.personalisation) for one in judged]
     rewards = [
         r1 + r2 + cfg.profile_weight * mu + cfg.filter_weight * kappa
         for r1, r2, mu, kappa in zip(response, memory, profile, filtering, strict=True)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
@@ -25,10 +24,9 @@ from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose, undated
 from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Episode, Scores, together, traced
-from remind.memory_training.pico import END, LISTED, SHOWN
+from remind.memory_training.episodes import Episode, Scores, together
+from remind.memory_training.pico import END, LISTED, SHOWN, speech_of, spoken
 from remind.memory_training.rewards import Judged, Played, scores
-from remind.memory_training.speech import speech_of, spoken
 from remind.testbed import memory_world as world
 from remind.testbed.memory_world import Ask, Expert, Knowledge, Life, Meeting, Said, learnt, unknown
 
@@ -37,8 +35,7 @@ YES, NO = f"YES {END}", f"NO {END}"
 WINDOW = timedelta(7)
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """A turn, and when it was said."""
 
     id: str
@@ -47,8 +44,7 @@ class Told:
     said: Said
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What an episode is about.
 
     Attributes:
@@ -60,8 +56,7 @@ class Window:
     asks: tuple[Ask, ...]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """What a role is asked.
 
     Attributes:
@@ -111,8 +106,7 @@ class Asked:
         return " ".join([*(f"m{n}" for n in sorted(set(value["used"])) if 1 <= n <= len(self.entries)), END])
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """What the utilizer was shown for a question, and the entries that it named in its order; None: unreadable."""
 
     shown: tuple[Entry, ...]
@@ -281,16 +275,11 @@ class SaliMoryTask:
         ask, turns = window.asks[0], {one.id: one for one in window.told}
         keys = {one.key for one in window.asks}
         gold = {one.id for one in window.told if one.said.store and one.said.key in keys}
-        judged = [
-            Judged(
-                one,
-                accuracy=float(one.profiles[0].answer(ask) == ask.answer),
-                personalisation=None,
-                shares=shares(one.bank, turns),
-                profile=one.profiles[0].quality(ask),
-            )
-            for one in outcomes
-        ]
+        judged = []
+        for one in outcomes:
+            profile = one.profiles[0]
+            right = float(profile.answer(ask) == ask.answer)
+            judged.append(Judged(one, right, None, shares(one.bank, turns), profile.quality(ask)))
         return scores(judged, gold, self.cfg)
 
 
@@ -321,7 +310,7 @@ def lessons(
     """What the expert is asked in all windows of a dialogue, all their questions included, and replies."""
     for number, window in enumerate(windows(life, turns)):
         answer = partial(_replies, expert, Random(f"expert {seed} {life.id} {number}"))
-        ((_, traces),) = together([traced(rollout(window.life, [window.told], window.asks, limits))], answer)
+        ((_, traces),) = together([rollout(window.life, [window.told], window.asks, limits)], answer)
         yield from traces
 
 

@@ -22,7 +22,6 @@ from remind.memory_training.dialogues import SaliMoryDialoguesTask, Source, imit
 from remind.memory_training.evaluate import greedy, mean, remembered
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.salimory import SaliMoryTask
-from remind.memory_training.speech import Chat, speech_of
 from remind.memory_training.trainer import RL, EpisodeTrainer, PolicyTrainer, arguments
 from remind.models.backbone import Backbone, backbone_of, describe, load_backbone
 from remind.testbed.memory_world import Expert, make_life
@@ -36,7 +35,7 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Any] | None = None)
     After SIGTERM or Ctrl-C the generation under way is ended and saved, and SystemExit raised with status 143 or 130.
 
     Args:
-        task: of adrpo in place of MemBuilder's; made from the lessons, the tokenizer, the reward settings and alpha.
+        task: of adrpo in place of MemBuilder's; made from the lessons, the tokenizer, `reward` and `rl`.
 
     Returns:
         The run folder.
@@ -70,9 +69,9 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
         policy = backbone_of(*pico.make_pico(cfg.seed), "pico")
     else:
         known = describe(cfg.model)
-        if known.kind != "causal":
+        if known.kind == "encoder":
             raise ModelError(f"{cfg.model}: not a causal language model, which a policy must be")
-        if not isinstance(speech_of(known.tokenizer), Chat) and cfg.data is not None:
+        if not isinstance(pico.speech_of(known.tokenizer), pico.Chat) and cfg.data is not None:
             raise ModelError(
                 f"{cfg.model}: knows the words of the memory world only; dialogues need an instruction model"
             )
@@ -85,7 +84,7 @@ def _policy(cfg: TrainMemoryConfig) -> Backbone:
 
 def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, task: Callable[..., Any]) -> Any:
     """What a policy is trained on, from the memory world or a source: a task, or prompts and replies as token ids."""
-    speech, world, turns = speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
+    speech, world, turns = pico.speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
     lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
     expert = Expert(world.blind, world.missed, world.kept, world.blurred)
     found: Iterable[tuple[Any, str]]
@@ -106,19 +105,19 @@ def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, t
             longest = policy.max_length - (cfg.rl.reply_tokens or speech.room)
             lessons = source.lessons(lambda view: len(speech.prompt(view)), longest)
         if cfg.method == "adrpo":
-            return task(lessons, policy.tokenizer, cfg.reward, cfg.rl.alpha)
+            return task(lessons, policy.tokenizer, cfg.reward, cfg.rl)
         found = (pair for one in lessons for pair in one.examples)
     return [(speech.prompt(shown), speech.target(shown, reply)) for shown, reply in found]
 
 
 def _finish(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None) -> None:
     """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""
-    out, speech = Path(cfg.out), speech_of(policy.tokenizer)
+    out, speech = Path(cfg.out), pico.speech_of(policy.tokenizer)
     model = policy.model.merge_and_unload(safe_merge=True) if cfg.lora else policy.model
     model.config.use_cache = True
     with atomic_folder(out / POLICY) as folder, without_loading_bars():
         model.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
+        (policy.processor or policy.tokenizer).save_pretrained(folder)
     if source is not None:
         print(table(source.chats.ledger.summary()))
         print(f"policy: {out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")

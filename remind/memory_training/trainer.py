@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object, send_to_device
@@ -33,8 +32,8 @@ from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.memory_training import objective
 from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.episodes import Prompt, Scores, together, traced
-from remind.memory_training.speech import complete, sampling, speech_of
+from remind.memory_training.episodes import Prompt, Scores, together
+from remind.memory_training.pico import complete, sampling, speech_of
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
 
@@ -94,11 +93,11 @@ class PolicyTrainer(RunTrainer):
     temperature = 1.0
 
     def __init__(self, policy: Backbone, material: Any, cfg: TrainMemoryConfig, args: TrainingArguments) -> None:
-        if not (count := len(material)):
+        if not (there := len(material)):
             raise DataError("there is nothing to train on: no reply of the expert could be used, or no question")
         self.cfg, self.material, self.updates = cfg, material, args.max_steps // cfg.steps
-        needed, epochs = cfg.steps * cfg.batch_size, range(-(-cfg.steps * cfg.batch_size // count))
-        order = [row for epoch in epochs for row in Random(f"order {cfg.seed} {epoch}").sample(range(count), count)]
+        needed, epochs = cfg.steps * cfg.batch_size, range(-(-cfg.steps * cfg.batch_size // there))
+        order = [row for epoch in epochs for row in Random(f"order {cfg.seed} {epoch}").sample(range(there), there)]
         steps = [order[start : start + cfg.batch_size] for start in range(0, needed, cfg.batch_size)]
         # the optimiser's steps on a generation read the same rows
         rows: Any = [row for step in steps for _ in range(self.updates) for row in step]
@@ -109,8 +108,8 @@ class PolicyTrainer(RunTrainer):
         #: Of the step under way, from all its passes: values by name.
         self._seen: dict[str, list[float]] = defaultdict(list)
         self._clock = perf_counter()
-        #: Of chat models, so far.
-        self.replies = 0
+        #: Numbers of replies of chat models.
+        self._replies = count(1)
 
     def _settings(self) -> dict[str, Any]:
         free = FREE | ({"steps"} if self.cfg.schedule == "constant" and not self.cfg.warmup else set())
@@ -124,8 +123,7 @@ class PolicyTrainer(RunTrainer):
 
     def replied(self) -> None:
         """Show that a chat model has replied: a step may wait for hundreds of replies."""
-        self.replies += 1
-        self.bar.step(0, note=f"{self.replies} requests")
+        self.bar.step(0, note=f"{next(self._replies)} requests")
 
     def _module(self, model: nn.Module) -> nn.Module:
         return objective.PolicyModel(model, self.temperature)
@@ -188,8 +186,7 @@ class PolicyTrainer(RunTrainer):
 Group = Sequence[Sequence[tuple[Prompt, list[int]]]]
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Whole groups of one generation: what one forward and backward pass takes, B traces.
 
     Attributes:
@@ -248,7 +245,7 @@ class EpisodeTrainer(PolicyTrainer):
         torch.manual_seed((self.cfg.seed * 1_000_003 + generation) * 1009 + process)
         self._stopped = False
         rows = [row for batch in batches for row in batch]
-        made = together([traced(self.material.episode(row)) for row in rows for _ in range(size)], self._sample)
+        made = together([self.material.episode(row) for row in rows for _ in range(size)], self._sample)
         while self._sample([]):  # processes with shorter episodes take part until the last has ended
             pass
         groups = [made[start : start + size] for start in range(0, len(made), size)]

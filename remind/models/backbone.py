@@ -149,6 +149,10 @@ class Backbone:
         self.frame: tuple[list[int], list[int]] = list(framed[:start]), list(framed[start + len(plain) :])
 
     @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -179,7 +183,7 @@ class Backbone:
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens; None: all are tokens.
             layers: 0 (embeddings) to n_layers (output of the last block, before the final norm).
-            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `images.chat_inputs`.
+            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `Pictures.tensors`.
 
         Returns:
             Layer to [B, T, d], on the model's device.
@@ -196,8 +200,7 @@ class Backbone:
             for name, value in given.items()
             if value is not None
         }
-        given_places = not self.causal or "position_ids" in inputs
-        if not given_places and (positions := position_ids(self.model, inputs)) is not None:
+        if "position_ids" not in inputs and (positions := self.position_ids(inputs)) is not None:
             inputs["position_ids"] = positions
         try:
             with torch.no_grad():
@@ -237,6 +240,10 @@ class Description(NamedTuple):
     kind: Kind
     tokenizer: Any
     processor: Any
+
+    @property
+    def name(self) -> str:
+        return self.folder
 
 
 def load_backbone(
@@ -332,9 +339,8 @@ def describe(name: str) -> Description:
     return Description(folder, adapters, config, kind, tokenizer, processor)
 
 
-def size_of(name_or_path: str | Path) -> BackboneSize:
+def size_of(name: str) -> BackboneSize:
     """The size of a backbone, from its configuration alone. Raises ModelError as `load_backbone`."""
-    name = str(name_or_path)
     config = _config(_base(str(_local(name) or model_folder(name) or name))[0])
     text = config.get_text_config()
     # the rest of our models' kinds have positions without end
@@ -464,10 +470,6 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> n
         folder = Path(name)
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
             reason = "its weights are pickle files, which are not opened; convert them to safetensors"
-        elif "ignore_mismatched_sizes" in str(error):
-            reason = "its weights have other sizes than config.json gives"
-        elif isinstance(error, ImportError):
-            reason = f"a package that loading it needs is missing or broken: {brief(error)}"
         else:
             reason = f"its weights cannot be loaded: {brief(error)}"
         raise ModelError(f"{name}: {reason}") from None

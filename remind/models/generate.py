@@ -6,20 +6,21 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from remind.core.errors import ModelError, brief
 from remind.core.processes import WHOLE, Shard
 from remind.models.backbone import inner_model, modality
-from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
+from remind.models.chat import Content, end_token_id, paths_of
+from remind.models.images import Pictures, ids_of
 from remind.text.thoughts import MARKS
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
-    from remind.models.images import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
 #: retries. refused: the server declines to answer. invalid: an unusable reply. unasked: there is no model.
@@ -90,15 +91,7 @@ def generate(
     if all(skip):
         return [None] * len(prompts)
     # arrays: lists of integers take nine times the memory, and a split may have 10^8 tokens
-    rows = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            ids = prompt_ids(backbone.tokenizer, prompt)
-        elif pictures is not None:
-            ids = pictures.ids(backbone.tokenizer, prompt)
-        else:
-            raise ModelError(f"{backbone.name}: a prompt has images, and nothing says how they are shown")
-        rows.append(_Row(array("i", ids), paths_of(prompt)))
+    rows = [array("i", ids_of(backbone.tokenizer, prompt, pictures)) for prompt in prompts]
     outputs: list[Generation | None] = [None] * len(prompts)
 
     def put(index: int, output: Generation) -> None:
@@ -108,18 +101,18 @@ def generate(
 
     fitting = []
     for index, row in enumerate(rows):
-        refused = too_long(len(row.ids), max_new_tokens, backbone.max_length)
+        refused = too_long(len(row), max_new_tokens, backbone.max_length)
         if refused is None:
             fitting.append(index)
         elif not skip[index] and shard.index == 0:
             put(index, refused)
     settings = decoding(backbone, max_new_tokens)
-    groups = [[fitting[p] for p in group] for group in batches([len(rows[index].ids) for index in fitting], batch_size)]
+    groups = [[fitting[p] for p in group] for group in batches([len(rows[index]) for index in fitting], batch_size)]
     pending = [members for members in groups if not all(skip[index] for index in members)]
     for number, members in enumerate(pending):
         if not shard.holds(number):
             continue
-        found = _run(backbone, [rows[index] for index in members], settings, pictures)
+        found = _run(backbone, [(rows[index], prompts[index]) for index in members], settings, pictures)
         for index, output in zip(members, found, strict=True):
             if not skip[index]:
                 put(index, output)
@@ -171,29 +164,25 @@ def until_end(new: Sequence[int], stops: Sequence[int]) -> list[int]:
     return list(takewhile(lambda token: token not in stops, new))
 
 
-class _Row(NamedTuple):
-    """Tokens of a prompt, and its image files."""
-
-    ids: array[int]
-    images: Sequence[str]
-
-
-def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
-    files = [path for row in rows for path in row.images]
+def _run(
+    backbone: Backbone, asked: list[tuple[array[int], Content]], settings: Any, pictures: Pictures | None
+) -> list[Generation]:
+    """Answers to prompts, of which the tokens are known."""
+    rows, files = [ids for ids, _ in asked], [path for _, prompt in asked for path in paths_of(prompt)]
     images = pictures.tensors(files) if pictures is not None and files else None
     try:
-        found = continue_rows(backbone.model, [row.ids for row in rows], settings, images)
+        found = continue_rows(backbone.model, rows, settings, images)
         return [
-            Generation(text_of(backbone.tokenizer, new), len(row.ids), len(new), finished)
+            Generation(text_of(backbone.tokenizer, new), len(row), len(new), finished)
             for row, (new, finished) in zip(rows, found, strict=True)
         ]
     except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
         if len(rows) == 1:
-            return [Generation("", len(rows[0].ids), failure="error", message=brief(error))]
+            return [Generation("", len(rows[0]), failure="error", message=brief(error))]
     # outside the handler, since the error holds the tensors of the failed forward
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [output for row in rows for output in _run(backbone, [row], settings, pictures)]
+    return [output for one in asked for output in _run(backbone, [one], settings, pictures)]
 
 
 @torch.no_grad()
@@ -209,12 +198,9 @@ def continue_rows(
     Returns:
         For each row its new tokens without the end token, and whether an end token came.
     """
-    width = max(map(len, rows))
-    input_ids = torch.full((len(rows), width), settings.pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for number, row in enumerate(rows):
-        input_ids[number, width - len(row) :] = torch.tensor(row)
-        attention_mask[number, width - len(row) :] = 1
+    given = [torch.tensor(row, dtype=torch.long) for row in rows]
+    input_ids = pad_sequence(given, True, settings.pad_token_id, padding_side="left")
+    attention_mask = pad_sequence(list(map(torch.ones_like, given)), True, padding_side="left")
     device = next(model.parameters()).device
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **(images or {})}
     if images is not None and (kinds := modality(model, input_ids)) is not None:
@@ -230,5 +216,5 @@ def continue_rows(
     finally:
         model.train(training)
         bare.generation_config = own
-    cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, width:].tolist()]
+    cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, input_ids.shape[1] :].tolist()]
     return [(kept, len(kept) < len(new)) for new, kept in cut]

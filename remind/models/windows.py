@@ -6,16 +6,17 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from remind.core.errors import ConfigError
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Turn
-from remind.models.backbone import Backbone, modality
-from remind.models.images import image_block, pixel_inputs
+from remind.models.backbone import Backbone
+from remind.models.images import Pictures
 from remind.states.pyramid import line_of, one_line
 
 
@@ -51,12 +52,8 @@ def prompt_lines(turn: Turn) -> str:
     return "".join(text for text, _ in _pieces(turn, images=False))
 
 
-class _Unit(NamedTuple):
-    """Tokens that are not separated: one of a text, or all of an image."""
-
-    ids: list[int]
-    turn: int
-    image: str | None = None
+#: Tokens that are not separated, one of a text or all of an image; their turn; the image.
+_Unit: TypeAlias = tuple[list[int], int, str | None]
 
 
 def make_windows(
@@ -65,30 +62,32 @@ def make_windows(
     """Each session cut into windows of about equal length, at most `size` tokens. Turns are numbered over dialogues.
 
     Args:
-        image_tokens: tokens per image at most, shown before its caption if its file exists; 0: no images.
+        image_tokens: tokens per image at most, shown in place of its caption if its file exists, as in grounding; 0: no
+            images.
 
     Raises:
-        ConfigError: a window too small for an image.
+        ConfigError: a window too small for an image, or a backbone that takes none.
         ImagePathError: an image that is missing or cannot be read.
     """
     windows: list[Window] = []
     turn_number = 0
+    pictures = Pictures(backbone, image_tokens) if image_tokens else None
     for dialogue in track(dialogues, label, len(dialogues)):
         for session in dialogue.sessions:
             units: list[_Unit] = []
             for turn in session.turns:
-                for text, path in _pieces(turn, image_tokens > 0):
-                    if path is not None:
-                        block = image_block(backbone, path, image_tokens)
+                for text, path in _pieces(turn, pictures is not None):
+                    if pictures is not None and path is not None:
+                        block = pictures.block(pictures.count(path))
                         if len(block) > size:
                             raise ConfigError(f"window {size} is too small for the {len(block)} tokens of {path}")
-                        units.append(_Unit(block, turn_number, path))
-                    units += [_Unit([token], turn_number) for token in backbone.tokenize(text).ids]
+                        units.append((block, turn_number, path))
+                    units += [([token], turn_number, None) for token in backbone.tokenize(text).ids]
                 turn_number += 1
             for part in _cut(units, size):
-                ids = tuple(token for unit in part for token in unit.ids)
-                turns = tuple(unit.turn for unit in part for _ in unit.ids)
-                windows.append(Window(ids, turns, tuple(unit.image for unit in part if unit.image is not None)))
+                ids = tuple(token for own, _, _ in part for token in own)
+                turns = tuple(turn for own, turn, _ in part for _ in own)
+                windows.append(Window(ids, turns, tuple(image for *_, image in part if image is not None)))
     return windows
 
 
@@ -96,27 +95,28 @@ def _pieces(turn: Turn, images: bool) -> list[tuple[str, str | None]]:
     """The text of `prompt_lines`, cut at the images: (text, image before it)."""
     pieces: list[tuple[str, str | None]] = [(line_of(turn) + "\n", None)]
     for image in turn.images:
-        caption = f"[Image #{image.index} Caption] {one_line(image.caption)}\n" if image.caption else ""
+        text, before = pieces[-1]
+        text += f"[Image #{image.index} Caption] "
         if images and image.path is not None:
-            pieces.append((caption or "\n", image.path))
+            pieces[-1:] = [(text, before), ("\n", image.path)]
         else:
-            pieces[-1] = (pieces[-1][0] + caption, pieces[-1][1])
+            pieces[-1] = (text + (one_line(image.caption or "") or "(no caption)") + "\n", before)
     return pieces
 
 
 def _cut(units: Sequence[_Unit], size: int) -> Iterator[Sequence[_Unit]]:
     """As few parts as fit, of about equal length."""
-    total = sum(len(unit.ids) for unit in units)
+    total = sum(len(ids) for ids, *_ in units)
     if not total:
         return
     target = math.ceil(total / math.ceil(total / size))
     start = length = 0
-    for place, unit in enumerate(units):
+    for place, (ids, *_) in enumerate(units):
         # a part may end early before an image
-        if length and (length >= target or length + len(unit.ids) > size):
+        if length and (length >= target or length + len(ids) > size):
             yield units[start:place]
             start, length = place, 0
-        length += len(unit.ids)
+        length += len(ids)
     yield units[start:]
 
 
@@ -143,20 +143,13 @@ def batches(
     before, after = backbone.frame
     pad = backbone.tokenizer.pad_token_id or 0
     for group in _groups(windows, count):
-        longest = max(len(window.ids) for window in group)
-        ids = torch.full((len(group), longest + len(before) + len(after)), pad)
-        mask = torch.zeros_like(ids)
-        turns = torch.full_like(ids, -1)
-        for row, window in enumerate(group):
-            whole = [*before, *window.ids, *after]
-            ids[row, : len(whole)] = torch.tensor(whole)
-            mask[row, : len(whole)] = 1
-            turns[row, len(before) : len(before) + len(window.ids)] = torch.tensor(window.turns)
+        rows = [torch.tensor([*before, *window.ids, *after]) for window in group]
+        numbers = [torch.tensor([*[-1] * len(before), *window.turns, *[-1] * len(after)]) for window in group]
+        ids, turns = pad_sequence(rows, True, pad), pad_sequence(numbers, True, -1)
+        mask = pad_sequence(list(map(torch.ones_like, rows)), True)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if images := [path for window in group for path in window.images]:
-            inputs.update(pixel_inputs(backbone, images, image_tokens))
-            if (kinds := modality(backbone.model, ids)) is not None:
-                inputs["mm_token_type_ids"] = kinds
+            inputs |= Pictures(backbone, image_tokens).tensors(images)
         on_device = {name: value.to(backbone.device) for name, value in inputs.items()}
         if (positions := backbone.position_ids(on_device)) is not None:
             on_device["position_ids"] = positions

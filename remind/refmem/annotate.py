@@ -23,6 +23,8 @@ from sae.ranges import NonNegativeInt, Seed, check_ranges
 T = TypeVar("T")
 #: Longer side of a picture in the page, in pixels.
 PICTURE_SIZE = 480
+#: Of an item as it is.
+SHOWN = ("id", "format", "question", "evidence", "images", "fingerprint")
 
 
 @dataclass
@@ -98,17 +100,12 @@ def page_data(items: Sequence[Item], corpus: Corpus, annotator: str, seed: int =
         "letters": LETTERS,
         "items": [
             {
-                "id": item.id,
+                **{name: getattr(item, name) for name in SHOWN},
                 "dialogue": item.dialogue_id,
                 "dimension": item.dimension.replace("_", " "),
                 "hint": guide(item.dimension).demand,
-                "format": item.format,
-                "question": item.question,
-                "choices": list(item.options) or in_order(sorted({*item.candidates}), seed, annotator, item.id),
-                "evidence": list(item.evidence),
-                "images": list(item.images),
+                "choices": item.options or in_order(sorted({*item.candidates}), seed, annotator, item.id),
                 "near": windows(dialogues[item.dialogue_id], item, around),
-                "fingerprint": item.fingerprint,
             }
             for item in ordered
         ],

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
+from scipy.cluster.hierarchy import DisjointSet  # type: ignore[import-untyped]
 
 from remind.core.errors import DataError
 from remind.core.files import (
@@ -22,16 +25,17 @@ from remind.core.files import (
     write_rows,
     write_text,
 )
-from remind.core.run_folder import RunFolder
-from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.core.run_folder import RunFolder, flatten
+from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus, Image
 from remind.data.readers import mapping_files, read, write_refmem
+from remind.evaluation.tables import markdown_table
 from remind.llm.client import Chats
 from remind.llm.ledger import table
-from remind.refmem import drafts, styles
-from remind.refmem.benchmark import as_markdown, split, statistics
+from remind.refmem import items as drafts
+from remind.refmem import styles
 from remind.refmem.cluster import Cluster, clip_encoder, image_clusters, text_clusters
 from remind.refmem.config import STAGES, STAGES_OF, RefMemConfig
-from remind.refmem.items import dialogue_of, read_items, read_records, write_items
+from remind.refmem.items import Item, dialogue_of, near_pairs, read_items, read_records, write_items
 from remind.states import prompts
 
 #: The benchmark, in the folder of the last stage.
@@ -40,8 +44,7 @@ RESULT = "refmem.jsonl"
 VERSION = 3
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A finished stage: its folder, its key, and what its writer returned."""
 
     folder: Path
@@ -82,9 +85,9 @@ def build_refmem(cfg: RefMemConfig) -> Path:
     """
     cfg.check_endpoints()
     paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
-    corpus = Corpus(Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit])
+    corpus = Corpus(Corpus.merge([read(path, cfg.format, cfg.images) for path in paths], paths).dialogues[: cfg.limit])
     chats, build = Chats(cfg.llm), _reflective if cfg.style == "reflective" else _one_stage
-    source = {"files": input_hashes([*paths, *mapping_files(cfg.format)]), "limit": cfg.limit}
+    source = {"files": input_hashes([*paths, *mapping_files(cfg.format)]), "limit": cfg.limit, "images": cfg.images}
     with RunFolder(cfg.out).held():
         for stage in build(cfg, corpus, chats, source):
             if stage.folder.name == cfg.until:
@@ -130,6 +133,9 @@ def _reflective(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[st
         return {**counts, "items": len(items)}
 
     settings = {"clusters": clustered.key, "items": asdict(cfg.questions), "made_by": writer.name}
+    if cfg.questions.images == "pixels":
+        paths = [image.path for dialogue in corpus.dialogues for image in dialogue.images]
+        settings["pictures"] = [path and sha256_file(path) for path in paths]
     drafted = run_stage(out / "items", {**settings, "prompt_id": prompts.prompt_id(drafts.TEMPLATE)}, write_drafts)
     yield drafted
 
@@ -212,7 +218,7 @@ def _one_stage(cfg: RefMemConfig, corpus: Corpus, chats: Chats, source: dict[str
 def _write_refmem(corpus: Corpus, to: Path) -> None:
     """The benchmark, and its image files beside it, where its reader looks for them."""
 
-    def copied(image: Image, folder: Path) -> Image:
+    def copied(folder: Path, image: Image) -> Image:
         if image.path is None:
             return image
         copy = folder / f"{image.index}{Path(image.path).suffix.lower()}"
@@ -220,11 +226,135 @@ def _write_refmem(corpus: Corpus, to: Path) -> None:
         shutil.copyfile(image.path, copy)
         return replace(image, path=str(copy))
 
-    dialogues = []
-    for number, dialogue in enumerate(corpus.dialogues):
-        folder, made = to / "images" / str(number), []
-        for one in dialogue.sessions:
-            turns = [replace(turn, images=tuple(copied(image, folder) for image in turn.images)) for turn in one.turns]
-            made.append(replace(one, turns=tuple(turns)))
-        dialogues.append(Dialogue(dialogue.id, tuple(made)))
-    write_refmem(Corpus(tuple(dialogues), corpus.questions), to / RESULT)
+    places = ((one, to / "images" / str(number)) for number, one in enumerate(corpus.dialogues))
+    dialogues = tuple(one.illustrated(partial(copied, folder)) for one, folder in places)
+    write_refmem(Corpus(dialogues, corpus.questions), to / RESULT)
+
+
+# the benchmark: train and test 2:8 by evidence cluster, and its counts as in Table 2 of the paper
+
+
+def units(items: Sequence[Item], corpus: Corpus, near_duplicate: float) -> list[list[int]]:
+    """Indices of the items that must stay together, so that no cluster and no piece of evidence is in both splits.
+
+    They share a cluster, an evidence turn or an image, or are near-duplicates.
+    """
+    dialogues = corpus.dialogues
+    turn_of = {(one.id, image.index): turn.id for one in dialogues for turn in one.turns for image in turn.images}
+    together = DisjointSet(range(len(items)))
+    first: dict[tuple[str, ...], int] = {}
+    for number, item in enumerate(items):
+        turns = {*item.evidence, *(turn_of[item.dialogue_id, index] for index in item.images)}
+        for key in (("cluster", item.cluster_id), *((item.dialogue_id, turn) for turn in turns)):
+            together.merge(number, first.setdefault(key, number))
+    for i, j in near_pairs(items, near_duplicate):
+        together.merge(i, j)
+    return [sorted(group) for group in together.subsets()]
+
+
+def split(items: Sequence[Item], corpus: Corpus, train: float, seed: int, near_duplicate: float) -> dict[str, str]:
+    """Item id to "train" or "test".
+
+    Units are dealt in an order of their ids and the seed; one goes to train while that brings its share closer to
+    `train`. With two units or more, and 0 < `train` < 1, each split gets at least one.
+    """
+    dealt = sorted(
+        units(items, corpus, near_duplicate),
+        key=lambda unit: sha256(f"{seed}:{min(items[number].id for number in unit)}".encode()).hexdigest(),
+    )
+    target, taken = train * len(items), 0
+    chosen: set[int] = set()
+    for place, unit in enumerate(dealt):
+        if abs(taken + len(unit) - target) < abs(taken - target) and (train == 1 or len(chosen) < len(dealt) - 1):
+            chosen.add(place)
+            taken += len(unit)
+    if not chosen and 0 < train < 1 and len(dealt) > 1:
+        chosen = {min(range(len(dealt)), key=lambda place: (len(dealt[place]), place))}
+    return {
+        items[number].id: "train" if place in chosen else "test" for place, unit in enumerate(dealt) for number in unit
+    }
+
+
+def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
+    """Counts over dialogues and questions. Words are what white space separates; captions are not counted.
+
+    Answer cardinality: answers per question, correct options or acceptable phrases. Anchors: evidence turns and images
+    per question.
+    """
+    dialogues, questions = corpus.dialogues, corpus.questions
+    words = [len(turn.text.split()) for dialogue in dialogues for turn in dialogue.turns]
+    sizes = {
+        "sessions": [len(one.sessions) for one in dialogues],
+        "turns": [len(one.turns) for one in dialogues],
+        "images": [len(one.images) for one in dialogues],
+        "words": [sum(len(turn.text.split()) for turn in one.turns) for one in dialogues],
+    }
+    by_format = {name: [q for q in questions if q.format == name] for name in FORMATS}
+    letters = Counter(answer for q in by_format["single"] for answer in q.answers)
+    return {
+        "conversations": {
+            "contexts": len(dialogues),
+            "segments": segments,
+            **{name: sum(counts) for name, counts in sizes.items()},
+            **{f"{name}_per_context": _mean(counts) for name, counts in sizes.items()},
+            "turns_per_session": _mean([len(session.turns) for one in dialogues for session in one.sessions]),
+            "words_per_turn": _mean(words),
+        },
+        "questions": {
+            "total": len(questions),
+            "by_format": {name: len(own) for name, own in by_format.items()},
+            "by_dimension": {name: sum(q.dimension == name for q in questions) for name in DIMENSIONS},
+            "by_split": dict(sorted(Counter(q.split or "none" for q in questions).items())),
+            "by_dimension_and_format": {
+                name: dict(Counter(q.format for q in questions if q.dimension == name)) for name in DIMENSIONS
+            },
+            "options_per_item": _mean([len(q.options) for q in questions if q.format != "direct"]),
+            "answer_cardinality": _mean([len(q.answers) for q in questions]),
+            "answer_cardinality_by_format": {
+                name: _mean([len(q.answers) for q in own]) for name, own in by_format.items()
+            },
+            "anchors_per_item": _mean([len(q.evidence) + len(q.images) for q in questions]),
+            "letters_of_single": dict(sorted(letters.items())),
+        },
+    }
+
+
+def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
+    """The statistics as a page.
+
+    Args:
+        filters: counts of the filter stage, if there was one.
+    """
+    questions = dict(counts["questions"])
+    cells, total = questions.pop("by_dimension_and_format"), questions["total"]
+    rows = [
+        (_title(name), _number(number) + (f" ({100 * number / total:.1f}%)" if total and name[:3] == "by_" else ""))
+        for name, number in flatten(questions).items()
+    ]
+    dimensions = [[_title(name), *(_number(own.get(kind, 0)) for kind in FORMATS)] for name, own in cells.items()]
+    parts = [
+        "# Benchmark statistics\n",
+        markdown_table(
+            ["Conversations", ""], [(_title(key), _number(n)) for key, n in counts["conversations"].items()]
+        ),
+        markdown_table(["Questions", ""], rows),
+        markdown_table(["Dimension", *FORMATS], dimensions),
+    ]
+    if filters is not None:
+        removed = ((f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items())
+        steps = [("written", _number(filters["in"])), *removed, ("kept", _number(filters["kept"]))]
+        parts.append(markdown_table(["Filter", "Items"], steps))
+    return "\n".join(parts)
+
+
+def _mean(values: Sequence[int]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0
+
+
+def _title(name: str) -> str:
+    text = name.replace("_", " ").replace(".", " ")
+    return text[:1].upper() + text[1:]
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
-from remind.core.settings import Checked
 from remind.data.dialogue import FORMATS, Format
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import Stage
@@ -26,7 +25,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 @dataclass
-class ClusterConfig(Checked):
+class ClusterConfig:
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: Annotated[float, Range(gt=0, le=2)] = 0.55
@@ -43,13 +42,16 @@ class ClusterConfig(Checked):
 
 
 @dataclass
-class ItemsConfig(Checked):
+class ItemsConfig:
     """Questions of a cluster."""
 
     per_cluster: PositiveInt = 2
     """Items of each dimension and format per cluster, at most."""
     formats: list[Format] = field(default_factory=lambda: list(FORMATS))
     """Formats to ask for: single, multi, direct."""
+    images: Literal["captions", "pixels"] = "captions"
+    """How the chat model is shown the images of a cluster: by their captions, or also as pixels where their files are
+    known, which takes a model that sees images."""
     max_turns: PositiveInt = 60
     """Turns of a cluster that the chat model is shown at most, spread over it evenly."""
     seed: Seed = 0
@@ -57,7 +59,7 @@ class ItemsConfig(Checked):
 
 
 @dataclass
-class P13nConfig(Checked):
+class P13nConfig:
     """Questions that are answered better by who knows the person (style p13n)."""
 
     groups: PositiveInt = 20
@@ -68,7 +70,7 @@ class P13nConfig(Checked):
 
 
 @dataclass
-class SessionConfig(Checked):
+class SessionConfig:
     """Questions on each session (style session)."""
 
     count: PositiveInt = 5
@@ -78,7 +80,7 @@ class SessionConfig(Checked):
 
 
 @dataclass
-class FilterConfig(Checked):
+class FilterConfig:
     """What is removed before annotation."""
 
     near_duplicate: PositiveShare = 0.85
@@ -105,6 +107,8 @@ class RefMemConfig:
     """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
+    images: str | None = None
+    """Folder with the files of images that the input names by URL alone, as LoCoMo and DialogCC do (docs/data.md)."""
     limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     style: Literal["reflective", "p13n", "session"] = "reflective"

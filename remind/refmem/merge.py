@@ -397,9 +397,6 @@ def report(result: Mapping[str, Any]) -> str:
     """The result as Markdown: counts, κ by dimension and format, removal rates, undecided items."""
     figures, removed = result["agreement"], result["removal"]
 
-    def cell(text: str) -> str:
-        return " ".join(text.split()).replace("|", "\\|")
-
     def kappa(figure: Mapping[str, Any]) -> str:
         return "–" if figure["kappa"] is None else f"{figure['kappa']:.3f}"
 
@@ -414,13 +411,11 @@ def report(result: Mapping[str, Any]) -> str:
         "",
         f"{result['items']} items: {result['kept']} kept, {result['removed']} removed, {result['open']} undecided. "
         f"Annotators differ on, or leave undecided, {result['conflicts']}; {result['resolved']} of them resolved.",
-        f"Rows: {', '.join(f'{cell(name)} {count}' for name, count in result['rows'].items())}.",
+        f"Rows: {', '.join(f'{named(name)} {count}' for name, count in result['rows'].items())}.",
         "",
         "## Fleiss' κ before discussion",
         "",
-        "Over items that every annotator answered. Single choice: one subject an item, options as categories. "
-        "Multi and direct: each option or candidate a subject, yes or no. The column over all formats takes every "
-        "option of every item as yes or no.",
+        "Over items that every annotator answered; subjects and categories are those of docs/refmem.md.",
         "",
         markdown_table(["dimension", "all", "items", *FORMATS], kappas),
         f"κ of the flag to remove: {kappa(figures['remove'])} over {figures['remove']['items']} items. "
@@ -432,7 +427,4 @@ def report(result: Mapping[str, Any]) -> str:
         if row["items"]
     ]
     lines += ["", "## Removed", "", markdown_table(["", "items", "removed", "share"], rows)]
-    if result["undecided"]:
-        lines += ["## Undecided", "", f"Not in {FINAL}; votes in {CONFLICTS}.", ""]
-        lines += [f"- {cell(name)}: {', '.join(parts)}" for name, parts in result["undecided"].items()]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from remind.core.errors import shown as quoted
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
@@ -36,7 +38,7 @@ from remind.memory.readers import ChatReader
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
-from remind.refmem.drafts import MAX_TOKENS, Counted, ask_twice, blind_request, entries
+from remind.refmem.items import MAX_TOKENS, ask_twice, blind_request, counted, entries
 from remind.states.pyramid import one_line, turn_text
 from remind.text.words import fillers, stems
 
@@ -177,9 +179,8 @@ def personal_questions(
 
 
 def _request(step: str, sample: str, material: str, most: int) -> Request:
-    code = code_for([material])
-    shown = {"step": step, "most": most, "code": code, "material": fenced("material", material, code)}
-    return from_template("questions", TEMPLATES["p13n"], sample, SCHEMAS[step], MAX_TOKENS, **shown)
+    data = {"material": material}
+    return from_template("questions", TEMPLATES["p13n"], sample, SCHEMAS[step], MAX_TOKENS, data, step=step, most=most)
 
 
 def text_of(name: str, value: str) -> str:
@@ -235,19 +236,26 @@ class Seen:
     lost: tuple[str, ...]
 
 
-def remembered(dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder) -> Iterator[Seen]:
-    """Every session with what MemBuilder, played by the expert, remembers before it, and would show to a role."""
+def walked(dialogue: Dialogue, expert: Any, encoder: SentenceEncoder) -> Iterator[tuple[Any, Session, list[Tensor]]]:
+    """MemBuilder's bank before each session, with the session and the vectors of its turns; the expert plays all roles.
+    Whoever does not take the session in has it taken in on going on."""
     services = Services(encoder, lambda system, dialogue, stage: expert)
     with (
         TemporaryDirectory() as folder,
         MemBuilderSystem().open(Path(folder) / "bank", dialogue.id, services) as bank,
     ):
         for session in (one for one in dialogue.sessions if one.turns):
-            near = list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
-            numbers = [*bank.store.numbers("core"), *bank.nearest(near, bank.system.shown, *ROLES[1:])]
-            entries = tuple(bank.entries(numbers))
+            yield bank, session, list(encoder.encode_apart([turn_text(turn) for turn in session.turns]))
             bank.ingest(session)
-            yield Seen(dialogue, session, entries, tuple(bank.lost))
+
+
+def remembered(dialogue: Dialogue, expert: ChatModel, encoder: SentenceEncoder) -> Iterator[Seen]:
+    """Every session with what the expert remembers before it, and would show to a role."""
+    for bank, session, near in walked(dialogue, expert, encoder):
+        numbers = [*bank.store.numbers("core"), *bank.nearest(near, bank.system.shown, *ROLES[1:])]
+        entries = tuple(bank.entries(numbers))
+        bank.ingest(session)
+        yield Seen(dialogue, session, entries, tuple(bank.lost))
 
 
 def session_questions(
@@ -265,8 +273,8 @@ def session_questions(
     expert, writer, answerer, judge = (model for model in models.values() if model is not None)
     sessions = sum(bool(session.turns) for one in dialogues for session in one.sessions)
     with ProgressBar("memory", len(ROLES) * sessions) as bar:
-        counted = Counted(expert, lambda: bar.n < bar.total and bar.step())
-        seen = [one for dialogue in dialogues for one in remembered(dialogue, counted, encoder)]
+        told = counted(expert, lambda: bar.n < bar.total and bar.step())
+        seen = [one for dialogue in dialogues for one in remembered(dialogue, told, encoder)]
     requests = {n: _session_request(one, config.count) for n, one in enumerate(seen)}
     want = dict.fromkeys(requests, config.count)
     kept: dict[tuple[int, str], Question] = {}
@@ -308,17 +316,12 @@ def types(count: int) -> dict[str, int]:
 
 
 def _session_request(seen: Seen, count: int) -> Request:
-    time = one_line(seen.session.time or "unknown")
-    session = numbered(turn_text(turn) for turn in seen.session.turns)
-    entries = numbered(one.text for one in seen.entries)
-    code = code_for([time, session, entries])
-    shown = {name: fenced(name, text, code) for name, text in (("time", time), ("session", session))}
-    shown["entries"] = fenced("entries", entries, code) if entries else "The memory has no entries yet."
-    shown["types"] = ", ".join(f"{number} {name}" for name, number in types(count).items())
-    sample = f"{seen.dialogue.id} {seen.session.id}"
-    return from_template(
-        "questions", TEMPLATES["session"], sample, SESSION_SCHEMA, MAX_TOKENS, count=count, code=code, **shown
-    )
+    data = {"time": one_line(seen.session.time or "unknown")}
+    data["session"] = numbered(turn_text(turn) for turn in seen.session.turns)
+    data["entries"] = numbered(one.text for one in seen.entries)
+    ask = ", ".join(f"{number} {name}" for name, number in types(count).items())
+    about = "questions", TEMPLATES["session"], f"{seen.dialogue.id} {seen.session.id}"
+    return from_template(*about, SESSION_SCHEMA, MAX_TOKENS, data, count=count, types=ask)
 
 
 def _again(request: Request, text: str, reasons: Sequence[str]) -> Request:
@@ -354,9 +357,9 @@ def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: 
         contexts.append([Memory(name, text, "shown", (), time, 0.0, 0) for name, text, time in made])
     queries = [Query.of(one) for _, one in drafts]
     with ProgressBar("answers", 2 * len(drafts)) as bar:
-        counted = Counted(answerer, bar.step)
-        informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: counted)
-        guesses = counted.complete([blind_request(one) for _, one in drafts])
+        told = counted(answerer, bar.step)
+        informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: told)
+        guesses = told.complete([blind_request(one) for _, one in drafts])
     blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else "" for one in guesses]
     said = [text for both in zip((one.text for one in informed), blind, strict=True) for text in both]
     twice = [one for _, one in drafts for _ in range(2)]

@@ -10,15 +10,13 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from remind.core.errors import DataError, FormatError, brief, shown
 from remind.core.files import atomic_path, read_json, sha256_file, sha256_json, write_json, write_text
@@ -27,48 +25,16 @@ from remind.data.split import check_overlap
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord, record_of_row, row_of
 
+if TYPE_CHECKING:
+    # imported where it is needed: it brings pandas, a second that `remind answer` can do without
+    from datasets import Dataset, DatasetDict, Features
+
 #: Of the columns and the manifest; another one is refused.
 FORMAT_VERSION = 4
 MANIFEST, CARD = "manifest.json", "README.md"
 #: A states folder, or its dataset, filtered and mapped as one likes.
-States: TypeAlias = str | Path | DatasetDict | Dataset
+States: TypeAlias = "str | Path | DatasetDict | Dataset"
 
-_SPAN = List(Value("int32"))
-_TURN = {
-    "turn_id": Value("string"),
-    "start": Value("int32"),
-    "end": Value("int32"),
-    "speaker": _SPAN,
-    "text": _SPAN,
-    "captions": List(_SPAN),
-}
-_LEVEL = {
-    "text": Value("large_string"),
-    "dialogue": _SPAN,
-    "turns": List(_TURN),
-    "reasoning": List(_SPAN),
-    "anchors": List(_SPAN),
-    "markers": List(_SPAN),
-}
-#: Columns of a states dataset; of the levels those that were built. Images are paths as text.
-FEATURES = Features(
-    {
-        **{name: Value("string") for name in ("question_id", "dialogue_id", "split", "format")},
-        "question": Value("large_string"),
-        **{name: List(Value("large_string")) for name in ("options", "answers")},
-        **{name: Value("string") for name in ("dimension", "category")},
-        "visual": Value("bool"),
-        "evidence": List(Value("string")),
-        "evidence_lines": List(Value("large_string")),
-        "evidence_found": List(Value("string")),
-        **{name: List(Value("int32")) for name in ("images", "images_found")},
-        "target": Value("large_string"),
-        **dict.fromkeys(LEVELS, _LEVEL),
-        "salience": List(Value("float32")),
-        "pictures": List({"turn_id": Value("string"), "place": Value("int32"), "path": Value("string")}),
-        "kind": Value("string"),
-    }
-)
 _CARD = """---
 configs:
 - config_name: default
@@ -83,6 +49,44 @@ of every turn; `target` is the answer to be learned. `{manifest}` says what they
 _log = logging.getLogger(__name__)
 
 
+@cache
+def features() -> Features:
+    """Columns of a states dataset; of the levels those that were built. Images are paths as text."""
+    from datasets import Features, List, Value
+
+    span = List(Value("int32"))
+    turn = {
+        "turn_id": Value("string"),
+        **dict.fromkeys(("start", "end"), Value("int32")),
+        **dict.fromkeys(("speaker", "text"), span),
+        "captions": List(span),
+    }
+    level = {
+        "text": Value("large_string"),
+        "dialogue": span,
+        "turns": List(turn),
+        **dict.fromkeys(("reasoning", "anchors", "markers"), List(span)),
+    }
+    return Features(
+        {
+            **{name: Value("string") for name in ("question_id", "dialogue_id", "split", "format")},
+            "question": Value("large_string"),
+            **{name: List(Value("large_string")) for name in ("options", "answers")},
+            **{name: Value("string") for name in ("dimension", "category")},
+            "visual": Value("bool"),
+            "evidence": List(Value("string")),
+            "evidence_lines": List(Value("large_string")),
+            "evidence_found": List(Value("string")),
+            **{name: List(Value("int32")) for name in ("images", "images_found")},
+            "target": Value("large_string"),
+            **dict.fromkeys(LEVELS, level),
+            "salience": List(Value("float32")),
+            "pictures": List({"turn_id": Value("string"), "place": Value("int32"), "path": Value("string")}),
+            "kind": Value("string"),
+        }
+    )
+
+
 def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
     """Write a dialogue's states, a Parquet file for each split; returns the names of the files."""
     names = []
@@ -92,10 +96,10 @@ def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
     for split in SPLITS:
         rows = [row_of(record) for record in records if record.split == split]
         if rows:
-            features = Features({name: kind for name, kind in FEATURES.items() if name in rows[0]})
+            schema = type(features())({name: kind for name, kind in features().items() if name in rows[0]}).arrow_schema
             names.append(f"{split}-{stem}.parquet")
             with atomic_path(Path(folder) / names[-1]) as path:
-                pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
+                pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
     return names
 
 
@@ -147,6 +151,10 @@ def load_states(folder: str | Path) -> DatasetDict:
     Raises:
         DataError, FormatError: as `read_manifest`, or files that cannot be read.
     """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
     read_manifest(folder)
     silent = are_progress_bars_disabled()
     disable_progress_bars()
@@ -195,8 +203,8 @@ def _rows(states: States, split: str | None = None, columns: list[str] | None = 
 
     Those of a folder are read from its files: `datasets` would first copy all of them to its cache.
     """
-    if isinstance(states, Dataset | DatasetDict):
-        named = {split: states} if isinstance(states, Dataset) else states
+    if not isinstance(states, str | Path):
+        named = states if isinstance(states, Mapping) else {split: states}
         for name, part in named.items():
             if split in (None, name):
                 yield from part if columns is None else part.select_columns(columns)
@@ -225,8 +233,7 @@ def check_split(states: States) -> Counter[str]:
     """
     folder = _folder(states)
     settings = {} if folder is None else read_manifest(folder).get("config", {}).get("split", {})
-    columns = ["question_id", "dialogue_id", "split", "evidence", "images"]
-    rows = list(_rows(states, columns=columns))
+    rows = list(_rows(states, columns=["question_id", "dialogue_id", "split", "evidence", "images"]))
     gold = ((r["question_id"], r["dialogue_id"], r["split"], (*r["evidence"], *r["images"])) for r in rows)
     if overlap := check_overlap(gold, lambda _: folder, settings.get("overlap") == "report"):
         _log.warning("%s: %s", folder, overlap)

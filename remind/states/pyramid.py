@@ -289,9 +289,12 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
 def frame(question: Question, abstention: bool) -> tuple[str, str]:
     """The start of every state (how to answer, head of the dialogue) and its end (the question with its options)."""
     told = NO_INFORMATION if abstention else ""
-    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=told)
+    letters = LETTERS[: len(question.options)]
+    rules = prompts.render(
+        "answer", format=question.format, visual=question.visual, letters=letters, no_information=told
+    )
     when = [f"Asked on: {one_line(question.time)}"] if question.time else []
-    options = [f"{letter}. {one_line(one)}" for letter, one in zip(LETTERS, question.options, strict=False)]
+    options = [f"{letter}. {one_line(one)}" for letter, one in zip(letters, question.options, strict=False)]
     lines = [*when, f"Question: {one_line(question.text)}", *(["Options:", *options] if options else [])]
     return f"{rules.strip()}\n\nConversation\n", "\n" + "".join(f"{line}\n" for line in lines)
 

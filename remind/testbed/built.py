@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 Marks = Literal["built", "random", "none", "untrained", "gold"]
 
 
-def _perception() -> PerceptionConfig:
-    return PerceptionConfig(retrieve=RetrieveConfig(method="hybrid"))
-
-
 def _grounding() -> GroundingConfig:
     """Fused salience, with weights fitted to ten training dialogues of another seed; a budget as narrow as x0 is short.
 
@@ -53,7 +49,9 @@ class BuiltConfig:
     """Training of the SAEs."""
     talk: PositiveInt = 12
     """Dialogues that they are trained on, of a world without the rule."""
-    perception: PerceptionConfig = field(default_factory=_perception)
+    perception: PerceptionConfig = field(
+        default_factory=lambda: PerceptionConfig(retrieve=RetrieveConfig(method="hybrid"))
+    )
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=_grounding)
     """Guidance, resonance, selection (Section 4.3)."""
@@ -62,7 +60,6 @@ class BuiltConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        self.layers = tuple(self.layers)
 
 
 def train_saes(cfg: BuiltConfig, model: str, out: Path, trained: bool = True) -> Path:
@@ -148,14 +145,10 @@ def marked(records: Sequence[StateRecord], world: World, marks: Marks, reader: R
         state = attentional_of(record, dialogues[record.dialogue_id], question)
         ids = [turn.id for turn in state.factual.turns]
         chosen = {ids[index] for start, end in state.blocks for index in range(start, end + 1)}
-        if marks == "random":
-            chosen = set(random.Random(f"remind-random-marks:{question.id}").sample(ids, len(chosen)))
-        elif marks == "gold":
-            chosen = set(ids) & set(question.evidence)
-        elif marks == "none":
-            chosen = set()
-        if marks in ("random", "gold", "none"):
-            state = AttentionalState(state.factual, mark_blocks(state.factual, chosen))
+        drawn = random.Random(f"remind-random-marks:{question.id}").sample(ids, len(chosen))
+        other: dict[Marks, set[str]] = {"random": set(drawn), "gold": set(ids) & set(question.evidence), "none": set()}
+        if marks in other:
+            state = AttentionalState(state.factual, mark_blocks(state.factual, other[marks]))
         states.append(state)
     llm = ChatLLM({"summary": Reader(reader)})
     return [

@@ -1,16 +1,19 @@
-"""From a world to its states: retrieval, markers and summaries made from the known answers, errors included."""
+"""From a world to its states: retrieval, markers and summaries made from the known answers, errors included; labels of
+its training questions; and a world on disk.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import atomic_folder
+from remind.core.files import atomic_folder, write_rows
 from remind.data.dialogue import Dialogue, Question
+from remind.data.readers.refmem import write_refmem
 from remind.states.pyramid import (
     AttentionalState,
     FactualState,
@@ -20,12 +23,12 @@ from remind.states.pyramid import (
     Strategy,
     render_answer,
 )
-from remind.states.records import StateRecord
-from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.lexicon import fill, lexicon
-from remind.testbed.world import Trait, World, WorldQuestion
+from remind.states.records import StateRecord, record_of
+from remind.testbed.world import Trait, World, WorldConfig, WorldQuestion, fill, lexicon, make_world, statements
 from remind.text.words import guide
-from sae.ranges import NonNegativeInt, Share, check_ranges
+from sae.ranges import NonNegativeInt, Seed, Share, check_ranges
+
+WORLD, TRUTH, STATES = "world.jsonl", "truth.jsonl", "states"
 
 
 @dataclass
@@ -42,9 +45,6 @@ class LadderConfig:
     """Share of the summaries that name another value than the true one; train, dev and test alike."""
     seed: NonNegativeInt = 0
     """Of decoys, markers and summaries; they differ from question to question, not from one build to the next."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 def make_state(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig) -> ReflectiveState:
@@ -77,8 +77,6 @@ def target(question: Question) -> str | None:
 
 def to_record(state: ReflectiveState) -> StateRecord:
     """The record of a state, with the target of this world."""
-    from remind.states.records import record_of
-
     question = state.attentional.factual.question
     return replace(record_of(state, str(question.split)), target=target(question))
 
@@ -142,3 +140,131 @@ def summary(trait: Trait, rng: random.Random, wrong: bool = False) -> str:
     value = rng.choice([value for value in words["values"] if value != trait.value]) if wrong else trait.value
     text = rng.choice(words["gist"])
     return fill(text, S=trait.speaker, topic=trait.topic or "", gist=rng.choice(words["values"][value]["gist"]))
+
+
+# labels
+
+
+@dataclass
+class LabelConfig:
+    """Labels of the training questions. Choices are nested: fewer labels are some of more, less noise some of more."""
+
+    noise: Share = 0.0
+    """Share of the labelled training questions whose label is that of another value."""
+    labelled: NonNegativeInt | None = None
+    """Training questions that keep their label; None: all."""
+    pool: bool = True
+    """Keep the training questions without a label, for `data.unlabelled`; otherwise they are left out."""
+    paraphrased: bool = False
+    """Training labels of direct questions in other acceptable words than the first ones."""
+    seed: Seed = 0
+    """Which questions lose their label or get a wrong one."""
+
+
+def with_labels(questions: Sequence[WorldQuestion], config: LabelConfig) -> list[WorldQuestion]:
+    """The questions in order, those of split train with the labels of `config`; without a pool some are missing."""
+    train = [item.question.id for item in questions if item.question.split == "train"]
+    order = random.Random(f"remind-scarce:{config.seed}").sample(train, len(train))
+    labelled = set(order[: config.labelled])
+    result = []
+    for item in questions:
+        if item.question.split != "train":
+            result.append(item)
+        elif item.question.id in labelled:
+            result.append(replace(item, question=_labelled(item, config)))
+        elif config.pool:
+            result.append(replace(item, question=replace(item.question, answers=())))
+    return result
+
+
+def _labelled(item: WorldQuestion, config: LabelConfig) -> Question:
+    question = item.question
+    rng = random.Random(f"remind-noise:{config.seed}:{question.id}")
+    if rng.random() < config.noise:
+        return replace(question, answers=wrong_answers(question, item.trait, rng))
+    if config.paraphrased and question.format == "direct":
+        first = rng.choice(question.answers[1:])
+        return replace(question, answers=(first, *(form for form in question.answers if form != first)))
+    return question
+
+
+def wrong_answers(question: Question, trait: Trait, rng: random.Random) -> tuple[str, ...]:
+    """The answer that follows from another value of the trait, where that is another answer than the right one."""
+    values = lexicon()["dimensions"][trait.dimension]["values"]
+    others = [value for value in values if value != trait.value]
+    if question.format == "direct":
+        return tuple(values[rng.choice(others)]["label"])
+    if question.format == "single":
+        return (rng.choice([letter for letter in "ABCD"[: len(question.options)] if letter not in question.answers]),)
+    fits = statements(trait.dimension)
+    answers = {
+        tuple(letter for letter, text in zip("ABCD", question.options, strict=True) if other in fits[text])
+        for other in others
+    }
+    # a value that fits none of the options gives no label
+    return rng.choice(sorted(answer for answer in answers if answer and answer != question.answers))
+
+
+# a world on disk
+
+
+@dataclass
+class MakeWorldConfig:
+    """Write a synthetic world with known answers, and how much its states and its training labels get wrong."""
+
+    out: str
+    """Folder for world.jsonl, truth.jsonl and states. Must not exist unless overwrite is set."""
+    world: WorldConfig = field(default_factory=WorldConfig)
+    """The dialogues and their questions. world.jsonl and truth.jsonl depend on nothing else."""
+    ladder: LadderConfig = field(default_factory=LadderConfig)
+    """What x0, x1 and x2 show."""
+    labels: LabelConfig = field(default_factory=LabelConfig)
+    """Labels of the training questions in the states; world.jsonl keeps the right ones."""
+    overwrite: bool = False
+    """Replace out where it is a world made earlier."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+def write_world(cfg: MakeWorldConfig) -> World:
+    """Make a world and write it: RefMem-Bench JSONL, the truth per question, and a states folder. Whole or not at all.
+
+    Raises:
+        ConfigError: `out` exists and overwrite is off, or holds something else than a world.
+    """
+    out = Path(cfg.out)
+    if out.exists() and not cfg.overwrite:
+        raise ConfigError(f"{out} exists; choose another out or set overwrite")
+    if out.exists() and not (out / TRUTH).is_file():
+        raise ConfigError(f"{out} is not a world made earlier (it has no {TRUTH}); choose another out")
+    world = make_world(cfg.world)
+    with atomic_folder(out) as folder:
+        write_refmem(world.corpus, folder / WORLD)
+        write_rows(folder / TRUTH, truths(world))
+        write_states(world, folder / STATES, cfg.ladder, cfg.labels)
+    print(f"{len(world.dialogues)} dialogues with {len(world.questions)} questions, and their states: {out}")
+    return world
+
+
+def truths(world: World) -> Iterator[dict[str, Any]]:
+    """The trait behind each question, in order: speaker, dimension, topic (or None), value, and turn ids.
+
+    `evidence` and `contrary` are the turns of all remarks that belong to the question, in time order.
+    """
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    for item in world.questions:
+        question, trait = item.question, item.trait
+        remarks = zip(item.remarks, item.is_evidence, strict=True)
+        contrary = [turn for turns, is_evidence in remarks if not is_evidence for turn in turns]
+        yield {
+            "question": question.id,
+            "dialogue": question.dialogue_id,
+            "split": question.split,
+            "speaker": trait.speaker,
+            "dimension": trait.dimension,
+            "topic": trait.topic,
+            "value": trait.value,
+            "evidence": list(question.evidence),
+            "contrary": sorted(contrary, key=dialogues[question.dialogue_id].positions.__getitem__),
+        }

@@ -7,13 +7,14 @@ of a judge. The reader is a fool in one way: it takes jokes at their word, so th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from random import Random
+from typing import NamedTuple
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.operations import Entry, State
+from remind.memory.operations import State
 
 USER = "User"
 NAMES = ("Ana", "Ben", "Caro", "Dev", "Eli", "Fay", "Gus", "Hana", "Ivo", "Jun", "Kim", "Leo")
@@ -168,13 +169,9 @@ class Knowledge:
 
     def questions(self) -> Iterator[Ask]:
         """All that can be asked and has an answer."""
-        forms: list[tuple[Mapping[str, object], tuple[str, ...]]] = [
-            (self.attributes, FORMS[:2]),
-            (self.events, FORMS[2:5]),
-            (self.routines, FORMS[5:]),
-        ]
-        for told, names in forms:
-            for key in told:
+        told = ([*self.attributes], FORMS[:2]), ([*self.events], FORMS[2:5]), ([*self.routines], FORMS[5:])
+        for keys, names in told:
+            for key in keys:
                 asks = (Ask(form, key, self.answer(form, key)) for form in names)
                 yield from (ask for ask in asks if ask.answer != UNKNOWN)
 
@@ -258,8 +255,7 @@ def _chatter(random: Random, names: Sequence[str]) -> Said:
 # the reader
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """An answer from a memory, and the stores of the entries that were retrieved for it."""
 
     answer: str
@@ -271,21 +267,24 @@ def read(state: State, asks: Iterable[Ask]) -> list[Reading]:
 
     At most `TOP` entries and `CONTEXT_WORDS` words are given, `ENTRY_WORDS` of each entry.
     """
-    block = core_lines(state)
+    block, size = list[str](), 0
+    # of the core block the newest lines that fit
+    for line in reversed(state.block.text.split("\n") if state.block else []):
+        if (size := size + len(line)) > CORE_CHARACTERS:
+            break
+        block.insert(0, line)
     newest = sorted(state.current("episodic", "semantic", "procedural"), key=lambda one: one.time or "", reverse=True)
-    words = [(one, one.text.split()[:ENTRY_WORDS]) for one in newest]
-    return [_reading(block, words, ask) for ask in asks]
-
-
-def _reading(block: Sequence[str], words: Sequence[tuple[Entry, list[str]]], ask: Ask) -> Reading:
-    found: list[tuple[Entry, str]] = []
-    room = CONTEXT_WORDS
-    for entry, text in words:
-        if ask.key in text and len(found) < TOP and len(text) <= room:
-            found.append((entry, " ".join(text)))
-            room -= len(text)
-    known = learnt([*block, *(line for _, text in reversed(found) for line in text.split(" | "))])
-    return Reading(known.answer(ask.form, ask.key), tuple(entry.store for entry, _ in found))
+    words = [(one.store, one.text.split()[:ENTRY_WORDS]) for one in newest]
+    readings = []
+    for ask in asks:
+        found, room = list[tuple[str, str]](), CONTEXT_WORDS
+        for store, text in words:
+            if ask.key in text and len(found) < TOP and len(text) <= room:
+                found.append((store, " ".join(text)))
+                room -= len(text)
+        known = learnt([*block, *(line for _, text in reversed(found) for line in text.split(" | "))])
+        readings.append(Reading(known.answer(ask.form, ask.key), tuple(store for store, _ in found)))
+    return readings
 
 
 def learnt(lines: Iterable[str]) -> Knowledge:
@@ -295,16 +294,6 @@ def learnt(lines: Iterable[str]) -> Knowledge:
         if match := _DATED.fullmatch(line):
             known.learn(date.fromisoformat(match[1]), match[2])
     return known
-
-
-def core_lines(state: State) -> list[str]:
-    """Lines of the core block that are read: the newest that fit."""
-    lines: list[str] = []
-    for line in reversed(state.block.text.split("\n") if state.block else []):
-        if sum(map(len, lines)) + len(line) > CORE_CHARACTERS:
-            break
-        lines.insert(0, line)
-    return lines
 
 
 # the expert

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remind.data.dialogue import Corpus, Dialogue, Image, Turn
+from remind.data.dialogue import Corpus, Image
 from remind.data.readers import write_refmem
 
 if TYPE_CHECKING:
@@ -44,22 +44,14 @@ def illustrate(corpus: Corpus, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    dialogues = tuple(_with_pictures(dialogue, folder / "images") for dialogue in corpus.dialogues)
-    path = folder / "dialogues.jsonl"
-    write_refmem(replace(corpus, dialogues=dialogues), path)
-    return path
 
-
-def _with_pictures(dialogue: Dialogue, folder: Path) -> Dialogue:
     def drawn(image: Image) -> Image:
         caption = image.caption or ""
-        path = folder / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
+        path = folder / "images" / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
         if not path.exists():
             draw(caption).save(path)
         return replace(image, path=str(path))
 
-    def illustrated(turn: Turn) -> Turn:
-        return replace(turn, images=tuple(map(drawn, turn.images)))
-
-    sessions = (replace(session, turns=tuple(map(illustrated, session.turns))) for session in dialogue.sessions)
-    return replace(dialogue, sessions=tuple(sessions))
+    path = folder / "dialogues.jsonl"
+    write_refmem(replace(corpus, dialogues=tuple(one.illustrated(drawn) for one in corpus.dialogues)), path)
+    return path

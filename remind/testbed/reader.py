@@ -12,22 +12,19 @@ import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from remind.core.errors import ConfigError
-from remind.llm.bodies import completion, error
-from remind.llm.request import ChatModel, Reply, Request
+from remind.llm.request import ChatModel, Reply, Request, completion
 from remind.llm.structured import read_value
-from remind.testbed.lexicon import fill, lexicon, statements
+from remind.testbed.world import BOUNDARY, fill, lexicon, statements
 from remind.text.words import guide
-from sae.ranges import Seed, Share, check_ranges
+from sae.ranges import Seed, Share
 
-BOUNDARY = "implicit_boundary_modeling"
 TEMPORAL = "temporal_dynamics"
 _FENCED = re.compile(r"^<<<(\w+) (\w+)\n(.*?)\n\1 \2>>>$", re.MULTILINE | re.DOTALL)
 
@@ -43,12 +40,8 @@ class ReaderConfig:
     seed: Seed = 0
     """Which ones; the same request always gets the same reply."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
-
-@dataclass(frozen=True)
-class Remark:
+class Remark(NamedTuple):
     """Something the speaker in question said or showed that speaks for a value.
 
     Attributes:
@@ -64,8 +57,7 @@ class Remark:
     marked: bool
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One turn as a prompt shows it."""
 
     session: int
@@ -120,8 +112,7 @@ def turns_of(conversation: str) -> list[Turn]:
         elif re.fullmatch(r"\[ATTENTION[^\]]*\]", line):
             marked = not marked
         elif match := re.fullmatch(r"\[Image #\d+ Caption\] (.*)", line):
-            last = turns[-1]
-            turns[-1] = Turn(last.session, last.speaker, last.text, match[1], last.marked)
+            turns[-1] = turns[-1]._replace(caption=match[1])
         elif match := re.fullmatch(r"(\w+): (.*)", line):
             turns.append(Turn(session, match[1], match[2], "", marked))
         elif line != "[…]":
@@ -165,18 +156,12 @@ def bare(text: str) -> str:
     return text
 
 
-def most(values: Iterable[str], rng: random.Random, among: Iterable[str]) -> str:
-    """The most frequent of `among`; ties, and that of nothing, by chance."""
-    counts = Counter(values)
-    pool = list(among)
-    top = max(counts[value] for value in pool)
-    return rng.choice([value for value in pool if counts[value] == top])
-
-
 def decide(asked: Asked, heard: Sequence[Remark], rng: random.Random) -> str:
-    """The value that at least one remark speaks for; of a course the first one tells the start, the last the end."""
+    """The value that most remarks speak for, of several by chance; of a course the first tells the start, the last the
+    end. There must be a remark."""
     if asked.dimension != TEMPORAL:
-        return most((remark.value for remark in heard), rng, asked.words["values"])
+        counts = Counter(remark.value for remark in heard)
+        return rng.choice([value for value in asked.words["values"] if counts[value] == max(counts.values())])
     course = [heard[0].value, heard[-1].value]
     return next(value for value, entry in asked.words["values"].items() if entry["phases"] == course)
 
@@ -190,8 +175,7 @@ class Reader(ChatModel):
     @property
     def name(self) -> str:
         """Changes with the settings."""
-        config = self.config
-        return f"world-reader-{config.errors:g}-{config.overlooked:g}-{config.seed}"
+        return f"world-reader-{self.config.errors:g}-{self.config.overlooked:g}-{self.config.seed}"
 
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
@@ -200,7 +184,7 @@ class Reader(ChatModel):
         replies = []
         for number, request in enumerate(requests):
             try:
-                text = self.reply(request.messages[-1].text)
+                text = self.reply(str(request.messages[-1].text))
                 value = None if request.schema is None else read_value(text, request.schema)
                 replies.append(Reply(text, value))
             except ValueError as error:
@@ -282,28 +266,22 @@ def served(config: ReaderConfig | None = None) -> Iterator[str]:
     """The reader behind an OpenAI-compatible server of this process. Gives its address."""
     reader = Reader(config)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            try:
-                message = {"role": "assistant", "content": reader.reply(body["messages"][-1]["content"])}
-                content, status = completion("reader", message, "stop", 0, 0), 200
-            except ValueError as refusal:
-                content, status = error(str(refusal)), 400
-            data = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def respond(environ: Mapping[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        body = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        try:
+            message = {"role": "assistant", "content": reader.reply(body["messages"][-1]["content"])}
+            content, status = completion("reader", message, "stop", 0, 0), "200 OK"
+        except ValueError as refusal:
+            content, status = {"error": {"message": str(refusal)}}, "400 Bad Request"
+        start(status, [("Content-Type", "application/json")])
+        return [json.dumps(content).encode()]
 
-        def log_message(self, *args: Any) -> None:
-            """Nothing: requests are no news."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
+    with make_server("127.0.0.1", 0, respond, handler_class=_Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
-        server.server_close()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        """Nothing: requests are no news."""

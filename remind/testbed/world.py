@@ -11,21 +11,51 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS, SPLITS, Corpus, Dialogue, Format, Image, Question, Session, Turn
-from remind.testbed.lexicon import fill, lexicon, statements, wordings
 from sae.ranges import NonNegativeInt, PositiveInt, Range, Share, check_ranges
 
-Rule = Literal["flag", "none"]
-Place = Literal["cue", "reply"]
 #: Dimensions of which a speaker has two traits, each bound to a topic.
 TOPICAL = ("temporal_dynamics", "topic_scoped_visual_prototypes")
-_BOUNDARY = "implicit_boundary_modeling"
+BOUNDARY = "implicit_boundary_modeling"
 _OPTIONS = 4
 #: How many options of multiple choice go with each of the values among them.
 _PARTS = ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1))
+
+
+@cache
+def lexicon() -> dict[str, Any]:
+    """The content of lexicon.yaml; not to be changed."""
+    words: dict[str, Any] = yaml.safe_load((files("remind.testbed") / "lexicon.yaml").read_text(encoding="utf-8"))
+    return words
+
+
+@cache
+def statements(dimension: str) -> dict[str, frozenset[str]]:
+    """The options of multiple choice in a dimension, and the values that each of them goes with."""
+    words = lexicon()["dimensions"][dimension]
+    if "fits" in words:
+        return {text: frozenset(values) for text, values in words["fits"].items()}
+    return {text: frozenset([value]) for value, entry in words["values"].items() for text in entry["fits"]}
+
+
+def wordings(items: Sequence[str], split: str | None) -> list[str]:
+    """The wordings a split may use: the first ones are for training, the last for dev and test; None: all."""
+    cut = max(1, len(items) * 2 // 3)
+    return list(items) if split is None else list(items[:cut] if split == "train" else items[cut:] or items[-1:])
+
+
+def fill(text: str, **values: str) -> str:
+    """`text` with each `{name}` in it replaced."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
 @dataclass
@@ -50,9 +80,9 @@ class WorldConfig:
     """Share of the traits with one or two more contrary remarks, for a value of their own."""
     leads: Share = 0.25
     """Share of the other remarks that begin with a word without meaning."""
-    rule: Rule = "flag"
+    rule: Literal["flag", "none"] = "flag"
     """flag: contrary remarks begin with the flag word, no other remark does. none: the flag is a lead like others."""
-    flag_at: Place = "cue"
+    flag_at: Literal["cue", "reply"] = "cue"
     """Where a remark of two turns (implicit boundaries) begins with that word: cue, before what the rule is about, as
     in all other remarks; reply: in the turn after it, which a causal model can only join with it at the question."""
     formats: tuple[Format, ...] = FORMATS
@@ -64,10 +94,6 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        # YAML gives lists
-        self.evidence = (self.evidence[0], self.evidence[1])
-        self.contrary = (self.contrary[0], self.contrary[1])
-        self.formats = tuple(self.formats)
         if self.train + self.dev + self.test < 1:
             raise ConfigError("train, dev and test are numbers of dialogues, and not all 0")
         for name in ("evidence", "contrary"):
@@ -78,8 +104,7 @@ class WorldConfig:
             raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}")
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One turn before it has an id."""
 
     speaker: str
@@ -87,8 +112,7 @@ class Line:
     caption: str | None = None
 
 
-@dataclass(frozen=True)
-class Remark:
+class Remark(NamedTuple):
     """One turn, or two: a question and its answer.
 
     Attributes:
@@ -229,7 +253,7 @@ class _DialogueWriter:
         # a deck of their own for contrary remarks: which cues are left of one they shared would tell the true value
         cue = self._deal(f"{trait.number} {value} {is_evidence}", cues)
         lead = self._lead(is_evidence)
-        if trait.dimension == _BOUNDARY:
+        if trait.dimension == BOUNDARY:
             asker = self._other_speaker(trait.speaker)
             frame, dodge = self._wording(words["frames"]), self._wording(words["dodges"])
             at_cue, at_reply = (lead, "") if self.config.flag_at == "cue" else ("", lead)
@@ -258,7 +282,7 @@ class _DialogueWriter:
 
     def _small_talk(self) -> list[Remark]:
         """Frank answers, and remarks about nothing."""
-        words = self.bank["dimensions"][_BOUNDARY]
+        words = self.bank["dimensions"][BOUNDARY]
         remarks = []
         for speaker in self.speakers:
             for _ in range(2):

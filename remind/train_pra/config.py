@@ -1,4 +1,4 @@
-"""Settings of the commands `train-pra` and `export`. Nothing here imports torch."""
+"""Settings of the commands `check-states`, `train-pra` and `export`. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -79,6 +79,27 @@ class TrainConfig:
         for name in ("limit", "eval_split", "eval_limit", "more"):
             del own[name]
         return {"output_dir": self.out, "seed": self.seed, "dtype": self.dtype, **own, **self.trainer.more}
+
+
+@dataclass
+class CheckStatesConfig:
+    """Measure whether the higher states make gold answers more probable, so that PRA has something to teach."""
+
+    states: str
+    """Folder of states."""
+    model: str = "nano"
+    """Model that reads them: nano, smollm2, or a Hugging Face folder or id."""
+    split: str = "dev"
+    """Split whose questions are read."""
+    questions: PositiveInt = 64
+    """At most this many questions with a gold answer, spread evenly over the split."""
+    device: str = "cpu"
+    """Device of the model."""
+    dtype: str = "float32"
+    """Precision of the model."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.metrics import kept
+from remind.alignment.metrics import checkpoints, kept
 from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
 from remind.core import optional
@@ -29,8 +30,15 @@ from remind.states.dataset import MANIFEST, check_split, load_states, read_manif
 from remind.train_pra.config import DATA, TrainConfig
 
 
-def train(cfg: TrainConfig, *callbacks: TrainerCallback) -> Path:
+def train(
+    cfg: TrainConfig,
+    *callbacks: TrainerCallback,
+    before: Callable[[TrainConfig, PRATrainer], dict[str, Any] | None] | None = None,
+) -> Path:
     """Train on a states folder, or resume training; prints where the result is.
+
+    Args:
+        before: asked by the first process before the first step; data.json keeps what it gives, as `check`.
 
     Returns:
         The run folder: config.yaml, data.json, metrics.jsonl and checkpoints.
@@ -39,6 +47,8 @@ def train(cfg: TrainConfig, *callbacks: TrainerCallback) -> Path:
         ConfigError, DataError, ModelError: as `PRATrainer` and its `train`.
     """
     trainer = make_trainer(cfg, *callbacks)
+    if before is not None and trainer.is_world_process_zero() and not (cfg.resume and checkpoints(cfg.out)):
+        trainer.check = before(cfg, trainer)
     trainer.train(resume_from_checkpoint=cfg.resume)
     if trainer.is_world_process_zero():
         trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
@@ -136,6 +146,7 @@ class _OfTheCommand(TrainerCallback):
             "base_model": cfg.model,
             "base_fingerprint": trainer.base,
             "steps": state.max_steps,
+            "check": trainer.check,
         }
         if trainer.shown is not None:
             files = [image for item in (*train.items, *held_out.items) for image in item.images]

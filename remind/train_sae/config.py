@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from remind.core.errors import ConfigError
 from sae.config import SAETrainConfig
@@ -41,6 +41,8 @@ class TrainSAEConfig(_Read):
     """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt | str] | None = None
     """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
+    images: str | None = None
+    """Folder with the files of images that the data name by URL alone, as DialogCC does (docs/data.md)."""
     limit: PositiveInt | None = None
     """Use at most this many turns, of dialogues drawn at random."""
     held_out: ShareBelowOne = 0.1
@@ -55,13 +57,8 @@ class TrainSAEConfig(_Read):
     """Show a vision-language backbone the images that are on disk, each as at most this many tokens; 0: captions
     only."""
     buffer_tokens: Annotated[int, Range(ge=1, le=2**28)] = 1 << 18
-    """Size of the shuffle buffer of each process, in tokens per layer; a corpus that fits is read by the model only
-    once."""
-    buffer_on: Literal["host", "device"] = "host"
-    """Where the buffer is. host: in main memory, from which each batch is copied; device: on the device of the model,
-    which is faster and takes buffer_tokens x layers x width values of its memory."""
-    cache: str | None = None
-    """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
+    """Size of the shuffle buffer of each process in main memory, in tokens per layer; a corpus that fits is read by
+    the model only once."""
     idf_turns: PositiveInt | None = 10_000
     """Training turns over which document frequencies are counted (another pass over them); None: all."""
     loss_windows: NonNegativeInt = 32

@@ -44,7 +44,7 @@ def read_corpus(cfg: TrainSAEConfig) -> tuple[list[Dialogue], list[Dialogue]]:
             for name, digest in input_hashes([path]).items():
                 if digest in hashes:
                     raise DataError(f"{name} is trained on and cannot be evaluated on", path)
-        held_out = read_dialogues(others, replace(cfg, format=None, limit=None))
+        held_out = read_dialogues(others, replace(cfg, format=None, limit=None, images=None))
     else:
         training, held_out = split_dialogues(training, cfg.held_out, cfg.trainer.seed)
     if cfg.name_speakers:
@@ -57,7 +57,7 @@ def read_dialogues(paths: Sequence[Path], cfg: TrainSAEConfig) -> list[Dialogue]
     dialogues = [
         (f"{number}:{dialogue.id}", dialogue)
         for number, path in enumerate(paths)
-        for dialogue in read(path, cfg.format).dialogues
+        for dialogue in read(path, cfg.format, cfg.images).dialogues
     ]
     dialogues.sort(key=lambda item: hashlib.sha256(f"{cfg.trainer.seed}:{item[0]}".encode()).digest())
     chosen, turns = [], 0

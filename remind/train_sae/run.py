@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import platform
 import shutil
@@ -35,7 +34,6 @@ from remind.train_sae.config import TrainSAEConfig, default_layers
 from remind.train_sae.corpus import data_paths, read_corpus
 from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
-from sae.cache import ActivationCache
 from sae.config import SAETrainConfig
 from sae.harvest import HarvestStats, TokenBatch, harvest
 from sae.hooks import resolve_layers
@@ -47,7 +45,7 @@ from sae.trainer import CHECKPOINTS, METRICS, train
 #: Hashes of the dialogues of a run.
 DATA = "data.json"
 #: Settings in which a resumed run may differ from the one it continues.
-_FREE = {"out", "resume", "trackers", "checkpoint_every", "cache", "device", "buffer_on", "idf_turns", "loss_windows"}
+_FREE = {"out", "resume", "trackers", "checkpoint_every", "device", "idf_turns", "loss_windows"}
 
 
 def train_sae(cfg: TrainSAEConfig, *callbacks: TrainerCallback) -> Path:
@@ -187,7 +185,7 @@ def _layers(cfg: TrainSAEConfig, backbone: Backbone) -> list[int]:
 
 @dataclass
 class Harvester:
-    """Token batches of windows from a batch number on: a source for `sae.buffer` and `sae.cache`.
+    """Token batches of windows from a batch number on: a source for `sae.buffer`.
 
     `stats` counts each batch once, of a resumed run those since; `turns` [B, T] are turn numbers of the latest batch.
     """
@@ -265,10 +263,9 @@ class Run:
         tokens = sum(len(window.ids) for window in self.windows)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
-        device = "cpu" if cfg.buffer_on == "host" else None
         # whole corpora need no more room than they take
         capacity = max(min(cfg.buffer_tokens, tokens + share), 2 * share)
-        buffer = ShuffleBuffer(self._cached(harvester), share, capacity, seed, device)
+        buffer = ShuffleBuffer(harvester, share, capacity, seed, "cpu")
         with Termination() as signals:
             own = _OfTheCommand(signals, buffer, cfg.trainer.total_steps)
             with own.bar:
@@ -331,12 +328,9 @@ class Run:
 
     def report(self) -> None:
         """Print the figures of each layer."""
-        trained, names = (
-            self.trained,
-            {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"},
-        )
-        for layer, figures in trained.figures.items():
-            line = f"layer {layer}: {trained.steps} steps, {trained.tokens} tokens, FVU {figures['fvu']:.3f}"
+        names = {"fvu": "FVU", "cosine": "cosine", "l0": "L0", "dead": "dead", "recovered": "loss recovered"}
+        for layer, figures in self.trained.figures.items():
+            line = f"layer {layer}: {self.trained.steps} steps, {self.trained.tokens} tokens, FVU {figures['fvu']:.3f}"
             score = {**self.scores.get(layer, {}), **(self.recovered or {}).get(str(layer), {})}
             shown = [f"{title} {score[name]:.3f}" for name, title in names.items() if score.get(name) is not None]
             print(line + ("; held out: " + ", ".join(shown) if shown else ""))
@@ -352,20 +346,6 @@ class Run:
         starts = range(processes.rank * size, len(windows), processes.count * size)
         mine = [window for start in starts for window in windows[start : start + size]]
         return Harvester(self.cfg, self.backbone, self.layers, mine, label)
-
-    def _cached(self, harvester: Harvester) -> Any:
-        cfg = self.cfg
-        if cfg.cache is None:
-            return harvester
-        folder = Path(cfg.cache)
-        if self.processes.count > 1:
-            folder /= f"part-{self.processes.rank}-of-{self.processes.count}"
-        digest = hashlib.sha256()
-        for window in harvester.windows:
-            digest.update(repr((window.ids, window.images)).encode())
-        key = {name: getattr(cfg, name) for name in ("dtype", "sink_factor", "image_tokens", "windows_per_batch")}
-        key |= {"model": cfg.backbone, "layers": self.layers, "windows": digest.hexdigest()}
-        return ActivationCache(folder, key, harvester)
 
     def _frequencies(self) -> dict[int, DocumentFrequency]:
         """Document frequencies over the training turns, the first `idf_turns` of them."""
@@ -390,7 +370,7 @@ class Run:
             "data": hashes,
             "dialogues": {name: len(group) for name, group in self.dialogues.items()},
             "turns": {name: sum(len(d.turns) for d in group) for name, group in self.dialogues.items()},
-            # of this run; what came from a cache is not counted
+            # of this run
             "harvest": asdict(self.stats),
             "steps": self.trained.steps,
             "tokens": self.trained.tokens,

@@ -21,8 +21,7 @@ _PLACES = {
     "train_pra.export": "export",
     "train_pra.run": "train",
     "testbed.accuracy": "accuracy_probe correct_answers",
-    "testbed.labels": "LabelConfig",
-    "testbed.ladder": "LadderConfig records write_states",
+    "testbed.ladder": "LabelConfig LadderConfig records write_states",
     "testbed.world": "WorldConfig make_world",
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}

@@ -350,7 +350,8 @@ def _attend(
     seen = torch.ones_like(scores[:1], dtype=torch.bool).tril(key.shape[2] - rows)
     if mask is not None:
         seen = mask[0, :, -rows:] if mask.dtype == torch.bool else mask[0, :, -rows:] == 0
-    read[int(module.layer_idx) + 1] = scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double()
+    layer: Any = module.layer_idx
+    read[layer + 1] = scores.masked_fill(~seen, -torch.inf).softmax(-1).mean((0, 1)).cpu().double()
     return inner(module, query, key, value, mask, **kwargs)
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from remind.evaluation.likelihood import AnswerScore, score_answer
 from remind.models.backbone import Backbone
-from remind.models.chat import tokenize
 from remind.viewing.diff import Diff, Reading
 from sae import TopKSAE
 from sae.hooks import edited
@@ -80,30 +79,8 @@ def whole(donor: States) -> Edits:
     return {deepest: lambda _: donor[deepest]}
 
 
-class AnswerScore(NamedTuple):
-    """What a model makes of the gold answer of a question under one of its states."""
-
-    right: float
-    """1 if every token between the answer tags is the most probable one, else 0."""
-    log_probability: float
-    """Mean over these tokens, in nats."""
-
-
-@torch.no_grad()
 def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None, *, level: int = 0) -> AnswerScore:
     """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens."""
-    ids = question.ids(level)[None].to(backbone.device)
-    places = backbone.position_ids({"input_ids": ids})
+    assert question.record.target is not None
     with edited(backbone.model, edits) if edits else nullcontext():
-        logits = backbone.model(
-            input_ids=ids, position_ids=places, logits_to_keep=len(question.answer), use_cache=False
-        ).logits[0]
-    target = question.record.target
-    assert target is not None
-    # tokens that share a character with what stands between the tags; the end token does not
-    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
-    offsets = tokenize(backbone.tokenizer, target).offsets
-    inside_tags = torch.tensor([*(first < end and last > start for first, last in offsets), False])
-    logits, answer = logits.cpu().float()[inside_tags], question.answer[inside_tags]
-    chances = logits.log_softmax(-1).gather(-1, answer[:, None])
-    return AnswerScore(float((logits.argmax(-1) == answer).all()), float(chances.mean()))
+        return score_answer(backbone, question.prompts[level], question.answer, question.record.target)

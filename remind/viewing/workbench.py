@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, ModelError
@@ -24,7 +25,7 @@ from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Generation, check_generates, generate
-from remind.models.images import Pictures, chat_inputs, level_content, thumbnail
+from remind.models.images import Pictures, level_content, thumbnail
 from remind.models.windows import Window, batches, make_windows, prompt_lines, window_size
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 from remind.perception.auxiliary import Failure, OfflineLLM
@@ -102,10 +103,12 @@ class Workbench:
         Tokens of the chat template do not count.
 
         Raises:
-            ImagePathError: an image that cannot be read. ModelError: a backbone that takes no images.
+            ImagePathError: an image that cannot be read. ConfigError: a backbone that takes no images.
         """
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
-        inputs: dict[str, Any] = dict(chat_inputs(self.backbone, parts))
+        pictures = Pictures(self.backbone, None)
+        ids = torch.tensor([pictures.ids(self.backbone.tokenizer, parts)])
+        inputs: dict[str, Any] = {"input_ids": ids, **pictures.tensors([str(path)])}
         grid = inputs["image_grid_thw"]
         inputs["position_ids"] = self.backbone.position_ids(inputs)
         encoded = self.probe.encode_inputs(inputs)[0]
@@ -302,7 +305,8 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         )
         for layer, page in pages.items():
             coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
-            features, names, failures = strongest(record, cfg.most, pictures), {}, list[Failure]()
+            features, failures = strongest(record, cfg.most, pictures), list[Failure]()
+            names: dict[Any, Any] = {}
             if chat is not None:
                 alone: dict[int, list[naming.Excerpt]] = {}
                 for feature in (one for one in features if not record.examples(one)):

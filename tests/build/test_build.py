@@ -195,7 +195,7 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     kept = states["test"].filter(lambda row: row["format"] == "direct").map(lambda row: {"dimension": None})
     records = list(iterate_states(kept))
     assert 0 < len(records) < states["test"].num_rows
-    assert sum(len(one.records) for one in questions_of(kept, "test")) == len(records)
+    assert sum(len(one.records) for one in questions_of(kept, "test").asked()) == len(records)
     # without a folder, from a file: the same
     again = build_states(str(corpus), saes=minilm_sae, cache=cache)
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
@@ -227,7 +227,7 @@ def test_lower_levels_cost_no_saes_and_no_summaries(
                 assert all(row[level] == full[level] for level in levels)
                 assert row["target"] == full["target"]
     with pytest.raises(DataError, match=r"no level 'x1'; there are x0; build the states with it"):
-        Prompter().prompts("x1", next(questions_of(one, "test")))
+        Prompter().prompts("x1", next(questions_of(one, "test").asked()))
     with pytest.raises(ConfigError, match="levels are x0, x0 and x1, or x0, x1 and x2, not x1"):
         build_states(str(corpus), levels=("x1",))
     with pytest.raises(ConfigError, match="has no setting limits"):

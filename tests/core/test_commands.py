@@ -10,9 +10,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import yaml
 
 from remind.commands import COMMANDS, main
 from remind.core.cli import parse
+from remind.core.run_folder import as_dict, flatten
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -60,6 +62,10 @@ def test_a_shipped_config_is_taken_by_its_command(path: Path) -> None:
     config = COMMANDS[name].config_type() if name in COMMANDS else resolve_name(name)
     settings = parse(config, "", ["--config", str(path), *required.split()])
     assert isinstance(settings, config)
+    taken, given = flatten(as_dict(settings)), flatten(yaml.safe_load(path.read_text(encoding="utf-8")))
+    # those of groups, too, arrive; names of choices and numbers, but no lists
+    arrived = {key: taken.get(key) for key, value in given.items() if isinstance(value, bool | int | float)}
+    assert arrived == {key: given[key] for key in arrived}
     # an installed `remind demo` does what `make demo` does
     assert name != "demo" or settings == config()
 

@@ -1,4 +1,9 @@
+import hashlib
+
+import pytest
+
 from remind import read
+from remind.core.errors import DataError
 
 
 def test_published_schema(tmp_path, written):
@@ -18,3 +23,32 @@ def test_published_schema(tmp_path, written):
         (1, str((tmp_path / "dog.jpg").resolve()), "a dog", None),
         (2, None, None, "https://example.org/3.jpg"),
     ]
+
+
+def test_local_files_take_the_place_of_urls(tmp_path, written):
+    url = "https://example.org/{}/my%20cat.jpg?size=9"
+    turns = [
+        {"utterance": "", "speaker": "A", "shared_image": [url.format(n), f"https://h/{n}"], "description": "a cat"}
+        for n in range(2)
+    ]
+    path = written("train.json", {"dialogue_id": "d", "dialogue": turns})
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    # by its whole URL, by the id of its dialogue, by the end of its URL
+    names = [f"{hashlib.sha256(url.format(0).encode()).hexdigest()}.png", "more/d-1", "my cat.jpg"]
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    [dialogue] = read(path, images=folder).dialogues
+    assert [image.path for image in dialogue.images] == [*(str(folder / name) for name in names), None]
+    assert [(image.source, image.caption) for image in dialogue.images] == [
+        (image.source, image.caption) for image in read(path).dialogues[0].images
+    ]
+    (folder / names[0]).unlink()
+    with pytest.raises(DataError, match=r"^[^\n]*my cat\.jpg \[d\]: [^\n]*/0/my[^\n]*/1/my[^\n]* end alike[^\n]*$"):
+        read(path, images=folder)
+    (folder / "my cat.jpg").unlink()
+    (folder / "more" / "d-1").rename(folder / "other")
+    with pytest.raises(DataError, match=r"^[^\n]*pictures: no file in it is named after an image of [^\n]*$"):
+        read(path, images=folder)
+    with pytest.raises(DataError, match=r"^[^\n]*nowhere: no such folder of images, or an empty one$"):
+        read(path, images=tmp_path / "nowhere")

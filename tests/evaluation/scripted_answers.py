@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,18 +37,15 @@ class Lines:
 
 @dataclass
 class Chat:
-    """A chat model with a reply for every question id; its process is killed when it is asked `killed_at`."""
+    """A chat model with a reply for every question id."""
 
     replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
     name: str = "chat@test"
     asked: list[Request] = field(default_factory=list)
-    killed_at: str = ""
 
     def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
         for n, request in enumerate(requests):
             self.asked.append(request)
-            if request.sample == self.killed_at:
-                os.kill(os.getpid(), signal.SIGKILL)
             given = self.replies[request.sample]
             reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
             on_reply(n, reply)

@@ -60,35 +60,32 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     assert {name: row["value"] for name, row in result["differences"]["single"].items()} == {"accuracy": -1.0}
     assert result["differences"]["multi"] == {}
     assert (every["accuracy"]["n"], every["f1"]["n"]) == (9, 8)
-    told = [result[name] for name in ("n", "dropped", "failed", "no_verdict", "left_out")]
-    assert told == [11, [0, 0], [0, 1], [0, 1], [0, 1]]
+    told = [result[name] for name in ("n", "failed", "no_verdict", "left_out")]
+    assert told == [11, [0, 1], [0, 1], [0, 1]]
     assert result["differing"] == {"level": ["x0", "x1"], "model": ["a", "b"]}
     assert json.loads((tmp_path / "c.json").read_text()) == json.loads(json.dumps(result))
     for words in ("differs: level: 'x0' and 'x1'", "left out: 0 in the first, 1 in the second", "of 1 questions"):
         assert words in table(result)
 
 
-def test_refuses_runs_of_another_yardstick(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"split": "dev", "judge": "x", "inputs": {"talk.json": "3" * 64, "b.json": "4"}}
-    one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", SECOND, **changes)
-    message = r"differ in: data.b.json \(None and '4'\); data.talk.json .*; judge .*; split \('test' and 'dev'\)$"
-    for only_common in (False, True):
-        with pytest.raises(ConfigError, match=message):
-            compare(CompareConfig(one, two, only_common=only_common))
-
-
-def test_refuses_other_questions_unless_told_and_then_says_so(tmp_path: Path) -> None:
-    one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", [*SECOND[3:], question("new", 1.0)])
-    with pytest.raises(ConfigError, match=r"questions \(3 only in the first, 1 only in the second; .*other 5\)"):
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        (
+            SECOND,
+            {"split": "dev", "judge": "x", "inputs": {"talk.json": "3" * 64, "b.json": "4"}},
+            r"differ in: data.b.json \(None and '4'\); data.talk.json .*; judge .*; split \('test' and 'dev'\)$",
+        ),
+        ([*SECOND[3:], question("new", 1.0)], {}, r"questions \(3 only in the first, 1 only in the second\)"),
+        ([{**SECOND[0], "gold": ["y"]}, *SECOND[1:]], {}, r"gold answers of 1 questions \(q0: .*'x'.* and .*'y'"),
+    ],
+)
+def test_refuses_runs_that_differ_in_what_is_not_compared(
+    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", rows, **changes)
+    with pytest.raises(ConfigError, match=message):
         compare(CompareConfig(one, two))
-    result = compare(CompareConfig(one, two, only_common=True, resamples=50))
-    assert (result["n"], result["dropped"], result["only_common"]) == (5, [3, 1], True)
-    for rows, message in (
-        ([question("alone", 1.0)], "no question in common"),
-        ([{**SECOND[0], "gold": ["y"]}, *SECOND[1:]], r"gold answers of 1 questions \(q0: .*'x'.* and .*'y'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            compare(CompareConfig(one, run(tmp_path / message[:2], rows), only_common=True))
 
 
 def test_folders_without_a_finished_run(tmp_path: Path) -> None:

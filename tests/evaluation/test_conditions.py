@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ class Told:
 def prompt_of(name: str, question: Question = QUESTION, **context: object) -> Prompt:
     attentional = replace(ATTENTIONAL, factual=replace(FACTUAL, question=question))
     record = record_of(ReflectiveState(attentional, "because\nof w7"), "test")
-    prompter = Prompter(Contexts(Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
+    prompter = Prompter(partial(Contexts, Words(), ContextConfig(**context)), Told())  # type: ignore[arg-type]
     (prompt,) = prompter.prompts(name, Asked([record], DIALOGUE, [question]))
     return prompt
 
@@ -221,10 +222,9 @@ def test_controls(make_record: Callable[..., StateRecord]) -> None:
 
 
 def test_what_is_no_context_is_told_in_a_line() -> None:
-    for given, message in (
-        (None, "NoneType, not a Context with text"),
-        (Context("words", ("t99",)), "turn 't99', which"),
-    ):
-        provider = SimpleNamespace(context=lambda question, dialogue, given=given: given, name="bad")
-        with pytest.raises(DataError, match=rf"\[q\]: context provider bad gave {message}"):
-            Prompter(providers={"bad": provider}).prompts("bad", Asked([RECORD], DIALOGUE, [QUESTION]))
+    provider = SimpleNamespace(context=lambda question, dialogue: None, name="bad")
+    with pytest.raises(DataError, match=r"\[q\]: context provider bad gave NoneType, not a Context with text"):
+        Prompter(providers={"bad": provider}).prompts("bad", Asked([RECORD], DIALOGUE, [QUESTION]))
+    provider = SimpleNamespace(context=lambda question, dialogue: Context("words", ("t99",)))
+    with pytest.raises(DataError, match="no turn 't99'"):
+        Prompter(providers={"bad": provider}).prompts("bad", Asked([RECORD], DIALOGUE, [QUESTION]))

@@ -1,13 +1,18 @@
-"""An evaluation that shows images as pixels: what is asked, in which batches, and what is refused."""
+"""An evaluation that shows images as pixels: what is asked, in which batches, what a server and vLLM are sent, and what
+is refused."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pictured import pictured_records
+from PIL import Image as Picture
 from scripted_answers import rows
 
 from remind.core.errors import ConfigError, DataError, ImagePathError
@@ -16,9 +21,11 @@ from remind.core.run_folder import as_dict
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation, with_images
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.models.generate import Generation
 from remind.states.dataset import write_states
 from remind.train_pra.config import DataConfig, TrainConfig
+from tests.llm.fault_proxy import Proxy, completion
 
 
 @pytest.fixture
@@ -43,6 +50,37 @@ def test_batches_with_and_without_images_give_the_same_answers(cfg: EvaluateConf
         other, pixels = found[4, "captions", name], found[1, "pixels", name]
         assert pixels == found[4, "pixels", name]
         assert [q for q in pixels if pixels[q] != other[q]] == told
+
+
+def test_a_server_is_sent_the_images_and_asked_again_where_they_change(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    with Proxy(answer=lambda _: (200, {}, completion("<answer>a bike</answer>"))) as proxy:
+        endpoint = EndpointConfig("m", proxy.url, concurrency=1)
+        llm = LLMConfig(answer=endpoint, cache=str(tmp_path / "replies.sqlite"))
+        cfg = replace(cfg, answers="server", model="m", image_tokens=2, llm=llm)
+        run_evaluation(cfg)
+        contents = [body["messages"][0]["content"] for body in proxy.bodies]
+        [shown] = [one for one in contents if not isinstance(one, str) and "I am 0" in one[0]["text"]]
+        assert [part["type"] for part in shown] == ["text", "image_url", "text", "image_url", "text"]
+        assert shown[0]["text"].endswith("[Image #0 Caption] ")
+        assert [isinstance(one, str) for one in contents].count(True) == 2
+        for part, size, colour in ((shown[1], (45, 30), (200, 20, 30)), (shown[3], (23, 45), (10, 20, 220))):
+            head, data = part["image_url"]["url"].split(",")
+            image = Picture.open(io.BytesIO(base64.b64decode(data)))
+            # within a square of two tokens of 32 x 32 pixels
+            assert (head, image.size) == ("data:image/jpeg;base64", size)
+            assert image.getpixel((5, 5)) == pytest.approx(colour, abs=4)
+        # equal requests are paid for once, and others where a file has changed
+        run_evaluation(replace(cfg, overwrite=True))
+        assert proxy.hits == 4
+        Picture.new("RGB", (96, 64), "green").save(tmp_path / "data" / "red.png")
+        run_evaluation(replace(cfg, overwrite=True))
+        assert proxy.hits == 6
+    dry = replace(cfg, overwrite=True, llm=replace(llm, cache=None, dry_run=str(tmp_path / "dry.jsonl")))
+    run_evaluation(dry)
+    lines = list(map(json.loads, (tmp_path / "dry.jsonl").read_text().splitlines()))
+    parts = lines[0]["messages"][0]["content"]
+    assert parts[1]["image_url"]["url"] == "data:image/jpeg;base64,"
+    assert lines[0]["prompt_tokens"] == len(json.dumps([lines[0]["messages"], None])) // 4 + 2 * 256
 
 
 def test_the_model_says_how_it_was_trained(cfg: EvaluateConfig, tmp_path: Path) -> None:

@@ -32,21 +32,21 @@ def said(request: Request) -> Any:
 
 
 def test_every_leaf_and_every_stage() -> None:
-    #: prediction, profile, memory, whether it is wrong; label and bucket, and the step that failed
+    #: prediction, profile, memory, whether it is wrong; label and bucket
     cases = [
-        (("rich", "p", "food", False), ("good", None, "")),
-        (("name", "p", "food", False), ("basic", None, "")),
-        (("rude", "likes curry", "food", True), ("bad", "generation", "")),
-        (("plain", "tea", "food, curry", True), ("underuse", "profile", "")),
-        (("plain", "", "cars", True), ("na", "memory", "")),
-        (("anything", "", "", True), ("na", "memory", "")),
-        (("silent", "p", "food", False), (None, None, "detection")),
-        (("odd", "tea", "food", True), (None, "memory", "signals")),
+        (("rich", "p", "food", False), ("good", None)),
+        (("name", "p", "food", False), ("basic", None)),
+        (("rude", "likes curry", "food", True), ("bad", "generation")),
+        (("plain", "tea", "food, curry", True), ("underuse", "profile")),
+        (("plain", "", "cars", True), ("na", "memory")),
+        (("anything", "", "", True), ("na", "memory")),
+        (("silent", "p", "food", False), (None, None)),
+        (("odd", "tea", "food", True), (None, "memory")),
     ]
     chat = ScriptedChat(said)
     used = [Used("What shall I cook?", ("curry", "Thai food"), *case) for case, _ in cases]
     found = assess(chat, used, [f"q{n}" for n in range(len(cases))])
-    assert [(one.label, one.bucket, one.why.partition(":")[0]) for one in found] == [told for _, told in cases]
+    assert [(one.label, one.bucket) for one in found] == [told for _, told in cases]
     # four steps, each for the answers that need it; nothing is asked of an empty memory or profile
     assert len(chat.asked) == 7 + 3 + 3 + 3 + 3
     assert all("curry" not in FENCED.sub("", request.messages[-1].text) for request in chat.asked)

@@ -1,9 +1,7 @@
-"""The whole evaluation: what is asked, scored, kept and asked again; folders of a run, and what a kill leaves."""
+"""The whole evaluation: what is asked, scored, kept and asked again; and folders of a run."""
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,16 +143,3 @@ def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_
     refused(DataError, "evidence of training question b too", states=str(shared))
     silent = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     refused(ModelError, "none of 6 questions: no memory", silent)
-
-
-def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig) -> None:
-    if (child := os.fork()) == 0:
-        try:
-            run_evaluation(cfg, Judge(), answerer=by(Chat(killed_at="v1")))  # type: ignore[arg-type]
-        finally:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert list(rows(cfg)) == ["s1", "m1"]
-    chat = Chat()
-    report = run_evaluation(cfg, Judge(), answerer=by(chat))  # type: ignore[arg-type]
-    assert (chat.ids, report["overall"]["accuracy"]["value"]) == (["v1", "d1", "d2", "m2"], 1.0)

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from pictured import pictured_records
 from scripted_answers import rows
 from transformers import AutoModelForImageTextToText
 
 from remind.core.errors import ModelError
 from remind.evaluation.config import EvaluateConfig, VLLMConfig
 from remind.evaluation.run import run_evaluation
-from remind.models.nano import nano_folder
+from remind.models.nano import nano_config, nano_folder, nano_image_processor
+from remind.states.dataset import write_states as write_pictured
 from remind.states.records import StateRecord
 
 
@@ -42,14 +44,23 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def generate(self, prompts: Sequence[Any], sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
             assert (sampling_params.temperature, use_tqdm) == (0.0, False)
             noted.handed.append([prompt["prompt_token_ids"] for prompt in prompts])
-            return [self.one(row, sampling_params.stop_token_ids) for row in noted.handed[-1]]
+            return [self.one(prompt, sampling_params) for prompt in prompts]
 
-        def one(self, row: list[int], stops: list[int]) -> Any:
-            """The most likely token after the other, without a cache."""
-            new = list[int]()
-            while len(new) < 16 and not (new and new[-1] in stops):
+        def one(self, prompt: dict[str, Any], settings: Any) -> Any:
+            """The most likely token after the other, without a cache. As vLLM does, an image is processed here, and its
+            tokens take the place of the one that stands for it."""
+            row, stops, new, pixels = prompt["prompt_token_ids"], settings.stop_token_ids, list[int](), dict[str, Any]()
+            if images := prompt.get("multi_modal_data", {}).get("image"):
+                pixels = dict(nano_image_processor()(images=images, return_tensors="pt"))
+                counts = (pixels["image_grid_thw"].prod(1) // 4).tolist()
+                token = self.model.config.image_token_id
+                row = [one for t in row for one in ([t] * counts.pop(0) if t == token else [t])]
+                assert not counts
+            while len(new) < settings.max_tokens and not (new and new[-1] in stops):
+                ids = torch.tensor([row + new])
+                kinds = {"mm_token_type_ids": (ids == self.model.config.image_token_id).int()} if pixels else {}
                 with torch.no_grad():
-                    logits = self.model(input_ids=torch.tensor([row + new]), use_cache=False).logits
+                    logits = self.model(input_ids=ids, use_cache=False, **pixels, **kinds).logits
                 new.append(int(logits[0, -1].argmax()))
             reason = noted.ends or ("stop" if new[-1] in stops else "length")
             return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(new), finish_reason=reason)])
@@ -80,6 +91,18 @@ def test_answers_are_those_of_a_local_model(cfg: EvaluateConfig, engine: Any, tm
     assert report["model"] == {"name": "nano", "kind": "vllm 0.0", "max_length": most}
     expected = {"model": str(nano_folder()), "load_format": "safetensors", "max_model_len": most}
     assert expected.items() <= engine.made.items()
+
+
+def test_images_are_shown_as_to_a_local_model(cfg: EvaluateConfig, engine: Any, tmp_path: Path) -> None:
+    records = [replace(record, split="test") for record in pictured_records(tmp_path / "data")]
+    cfg = replace(cfg, states=str(tmp_path / "pictured"), images="pixels", image_tokens=5, max_new_tokens=8)
+    write_pictured(cfg.states, records, {"llm": "none"})
+    run_evaluation(cfg)
+    own = replace(cfg, answers="vllm", out=str(tmp_path / "vllm"), vllm=VLLMConfig(at_once=3))
+    run_evaluation(own)
+    assert rows(own) == rows(cfg)
+    token = nano_config().image_token_id
+    assert sorted(row.count(token) for rows in engine.handed for row in rows) == [0, 0, 1, 2]
 
 
 def test_what_the_engine_refuses_is_told_in_a_line(cfg: EvaluateConfig, engine: Any) -> None:

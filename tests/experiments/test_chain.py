@@ -13,7 +13,7 @@ import torch
 
 from experiments.chain.config import VARIANTS, ChainConfig
 from experiments.chain.run import chain, make_folds
-from experiments.chain.variants import with_variant
+from experiments.chain.variants import with_variant, with_x0
 from remind.build.config import BuildStatesConfig
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
@@ -66,25 +66,47 @@ def marked(record: StateRecord) -> list[str]:
     return found
 
 
+def gold_of(record: StateRecord) -> list[str]:
+    """Turns of x0 that are gold evidence, or hold a gold image."""
+    dialogue, question = SOURCES[record.question_id]
+    shown = [turn.turn_id for turn in record.x0.turns]
+    images = {t: {image.index for image in dialogue.turn(t).images} for t in shown}
+    return [t for t in shown if t in question.evidence or images[t] & set(question.images)]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_by_brute_force(name: str) -> None:
-    for before, after in zip(RECORDS, with_variant(name, RECORDS, SOURCES, Lister(), 3), strict=True):  # type: ignore[arg-type]
+    for before, after in zip(RECORDS, with_variant(name, RECORDS, SOURCES, Lister()), strict=True):  # type: ignore[arg-type]
         assert (after.x0, after.target) == (before.x0, before.target)
-        dialogue, question = SOURCES[after.question_id]
         shown = [turn.turn_id for turn in after.x0.turns]
-        images = {t: {image.index for image in dialogue.turn(t).images} for t in shown}
-        gold = [t for t in shown if t in question.evidence or images[t] & set(question.images)]
-        same = {"built": marked(before), "other": marked(before), "gold": gold, "none": []}
-        assert marked(after) == same.get(name, marked(after))
-        assert len(marked(after)) == len(same.get(name, marked(before)))
+        lines = {r.question_id: [line_of(SOURCES[r.question_id][0].turn(t)) for t in gold_of(r)] for r in RECORDS}
+        same = {"built": marked(before), "other": marked(before), "gold": gold_of(after)}
+        assert marked(after) == same.get(name, [])
         own, summary = f"summary of {after.question_id}\nof two lines", summary_of(after)
-        lists = {"random": marked(after), "none": shown}
-        if name in ("other", "null"):
+        if name == "other":
             assert summary.startswith("summary of") and summary != own  # noqa: PT018
-        elif name == "gold":
-            assert summary == ("\n".join(["Key lines:", *(line_of(dialogue.turn(t)) for t in gold)]) if gold else "")
+        elif name == "quoted_other":
+            others = [found for question, found in lines.items() if question != after.question_id]
+            assert summary.removeprefix("Key lines:\n").split("\n") in [found or [""] for found in others]
+        elif name in ("gold", "quoted"):
+            quoted = lines[after.question_id]
+            assert summary == ("\n".join(["Key lines:", *quoted]) if quoted else "")
         else:
-            assert summary == ("marked\n" + "\n".join(lists[name]) if name in lists else own)
+            assert summary == ("marked\n" + "\n".join(shown) if name == "none" else own)
+
+
+@pytest.mark.parametrize("held", ["all", "none"])
+def test_x0_holds_all_of_the_evidence_or_none_in_ten_turns(held: str) -> None:
+    for record in with_x0(held, 10, RECORDS, SOURCES, 0):
+        before, question = (
+            next(r for r in RECORDS if r.question_id == record.question_id),
+            SOURCES[record.question_id][1],
+        )
+        shown = [turn.turn_id for turn in record.x0.turns]
+        beside = {turn.turn_id for turn in before.x0.turns} - set(question.evidence)
+        assert set(shown) & set(question.evidence) == (set(question.evidence) if held == "all" else set())
+        assert set(shown) - set(question.evidence) <= beside
+        assert len(shown) == min(10, len(beside) + (len(question.evidence) if held == "all" else 0))
 
 
 @pytest.mark.parametrize("pool", ["others", "same"])
@@ -111,7 +133,7 @@ def small(folder: Path, out: Path, **values: Any) -> ChainConfig:
     cache, data = str(folder / "cache"), [str(folder / "talk.jsonl")]
     build = BuildStatesConfig(data, "", sae=str(folder / "sae"), cache=cache, limit=2)
     build.perception.retrieve.max_context_tokens = 60
-    given: dict[str, Any] = {"arms": ("untrained", "sft_x2", "pra", "pra_on_policy", "pra_null"), "probes": ("other",)}
+    given: dict[str, Any] = {"arms": ("untrained", "sft_x2", "pra", "pra_on_policy", "pra_other"), "probes": ("other",)}
     given |= {"folds": 3, "only_folds": (0,), "sft_steps": 1, "pra_steps": 3, "sft_lr": 1e-3, "pra_lr": 1e-3}
     given |= {"trace_every": 1, "max_new_tokens": 4, "resamples": 100, "trainer": TrainerConfig(save_steps=1)}
     return ChainConfig(str(out), build, "nano", **{**given, **values})
@@ -138,7 +160,7 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(tmp_path: Path, 
 
     asked = {(row["arm"], row["variant"], row["level"]) for row in rows}
     probes = {("built", "x0"), ("built", "oracle"), ("other", "x2")}
-    trained_arms = {(arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_on_policy", "pra_null")}
+    trained_arms = {(arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_on_policy", "pra_other")}
     assert asked == {(arm, *probe) for arm in ("untrained", "sft") for probe in probes} | trained_arms
     result = read_json(out / "result.json")
     assert [step for step, _ in result["traces"]["pra"]] == [1, 2, 3, 4]

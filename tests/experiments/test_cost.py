@@ -62,6 +62,8 @@ def test_parts_and_calls_by_hand() -> None:
     inference = Inference(cfg, SHAPE, SHAPE, encoder)
     calls = [sum(inference.calls(way, 1000).values()) for way in ways((100,))]
     assert calls == [1, 1, 2, 2 + 8 * math.ceil(1000 / 8) / 100, 2, 3]
+    free = Inference(replace(cfg, max_context_tokens=None), SHAPE, SHAPE, encoder)
+    assert (inference.prompt("x0", 1000), free.prompt("x0", 1000)) == (49, 49 - 30 + 200)
     cue = 1000 * SHAPE.reply(sizes.cue_request + 8, sizes.cue)
     texts = 250 * encoder.operations(6) + 1000 * encoder.operations(sizes.cue + 2)
     assert inference.parts(Way("x2", 4), 1000) == {
@@ -86,11 +88,13 @@ def test_crossovers_against_brute_force(flat: int, slope: int) -> None:
 def test_a_run_writes_its_files_and_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "cost"
     arguments = ["--out", str(out), "--model", "nano", "--auxiliary", "null", "--lengths", "[1024, 65536]"]
+    arguments += ["--max_context_tokens", "null"]
     main(InferenceCostConfig, inference_cost, "", [*arguments, "--sae_layers", "[1, 3]", "--questions", "[10]"])
     results = json.loads((out / "results.json").read_text())
     rows = {(row["way"], row["history"]): row for row in results["rows"]}
     assert all(row["operations"] == sum(row["parts"].values()) for row in rows.values())
     assert rows["full", 1024]["cache_bytes"] == 4 * 2 * (64 * 2) * (140 + 80 + 1024 + 150)
+    assert "Retrieval keeps 20%, without a cap;" in (out / "table.md").read_text()
     assert {"inference_cost.png", "table.md"} <= {path.name for path in out.iterdir()}
     with pytest.raises(ConfigError, match="ascending"):
         InferenceCostConfig(out="", lengths=(4, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 from chat_samples import ask, chat
-from fault_proxy import Proxy, completion, error
+from fault_proxy import Proxy, completion
 
 from remind.core.errors import ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
 
@@ -83,28 +81,13 @@ def test_what_is_sent() -> None:
     assert proxy.bodies[0] == {"model": "the/model", "messages": sent, **rest}
 
 
-def test_the_server_gets_the_key_and_nothing_else_does(monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
-    """No other header of the environment goes out, and the key is in no reply, message, log or cache."""
-    key = "secret-0123456789"
+def test_the_server_gets_the_key_and_no_other_header_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ambient = {"OPENAI_ORG_ID": "org-PRIVATE", "OPENAI_CUSTOM_HEADERS": "X-Own: PRIVATE\nAuthorization: Bearer PRIVATE"}
-    for name, value in {**ambient, "MY_KEY": key}.items():
+    for name, value in {**ambient, "MY_KEY": "secret-0123456789"}.items():
         monkeypatch.setenv(name, value)
-    caplog.set_level(logging.DEBUG)
-
-    def echo(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        if sent["messages"][0]["content"] == "bad":
-            return error(400, f"you sent Bearer {key}")
-        return 200, {}, completion(f"your key is {key}")
-
-    with Proxy(answer=echo) as proxy:
-        ledger = Ledger()
-        model = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"), ledger, key_env="MY_KEY", concurrency=1)
-        replies = model.complete([ask("good"), ask("bad")])
-    assert [head["authorization"] for head in proxy.heads] == [f"Bearer {key}"] * 2
-    assert replies[0].text == "your key is [key]"
-    told = [repr(replies), repr(model), model.name, repr(vars(model.endpoint)), str(ledger.summary()), caplog.text]
-    assert all(key not in text for text in told)
-    assert all(b"0123456789" not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    with Proxy() as proxy:
+        chat(proxy.url, key_env="MY_KEY").complete([ask("good")])
+    assert proxy.heads[0]["authorization"] == "Bearer secret-0123456789"
     assert "PRIVATE" not in str(proxy.heads)
 
 
@@ -116,11 +99,9 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     with Proxy() as proxy:
         chat(proxy.url).complete([ask("hello")])
     assert "sk-for" not in str(proxy.heads)
-    for wrong in ("sk-cut\nin two", '"sk-cut"'):
-        monkeypatch.setenv("OPENAI_API_KEY", wrong)
-        with pytest.raises(ModelError, match="holds a character no key has") as caught:
-            OpenAIChat(EndpointConfig("m"))
-        assert "sk-cut" not in str(caught.value)
+    monkeypatch.setenv("OPENAI_API_KEY", '"sk-cut"')
+    with pytest.raises(ModelError, match=r"holds a character no key has; is it cut or quoted wrongly\?$"):
+        OpenAIChat(EndpointConfig("m"))
 
 
 def test_a_redirect_is_not_followed() -> None:

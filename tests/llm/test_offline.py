@@ -50,13 +50,10 @@ def test_the_kind_of_a_question_is_read_from_its_words() -> None:
     assert OfflineLLM().kinds([Question("q", "talk", text) for text in facts]) == [None] * 4
 
 
-def test_summaries_quote_marked_turns_only_and_see_no_gold() -> None:
+def test_summaries_quote_marked_turns_only() -> None:
     assert ["violin" in summary(HABIT, (4, 5)), "smoking" in summary(HABIT, (4, 5))] == [True, False]
     direct = summary(Question("q", "talk", "When did Ben quit smoking?")).splitlines()[-1]
     assert direct.startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
-    gold = replace(HABIT, answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
-    assert summary(gold) == summary(HABIT)
-    assert OfflineLLM().strategies(TALK, [gold]) == OfflineLLM().strategies(TALK, [HABIT])
     # meaning, where no word is shared
     jogs = replace(HABIT, options=("jogs early in the morning", "owns a string instrument"))
     assert "A. jogs early in the morning - Ben: I quit smoking" in summary(jogs, llm=OfflineLLM(SentenceEncoder()))

@@ -13,32 +13,15 @@ from fault_proxy import Proxy, completion, error
 from transformers import AddedToken
 
 from remind.core.errors import ModelError
-from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.llm.cache import ReplyCache
 from remind.llm.request import Message, Request
-from remind.llm.structured import object_schema
+from remind.llm.structured import object_schema, read_value
 from remind.models.generate import text_of
 from remind.models.nano import nano_tokenizer
-from remind.perception.auxiliary import ChatLLM
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 from remind.text.thoughts import without_thoughts
 
 pytestmark = pytest.mark.usefixtures("quick")
-TALK = Dialogue("talk", (Session("s", None, (Turn("1", "Ana", "I sold the piano."), Turn("2", "Ben", "Why?"))),))
-ASKED = Question("q", "talk", "What did Ana sell?", "single", ("a boat", "a piano"))
-STATE = AttentionalState(FactualState(TALK, ASKED, (Segment(0, 1),), Strategy(("Look.",))), ((0, 0),))
-#: By a word of the prompt; forms with what models add to them and leave out.
-RIGHT = {
-    '{"verdict"': '{"Verdict": "false", "confidence": 0.9}',
-    '"target_speaker"': json.dumps(
-        {"target_speaker": "ana", "related_entities": None, "behavioural_focus": [], "temporal_scope": []}
-        | {"reasoning": "Look.", "language": "en"}
-    ),
-    '"understanding"': '{"understanding": "u", "evidence": {"option": "b", "finding": "She did."}, "conclusion": 3}',
-    "<answer>": "<answer>B</answer><explanation>[1]</explanation>",
-    "": "She sold it.",
-}
 THOUGHT = 'Maybe <answer>A</answer> or {"verdict": true}.'
 FINAL = "<|channel|>final<|message|>"
 MORE = "<|end|><|start|>assistant"
@@ -62,28 +45,21 @@ SCHEMA = object_schema(n={"type": "integer"})
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_a_model_thinks_is_read_as_what_it_says(form: str) -> None:
-    def answer(sent: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        text = "\n".join(message["content"] for message in sent["messages"])
-        return 200, {}, completion(form.replace("{}", next(said for word, said in RIGHT.items() if word in text)))
+    said = form.replace("{}", "<answer>B</answer><explanation>[1]</explanation>")
+    parsed = parse_answer(said, "single", ("a", "b"), visual=True)
+    assert (parsed.letters, parsed.images, parsed.problems) == ({"B"}, {1}, ())
+    assert read_value(form.replace("{}", '{"n": 3}'), SCHEMA) == {"n": 3}
 
-    with Proxy(answer=answer) as proxy:
-        model = chat(proxy.url)
-        llm = ChatLLM(dict.fromkeys(("judge", "cues", "strategy", "summary"), model))
-        assert [one.value for one in llm.verdicts([("Q?", ["a"], "b")])] == [False]
-        assert llm.cues(TALK, [Segment(0, 1)], None) == ["She sold it."]
-        assert llm.strategies(TALK, [ASKED]) == [Strategy(("Look.",), ("Ana",))]
-        assert "B. a piano - She did.\nConclusion: 3" in llm.summaries([STATE])[0]
-        bare, whole = model.complete([ask("<answer>"), ask("", body={"messages": ask("<answer>").chat})])
-    assert not llm.failures
-    assert parse_answer(bare.text, "single", ("a", "b")).letters == {"B"}
-    assert parse_answer(bare.text, visual=True).images == {1}
-    # packages read replies by rules of their own
-    assert json.loads(whole.text)["choices"][0]["message"]["content"].strip() == RIGHT["<answer>"]
+
+def test_a_whole_reply_is_given_out_without_thoughts() -> None:
+    """Packages read replies by rules of their own."""
+    with Proxy(answer=lambda _: (200, {}, completion(f"<think>{THOUGHT}</think>B"))) as proxy:
+        [whole] = chat(proxy.url).complete([ask("", body={"messages": ask("x").chat})])
+    assert json.loads(whole.text)["choices"][0]["message"]["content"].strip() == "B"
 
 
 @pytest.mark.parametrize("opening", ["<think>", " [THINK] ", "<seed:think>", "<|channel|>analysis<|message|>"])
 def test_a_thought_that_never_ends_is_no_answer(opening: str) -> None:
-    assert without_thoughts(opening + THOUGHT) == ""
     assert not parse_answer(opening + THOUGHT, "single", ("a", "b")).readable
 
 
@@ -106,18 +82,14 @@ UP = {"code": 502, "message": "overloaded"}
 #: Status and body, how often they are asked for with two retries, and what becomes of them.
 BAD = (
     (200, body({"content": 3}), 3, "server", "not a chat completion"),
-    (200, body(choices=[]), 3, "server", "not a chat completion"),
     (200, body({"content": None}), 3, "server", "empty"),
     (200, body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
-    (200, body({"content": "partial"}, "abort"), 3, "server", "finish_reason abort"),
     (200, body(choices=[{"error": UP, "message": {"content": "x"}}]), 3, "server", "HTTP 502: overloaded"),
     (200, json.dumps({"error": UP, "user_id": "u"}).encode(), 3, "server", "HTTP 502: overloaded"),
     (200, b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
     (200, b'{"error": true, "detail": "Not Found \\ud800"}', 1, "refused", "Not Found ?"),
-    (200, b'{"object": "error", "message": "no model m", "code": 404}', 1, "refused", "HTTP 404: no model m"),
     (200, b"\n<!doctype html><html>Welcome</html>", 1, "refused", "a web page"),
     (200, body(THINKS, "length"), 1, "invalid", "a thought alone (finish_reason length); give it thought_tokens"),
-    (200, body({"content": f"<think>{THOUGHT}"}, "length"), 1, "invalid", "a thought alone"),
     (200, body({"content": f"{THOUGHT}</think>"}), 3, "server", "a thought alone"),
     (200, body({"content": "", "refusal": "I can't help with that."}), 1, "refused", "I can't help with that."),
     (200, body({"content": "Once"}, "content_filter"), 1, "refused", "finish_reason content_filter"),

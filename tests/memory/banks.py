@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
@@ -42,35 +37,3 @@ def opened(folder: Path, sessions: Iterable[Session] = (), **options: Any) -> Ba
     for each in sessions:
         bank.ingest(each)
     return bank
-
-
-def killed_after(statements: int, opening: Callable[[], Bank], change: Callable[[Bank], object]) -> bool:
-    """Change a bank in a process that kills itself at a statement to the database; whether it got that far."""
-
-    def work() -> None:
-        count = 0
-
-        def look(_: str) -> None:
-            nonlocal count
-            count += 1
-            if count == statements:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        # a fork has none of the threads of its parent's pool, and would wait for them
-        torch.set_num_threads(1)
-        connect = sqlite3.connect
-
-        def watched(*given: Any, **options: Any) -> sqlite3.Connection:
-            database = connect(*given, **options)
-            database.set_trace_callback(look)
-            return database
-
-        sqlite3.connect = watched  # type: ignore[assignment]
-        with opening() as bank:
-            change(bank)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(60)
-    assert process.exitcode in (-signal.SIGKILL, 0)
-    return process.exitcode != 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
-from banks import killed_after, opened, services, session, talk
+from banks import opened, services, session, talk
 from scripted import dump
 
 from remind.core.errors import ConfigError, DataError
@@ -32,7 +33,7 @@ def bank(tmp_path: Path) -> Iterable[Bank]:
 def test_a_query_knows_no_gold() -> None:
     """Every field of a question is either passed on or gold; a new field has to be put on one of the lists."""
     gold = {"answers", "evidence", "images", "dimension", "category", "split", "dialogue_id"}
-    passed = {field.name for field in dataclasses.fields(Query)}
+    passed = {field.name for field in dataclasses.fields(Query)} - {"visual"}
     assert passed | gold == {field.name for field in dataclasses.fields(Question)}
     assert not passed & gold
     question = Question("q7_abs", "d", "When?", "single", ("May", "June"), ("A",), ("S1:T1",), time="2024")
@@ -87,27 +88,6 @@ def test_k_and_budget(tmp_path: Path) -> None:
         assert (bank.folder / "bank.sqlite").read_bytes() == before
 
 
-def test_a_kill_loses_the_session_in_flight_alone(tmp_path: Path) -> None:
-    told, draw, held = talk(60), random.Random(0), 0
-    with opened(tmp_path / "whole", told) as whole:
-        expected = dump(whole)
-
-    def ingest(bank: Bank) -> None:
-        for each in told:
-            bank.ingest(each)
-
-    for _ in range(8):
-        killed = killed_after(draw.randint(1, 300), lambda: opened(tmp_path / "bank"), ingest)
-        assert killed, "all was ingested too early"
-        with opened(tmp_path / "bank") as bank:
-            counts = bank.report()
-            assert counts["sessions"] >= held
-            assert counts["memories"] == counts["turns"] == 3 * counts["sessions"]
-            held = counts["sessions"]
-    with opened(tmp_path / "bank", told) as bank:
-        assert dump(bank) == expected
-
-
 def test_two_writers(bank: Bank) -> None:
     with pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {bank.folder};"):
         opened(bank.folder)
@@ -127,3 +107,22 @@ def test_a_bank_of_something_else(bank: Bank) -> None:
         assert error.value.path == bank.folder
     # and a failed attempt holds no lock
     opened(bank.folder).close()
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "noise" / "bank.sqlite").write_bytes(b"noise" * 1000)
+    opened(tmp_path / "older").close()
+    with sqlite3.connect(tmp_path / "older" / "bank.sqlite") as db:
+        db.execute("UPDATE about SET value = json_set(value, '$.format', 2)")
+    db.close()
+    for name, words in {
+        "file": "cannot be used",
+        "noise": "not a database",
+        "older": "the bank's format is 2, not 3; choose another folder",
+    }.items():
+        with pytest.raises(DataError, match=words) as error:
+            opened(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value)
+        assert "\n" not in str(error.value)

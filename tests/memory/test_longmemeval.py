@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fault_proxy import Proxy, completion
+from running import use_words
 from scripted import ScriptedChat
 from words import WordEncoder, services
 
+from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Session, Turn
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.memory.base import Query, Retrieval
+from remind.memory.config import RunMemoryConfig
 from remind.memory.longmemeval import LongMemEvalBank, LongMemEvalSystem
+from remind.memory.run import run_memory
 from remind.states.pyramid import turn_text
 
 WORDS = re.findall(r"\w+", "tea milk bread ship river stone cloud piano horse garden train letter window market")
@@ -80,22 +86,15 @@ def cosines(query: str, keys: dict[Any, list[str]]) -> dict[Any, float]:
 
 
 @pytest.mark.parametrize("value", ["turn", "round", "session"])
-@pytest.mark.parametrize("join", ["separate", "merge", "split-merge", "split-replace"])
-def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any, join: Any) -> None:
+def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any) -> None:
     sessions = talk(1)
     (path, facts), keys = annotated(tmp_path, sessions), {}
-    system = LongMemEvalSystem(value=value, join=join, source="replay", annotations=path, time="none")
+    system = LongMemEvalSystem(value=value, source="replay", annotations=path, time="none")
     size = {"turn": 1, "round": 2, "session": 6}[value]
     for session in sessions:
         for start in range(0, 6, size):
             part = session.turns[start : start + size]
-            texts: list[str] = []
-            for turn in part:
-                words, own = turn_text(turn), facts.get(turn.id, [])
-                expanded = own if join.startswith("split") else [" ".join(own)] if own else []
-                if not own or join == "separate":
-                    texts.append(words)
-                texts += [f"{text} {words}" if join.endswith("merge") else text for text in expanded]
+            texts = [" ".join([*facts.get(turn.id, []), turn_text(turn)]) for turn in part]
             keys[tuple(turn.id for turn in part)] = texts
     with bank_of(tmp_path / "bank", system, sessions) as bank:
         for query in ("shared fact", "piano horse", "river stone cloud word3x4", "letter"):
@@ -144,9 +143,8 @@ def test_an_llm_writes_facts_events_and_ranges(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> None:
-    for wrong in ({"value": "fact", "expansion": "none"}, {"join": "glue"}, {"source": "replay"}):
-        with pytest.raises(ConfigError):
-            LongMemEvalSystem(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs LoCoMo's file"):
+        LongMemEvalSystem(source="replay")
     path, _ = annotated(tmp_path, talk(9, 1))
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
@@ -157,3 +155,65 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
         with pytest.raises(DataError, match=words) as error:
             LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "d", services())
         assert str(error.value).startswith(path)
+
+
+def instances(path: Path, **changes: Any) -> Path:
+    """LongMemEval's file of three questions about one session: of time, of taste, and one that has no answer."""
+    talk = [
+        {"role": "user", "content": "I run since March, and like quiet parks."},
+        {"role": "assistant", "content": "I see."},
+    ]
+    kinds = {"q1": "temporal-reasoning", "q2": "single-session-preference", "q3_abs": "multi-session"}
+    about = {"haystack_dates": ["2023/05/20 (Sat) 02:21"], "haystack_session_ids": ["s1"], "answer_session_ids": ["s1"]}
+    rows = [
+        {"question_id": name, "question_type": kind, "question": f"What of {name}?", "answer": "gold", **about}
+        | {"question_date": "2023/06/01 (Thu) 10:00", "haystack_sessions": [talk], **changes}
+        for name, kind in kinds.items()
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_the_judge_of_the_benchmark_and_its_file_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_words(monkeypatch.setattr)
+    roles: dict[str, list[str]] = {"too many or one too few": [], "satisfies the rubric": [], "recognises that": []}
+
+    def serve(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        system, user = (message["content"] for message in body["messages"])
+        role = next((words for words in roles if words in system), None)
+        if role is None:
+            return 200, {}, completion("a quiet park")
+        roles[role].append(user)
+        return 200, {}, completion(f'{{"verdict": {"false" if "rubric" in role else "true"}}}')
+
+    path = instances(tmp_path / "lme.json")
+    with Proxy(answer=serve) as server:
+        llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
+        given = {"k": [1], "budgets": [], "judge": "longmemeval", "export": "official"}
+        out = run_memory(RunMemoryConfig(str(path), str(tmp_path / "run"), ["bm25"], llm=llm, **given))  # type: ignore[arg-type]
+    assert [len(asked) for asked in roles.values()] == [4, 4, 4]
+    assert all("What of q3_abs?" in asked and "a quiet park" in asked for asked in roles["recognises that"])
+    written = [json.loads(line) for line in (out / "bm25" / "hypotheses.jsonl").read_text().splitlines()]
+    assert [(row["question_id"], row["autoeval_label"]["label"]) for row in written] == [
+        ("q1", True),
+        ("q2", False),
+        ("q3_abs", True),
+    ]
+    # it is a file of the benchmark's
+    official = ScoreOfficialConfig(str(out / "bm25" / "hypotheses.jsonl"), str(tmp_path / "scores"), str(path))
+    scores = score_official(official)
+    report = json.loads((out / "bm25" / "report.json").read_text())
+    assert scores["overall"]["value"] == report["overall"]["accuracy"]["value"] == pytest.approx(2 / 3)
+    assert scores["abstention"]["value"] == 1
+
+
+def test_questions_and_files_that_are_not_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_words(monkeypatch.setattr)
+    path = instances(tmp_path / "lme.json", question_type="riddle")
+    with Proxy(answer=lambda _: (200, {}, completion("so"))) as server:
+        cfg = RunMemoryConfig(str(path), str(tmp_path / "run"), ["bm25"], judge="longmemeval")
+        with pytest.raises(DataError, match="knows no question type 'riddle'"):
+            run_memory(replace(cfg, llm=LLMConfig(EndpointConfig("m", server.url), cache=None)))
+    (tmp_path / "chat.jsonl").write_text('{"speaker": "Ana", "text": "Hi."}\n')
+    with pytest.raises(ConfigError, match=r"chat.jsonl is in another format"):
+        run_memory(RunMemoryConfig(str(tmp_path / "chat.jsonl"), str(tmp_path / "new"), ["bm25"], export="official"))

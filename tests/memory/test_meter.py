@@ -82,16 +82,13 @@ def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(
 def test_tools_and_formats_pass_unchanged_and_whole_replies_come_back(tmp_path: Path) -> None:
     call = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"n": 3}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "…"}
-    whole = {
-        "id": "chatcmpl-9", "object": "chat.completion", "created": 5, "model": "m-2024", "system_fingerprint": "fp",
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13, "details": {"cached": 4}},
-    }  # fmt: skip
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}
+    whole = {"id": "9", "object": "chat.completion", "created": 5, "model": "m-2024", "choices": [choice]}
+    whole["usage"] = {"prompt_tokens": 10, "completion_tokens": 3, "details": {"cached": 4}}
     body = {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "two?"}]}, message],
         "tools": [TOOL],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
         "temperature": 0.9,
         "max_completion_tokens": 77,
         "seed": 4,

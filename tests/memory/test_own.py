@@ -15,6 +15,7 @@ from remind import read
 from remind.data.dialogue import Dialogue, Question
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.config import FusionConfig
 from remind.grounding.ground import load_saes
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Services, System
@@ -82,20 +83,28 @@ def test_turns_come_in_the_order_of_their_segments(
     assert memories[0].score == pytest.approx(cue.max(), abs=1e-6)
 
 
-def test_marked_turns_come_first_by_salience(
-    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, saes: Path
+@pytest.mark.parametrize("name", ["remind_x1", "remind_recommended"])
+def test_turns_come_by_salience_then_as_retrieved(
+    name: str, tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, saes: Path
 ) -> None:
-    grounding = {"budget_tokens": 90, "window": 1}
-    system = make_system("remind_x1", {"sae": str(saes), "grounding": grounding, **HYBRID})
-    with filled(system, tmp_path / "x1", dialogue, encoder) as bank:
+    """x1's marked turns come first; as recommended, all turns of the conversation by fused salience."""
+    fused = name == "remind_recommended"
+    grounding: dict[str, Any] = {"fuse": FusionConfig(), "anchor_codes": "question", "window": 0}
+    grounding |= {"budget_tokens": 10**9, "budget_share": 1.0, "context_codes": "windowed"}
+    if not fused:
+        grounding = {"budget_tokens": 90, "window": 1}
+    options = {"sae": str(saes)} if fused else {"sae": str(saes), "grounding": grounding, **HYBRID}
+    with filled(make_system(name, options), tmp_path / name, dialogue, encoder) as bank:
         retrieval = bank.retrieve(Query(ASKED), k=1000)
     with filled(make_system("remind", HYBRID), tmp_path / "x0", dialogue, encoder) as plain:
         behind = turns(plain.retrieve(Query(ASKED), k=1000).memories)
-    _, state = x0(dialogue, encoder, method="hybrid")
+    whole = {"top_share": 1.0, "max_context_tokens": None} if fused else {}
+    _, state = x0(dialogue, encoder, method="hybrid", **whole)
     grounder = Grounder(load_backbone("minilm"), *load_saes(saes), GroundingConfig(**grounding), encoder)
     x1 = grounder.ground(state)
     salience = {state.turns[n].id: x1.salience[n] for a, b in x1.blocks for n in range(a, b + 1)}
-    assert 1 < len(salience) < len(state.turns)
+    assert 1 < len(salience) <= len(state.turns)
+    assert (len(salience) == len(dialogue.turns)) == fused
     first = sorted(salience, key=lambda turn: -salience[turn])
     assert turns(retrieval.memories) == [*first, *(turn for turn in behind if turn not in salience)]
     assert first != behind[: len(first)], "the marks change nothing here"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from scripted import ScriptedChat
@@ -9,6 +10,7 @@ from scripted import ScriptedChat
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Memory, Query
+from remind.memory.learning import cited
 from remind.memory.readers import ChatReader, Mode, Reading, citations
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
@@ -24,7 +26,7 @@ QUERY = Query("Who came?", "q1", "2023-05-01")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "cited"),
+    ("text", "expected", "found"),
     [
         ("Tea [0, 2]", "Tea", {0, 2}),
         ("Tea [0], and milk [ 4 ] too", "Tea, and milk too", {0, 4}),
@@ -35,8 +37,8 @@ QUERY = Query("Who came?", "q1", "2023-05-01")
         ("In [2023] it was [3]", "In [2023] it was", {3}),
     ],
 )
-def test_citations(text: str, expected: str, cited: set[int] | None) -> None:
-    assert citations(text, 5) == (expected, cited)
+def test_citations(text: str, expected: str, found: set[int] | None) -> None:
+    assert citations(text, 5) == (expected, found)
 
 
 def asked(reader: ChatReader, reply: Reply, memories: Sequence[Memory] = MEMORIES) -> tuple[Reading, Request]:
@@ -80,3 +82,20 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
 def test_a_failed_reply_is_no_answer() -> None:
     reading, _ = asked(ChatReader("cite"), Reply("", failure="server", message="down"))
     assert (reading.text, reading.cited, reading.failure) == ("", None, "server: down")
+
+
+def test_who_cites_what() -> None:
+    asked = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
+    given: list[tuple[str, tuple[str, ...] | None]] = [
+        ("Ann: I bought the bicycle", ("t3",)),
+        ("Ann: it is red", ("t1", "t2")),
+        ("Bob: hello", ("t4",)),
+        ("Bob: a red bike that Ann buys; a bicycle", None),
+    ]
+    shown = [Memory(f"m{n}", text, "turn", sources, None, 0.0, 3) for n, (text, sources) in enumerate(given)]
+    assert cited("oracle", asked, shown) == {1}
+    # of Ann, buy, red, bicycle two are needed; stems count
+    assert cited("lexical", asked, shown) == {0, 1, 3}
+    assert cited("oracle", asked, []) == frozenset()
+    assert cited("oracle", replace(asked, evidence=()), shown) is None
+    assert cited("noisy", asked, shown) <= {0, 1, 2, 3}

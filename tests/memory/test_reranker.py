@@ -32,8 +32,10 @@ def reranker(config: RerankerConfig, seed: int = 0, size: int = D) -> Reranker:
 def episode(one: Reranker, draws: np.random.Generator, k: int = 8, based: bool = False, name: str = "n") -> Episode:
     query, memories = units(draws, D), units(draws, k, D)
     base = draws.standard_normal(k) if based else None
-    order = sample(one, query, memories, name, base)
-    return Episode(query, memories, order, draws.choice([-1.0, 1.0], len(order)), base)
+    order, noise = sample(one, query, memories, name, base), one.noise(name, k)
+    assert noise is not None
+    rewards = np.r_[1.0, draws.choice([-1.0, 1.0], len(order) - 1)]
+    return Episode(query, memories, order, rewards, base, noise)
 
 
 def sample(one: Reranker, query: np.ndarray, memories: np.ndarray, name: str, base: Any = None) -> np.ndarray:
@@ -44,27 +46,37 @@ def sample(one: Reranker, query: np.ndarray, memories: np.ndarray, name: str, ba
 
 
 def objective(config: RerankerConfig, one: Episode, baseline: float, w_q: torch.Tensor, w_m: torch.Tensor) -> Any:
-    """Σ_j w_j log P_j, written out draw by draw as in Eq. 1-3."""
+    """Σ_j w_j log P_j, written out draw by draw as in Eq. 1-3; of contrastive learning the mean over what is cited."""
     query, memories = torch.from_numpy(one.query), torch.from_numpy(one.memories)
     scores = config.scale * (memories + memories @ w_m.T) @ (query + w_q @ query)
     if one.base is not None:
         scores = torch.from_numpy(one.base) + scores - config.scale * memories @ query
     total = torch.zeros((), dtype=torch.float64)
     order = [int(position) for position in one.order]
+    if config.pretrain:
+        shares = scores.log_softmax(0)[order]
+        return shares[one.rewards > 0].mean()
+    if config.as_printed:
+        scores = (scores + torch.as_tensor(one.noise)) / 0.5
     for draw, position in enumerate(order):
-        left = [other for other in range(len(scores)) if other not in order[:draw]]
+        left = [other for other in range(len(scores)) if other not in order[:draw] or config.as_printed]
         total = total + (float(one.rewards[draw]) - baseline) * (scores[position] - torch.logsumexp(scores[left], 0))
     return total
 
 
 def analytic(one: Reranker, episodes: list[Episode], baseline: float) -> tuple[np.ndarray, np.ndarray]:
-    a, q, p, v = one.gradient(episodes, [one.coefficients(each, baseline) for each in episodes])
+    slope = one.contrast if one.config.pretrain else lambda each: one.coefficients(each, baseline)
+    a, q, p, v = one.gradient(episodes, [slope(each) for each in episodes])
     return a.T @ q, p.T @ v
 
 
-@pytest.mark.parametrize("based", [False, True])
-def test_the_gradient_is_that_of_automatic_differentiation(based: bool) -> None:
-    config = RerankerConfig(scale=3, top_m=4, top_k=8)
+@pytest.mark.parametrize(
+    ("based", "changes"), [(False, {}), (True, {}), (False, {"as_printed": True}), (True, {"pretrain": 2})]
+)
+def test_the_gradient_is_that_of_automatic_differentiation(based: bool, changes: dict[str, Any]) -> None:
+    config = RerankerConfig(scale=3, top_m=4, top_k=8, **changes)
+    # Appendix A.1
+    assert (config.scale, config.rate) == ((1, 1e-3) if config.as_printed else (3, 1e-2))
     one, draws = reranker(config), np.random.default_rng(1)
     episodes = [episode(one, draws, based=based, name=str(number)) for number in range(3)]
     found = np.stack(analytic(one, episodes, 0.3))

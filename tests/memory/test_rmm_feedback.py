@@ -66,10 +66,12 @@ def test_without_feedback_it_is_the_retriever(tmp_path: Path, method: Any) -> No
             assert ranking(memory, query) == ranking(other, query)
 
 
-def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
-    one, waiting = Reranker(SMALL, 24), []
+@pytest.mark.parametrize("printed", [False, True])
+def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path, printed: bool) -> None:
+    config = replace(SMALL, as_printed=printed)
+    one, waiting = Reranker(config, 24), []
     encoder = WordEncoder()
-    with filled(tmp_path / "a") as memory:
+    with filled(tmp_path / "a", config) as memory:
         for query in QUERIES:
             found = memory.retrieve(query, k=5)
             ask(memory, query)
@@ -82,7 +84,7 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
             order = np.argsort(-(one.scores(vector, vectors) + noise), kind="stable")[:3]
             assert order.tolist() == found.trace["order"][:3]
             given = [1.0 if int((m.sources or ("",))[0][-1]) % 2 else -1.0 for m in found.memories[:3]]
-            waiting.append(Episode(vector, vectors, order, np.array(given)))
+            waiting.append(Episode(vector, vectors, order, np.array(given), noise=noise))
             if len(waiting) == 2:
                 one.learn(waiting)
                 waiting = []
@@ -91,6 +93,24 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
         np.testing.assert_allclose(learned.w_q, one.w_q, atol=1e-6)
         np.testing.assert_allclose(learned.w_m, one.w_m, atol=1e-6)
         assert abs(learned.w_q).max() > 1e-3
+
+
+def test_labels_are_learned_from_without_samples(tmp_path: Path) -> None:
+    """Contrastive learning raises what is cited, in its own bank and by its weights in another."""
+    common, cited = tmp_path / "common", dict[str, str]()
+    with filled(tmp_path / "a", replace(SMALL, pretrain=20, batch=3)) as memory:
+        before = {query.id: ranking(memory, query) for query in QUERIES}
+        for query in QUERIES:
+            found = memory.retrieve(query, k=10)
+            assert not found.trace["sampled"]
+            cited[query.id] = found.memories[7].id
+            memory.feedback(found, {7})
+        keep(memory.reranker.dump(), common)
+        assert memory.reranker.step == 3
+    with filled(tmp_path / "b", scope="frozen", weights=str(common)) as memory:
+        after = {query.id: ranking(memory, query) for query in QUERIES}
+    ranks = [np.mean([one[name].index(cited[name]) for name in cited]) for one in (before, after)]
+    assert ranks[1] < ranks[0] - 2
 
 
 def test_weights_that_others_begin_with(tmp_path: Path) -> None:

@@ -29,8 +29,7 @@ _FENCED = re.compile(r"<<<(\w+) ([0-9a-f]{8})\n(.*?)\n\1 \2>>>", re.DOTALL)
 
 
 def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """A model whose replies are a function of the prompt: Mem0's and RMM's managers, and a reader that
-    cites."""
+    """A model whose replies are a function of the prompt: RMM's manager, and a reader that cites."""
     asked = "\n".join(str(message["content"]) for message in body["messages"])
     given = {name: text for name, _, text in _FENCED.findall(asked)}
     chance = zlib.crc32(json.dumps(given).encode())
@@ -41,14 +40,6 @@ def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         said = {"extracted_memories": [{"summary": f"{given['speaker']}, {turns[n]}", "reference": [n]} for n in own]}
     elif "Merge(" in asked:
         said = "Add()" if chance % 2 else f"Merge(0, {json.loads(given['new'])['new_summary']} And more.)"
-    elif '{"facts": ' in asked:
-        said = {"facts": [line for line in given["conversation"].splitlines() if line.startswith(given["person"])]}
-    elif '{"memory": ' in asked:
-        entries = [json.loads(line) for line in given.get("entries", "").splitlines()]
-        facts = [json.loads(line) for line in given["facts"].splitlines()]
-        said = {"memory": [{"id": f"n{n}", "text": fact, "event": "ADD"} for n, fact in enumerate(facts)]}
-        if entries and chance % 3:
-            said["memory"][0] |= {"id": entries[0]["id"], "event": ("UPDATE", "DELETE")[chance % 2]}
     else:
         count = len(json.loads(given["memories"]))
         said = f"answer {chance % 97}" + (f" [{chance % count}, {chance % 3}]" if count else " [NO_CITE]")
@@ -70,7 +61,7 @@ def words(data: Path, out: Path, url: str) -> list[str]:
     given = {
         "input": data,
         "out": out,
-        "systems": "[dense, mem0, rmm]",
+        "systems": "[dense, rmm]",
         "options": "{rmm: {reranker: {batch: 2, top_k: 6}, scope: shared}}",
         "reader": "cite",
         "k": "[1, 3]",
@@ -91,7 +82,7 @@ def ended(out: Path) -> dict[str, Any]:
     """What a run has come to: answers, banks and units as they are, and scores, less what tells time."""
     scores = score_memory(ScoreMemoryConfig(str(out), str(out.with_suffix(".json")), resamples=20))
     for cost in scores["costs"]:
-        for name in ("ingest_seconds", "p50_ms", "p95_ms", "bytes"):
+        for name in ("p50_ms", "p95_ms", "bytes"):
             del cost[name]
         for part in ("ingest", "question"):
             # tries, which depend on faults
@@ -123,7 +114,7 @@ def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, 
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     whole, out, draw = ended(tmp_path / "whole"), tmp_path / "out", random.Random(3)
-    kills, killed = int(os.environ.get("REMIND_KILLS", "2")), 0
+    kills, killed = int(os.environ.get("REMIND_KILLS", "1")), 0
     with Proxy(answer=play, share=0.3, seed=7, faults=("rate", "broken", "cut", "malformed")) as proxy:
         for left in range(kills, 0, -1):
             process = Forked(RUNNING, *words(data, out, proxy.url))
@@ -148,5 +139,5 @@ def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, 
     assert kept(out) == kept(tmp_path / "whole") == len(calm.paid)
     assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
     assert whole["rmm", "two"][-1]["trace"]["updates"] == 4
-    assert proxy.faults.total() > 20
+    assert proxy.faults.total() > 10
     assert set(calm.paid) == set(proxy.paid)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from remind.core.cli import parse
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Query, Services
-from remind.memory.systems import SYSTEMS, make_system
+from remind.memory.config import Limit, RunMemoryConfig
+from remind.memory.systems import ROWS, SYSTEMS, TABLE_1, make_system, title
 from remind.models.encoder import SentenceEncoder
 
 TALK = (
@@ -19,13 +21,14 @@ TALK = (
     Session("s2", "2024-02-01", (Turn("c", "Ana", "The vet saw our cat."), Turn("d", "Ben", "Is she well again?"))),
 )
 #: What the first memory for a question about the kayak is made of.
-FIRST = {name: {"a", "b"} for name in ("round", "session", "lme_round")}
+FIRST = {"newest": {"d"}, **{name: {"a", "b"} for name in ("round", "session", "lme_round")}}
 #: What asks a chat model, and what does without.
 ALONE = [
-    *("dense", "bm25", "hybrid", "round", "session", "remind", "remind_hybrid", "lme_round", "lme_time"),
+    *("dense", "bm25", "hybrid", "round", "session", "newest", "remind", "remind_hybrid", "lme_round", "lme_time"),
     *("rmm_lexical", "rmm_residual"),
 ]
-ASKING = [name for name in SYSTEMS if name not in (*ALONE, "remind_x1", "lme_facts", "mem0_today", "langmem")]
+ELSEWHERE = ("remind_recommended", "remind_x1", "lme_facts", "langmem")
+ASKING = [name for name in SYSTEMS if name not in (*ALONE, *ELSEWHERE)]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -65,13 +68,23 @@ def test_what_cannot_be_made_is_refused(system: str, options: dict[str, Any], sa
         make_system(system, options)
 
 
-def test_prompts_of_a_package_that_is_missing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.distributions", lambda name: ())
-    with pytest.raises(ConfigError, match="those of mem0ai 1"):
-        make_system("mem0", {"prompts": "official"}).about()
-
-
 def test_the_page_lists_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.split("## Systems")[1].split("## ")[0], re.MULTILINE))
     assert rows == {name: entry.help for name, entry in SYSTEMS.items()}
+
+
+def test_the_papers_protocol_names_every_system_and_its_k() -> None:
+    folder, names = Path(__file__).parents[2] / "configs" / "paper", ["memory", "baselines"]
+    words = [word for name in names for word in ("--config", str(folder / f"{name}.yaml"))]
+    systems, trained = (parse(RunMemoryConfig, "", words[:end]) for end in (2, 4))
+    rows = {ROWS[title(name)] for name in (*systems.systems, *trained.systems, "full_context")}
+    assert rows == set(TABLE_1)
+    assert systems.reader == trained.reader == "x0"
+    assert {*systems.limits} == {*systems.systems}
+    assert (systems.limits["amem"], systems.limits["remind"]) == (Limit(k=10), Limit(budget=7600))
+    assert (systems.llm.default.price_prompt, systems.llm.default.price_completion) == (0.15, 0.6)
+    assert {*trained.models} == {*trained.systems}
+    assert trained.models["DS-Distill-Qwen-14B"].thought_tokens > 0
+    assert trained.llm_of("mem1").endpoint("judge") == systems.llm.judge
+    assert [title(name) for name in systems.systems[-2:]] == ["REMIND as printed", "REMIND as recommended"]

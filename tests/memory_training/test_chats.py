@@ -23,10 +23,16 @@ from remind.memory.proposals import BANKS
 from remind.memory.salimory import SaliMorySystem
 from remind.memory_training import pico, train
 from remind.memory_training import salimory as s
-from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, TrainMemoryConfig
-from remind.memory_training.episodes import Scores, together, traced
+from remind.memory_training.config import (
+    MemoryWorldConfig,
+    PolicyGradientConfig,
+    SaliMoryConfig,
+    TrainMemoryConfig,
+)
+from remind.memory_training.episodes import Scores, together
+from remind.memory_training.pico import Chat
 from remind.memory_training.rewards import ROLES
-from remind.memory_training.speech import Chat
+from remind.models.backbone import load_backbone
 from remind.testbed.memory_world import ORACLE, make_life
 
 #: The core block and a semantic entry are updated in its second session.
@@ -71,7 +77,7 @@ def lines(request: Request) -> list[list[str]]:
 
 
 def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(tmp_path: Path) -> None:
-    run = traced(s.rollout(LIFE.id, [s.told(meeting) for meeting in LIFE.meetings], LIFE.final, Chat.limits))
+    run = s.rollout(LIFE.id, [s.told(meeting) for meeting in LIFE.meetings], LIFE.final, Chat.limits)
     ((outcome, traces),) = together([run], lambda shown: [s.expert_reply(one, ORACLE, Random(0)) for one in shown])
     replies = iter([one.as_json(reply) for one, reply in traces])
     scribe = ScriptedChat(lambda _: next(replies))
@@ -114,3 +120,17 @@ def test_adapters_alone_are_trained_and_the_folder_has_them_merged(
     assert method != "sft" or rows[-1]["loss"] < rows[0]["loss"]
     # the reference is the model without its adapters, which begin with nothing
     assert method != "adrpo" or rows[0]["kl"] == 0
+
+
+@pytest.mark.parametrize("method", ["salimory_sft", "salimory"])
+def test_a_model_that_sees_images_is_trained_on_texts(method: Any, qwen35: Path, tmp_path: Path) -> None:
+    """SaliMory's Qwen3.5: its text part learns, its vision tower stays, and the folder opens as it did."""
+    world, rl = MemoryWorldConfig(1, 1, evaluate=1), PolicyGradientConfig(group=2, reply_tokens=4)
+    cfg = TrainMemoryConfig(str(tmp_path / "run"), method, str(qwen35), steps=1, batch_size=1, world=world, rl=rl)
+    out = train.train_memory(replace(cfg, salimory=SaliMoryConfig(turns=2), lr=1e-2, warmup=0.0))
+    one, two = (load_file(folder / "model.safetensors") for folder in (qwen35, out / "policy"))
+    changed = {name for name in one if not torch.equal(one[name], two[name])}
+    # rewards of random weights do not differ
+    assert bool(changed) == (method == "salimory_sft")
+    assert not any("visual" in name for name in changed)
+    assert load_backbone(out / "policy").kind == "vlm"

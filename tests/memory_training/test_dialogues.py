@@ -33,7 +33,7 @@ from remind.memory_training.config import (
     SaliMoryConfig,
     TrainMemoryConfig,
 )
-from remind.memory_training.episodes import together, traced
+from remind.memory_training.episodes import together
 from remind.memory_training.membuilder import Scorer
 from remind.memory_training.rewards import Played
 from remind.models.nano import nano_tokenizer
@@ -154,7 +154,7 @@ def test_sessions_that_are_of_no_use_are_left_out(source: Any, capsys: pytest.Ca
 
 def test_an_episode_is_what_a_bank_of_salimory_does(tmp_path: Path) -> None:
     asks = replace(ASKED[0], time="2023-06-01")
-    run = traced(dialogues.play(TALK, asks))
+    run = dialogues.play(TALK, asks)
     ((played, traces),) = together([run], lambda steps: [part(one.request()) for one in steps])
     chat = ScriptedChat(part)
     with SaliMorySystem().open(tmp_path / "b", "life", services(ENCODER, chat)) as bank:  # type: ignore[arg-type]
@@ -169,7 +169,9 @@ def test_an_episode_is_what_a_bank_of_salimory_does(tmp_path: Path) -> None:
 
 def test_rollouts_are_worth_what_the_judge_grades(source: Any) -> None:
     chats = {"answer": ScriptedChat(lambda _: "a dog"), "judge": ScriptedChat(part)}
-    task = dialogues.SaliMoryDialoguesTask(source(**chats), nano_tokenizer(), SaliMoryConfig(turns=4))
+    task = dialogues.SaliMoryDialoguesTask(
+        source(**chats), nano_tokenizer(), SaliMoryConfig(turns=4, personalisation=0.9)
+    )
     assert (len(task), len(task.rows[0][0].turns)) == (3, 4)
     talk, question = task.rows[0]
     gold = question.evidence[0]
@@ -179,10 +181,13 @@ def test_rollouts_are_worth_what_the_judge_grades(source: Any) -> None:
     found = task.score(0, rollouts)
     # φ_f = 3/4, φ_v = 1/4; κ = .4 · 1/2 + .6 · 1
     gamma = 0.75 * 0.75
-    expected = 0.7 * (1 + 0.45 * 0.5) + (-0.5 * (1 - gamma) + 0.3 * gamma) + 0.15 * 0.3 + 0.1 * 0.8
+    expected = 0.7 * (1 + 0.9 * 0.5) + (-0.5 * (1 - gamma) + 0.3 * gamma) + 0.15 * 0.3 + 0.1 * 0.8
     # who has no profile is asked all the same; its answer counts, its memory costs the whole penalty
-    assert found.rewards["booster"] == pytest.approx([expected, 0.7 * (1 + 0.45 * 0.5) - 0.5])
+    assert found.rewards["booster"] == pytest.approx([expected, 0.7 * (1 + 0.9 * 0.5) - 0.5])
     assert [(one.role, one.winner, one.loser) for one in found.pairs] == [("booster", 0, 1)]
+    # what is graded is a reply to the person
+    told = [request.messages[0].text for request in chats["answer"].asked]
+    assert all("Reply to the person" in text and "short phrase" not in text for text in told)
     # not applicable, in other words
     given = json.dumps({"accuracy": "0.7", "personalisation": "n/a"})
     chats["judge"].part = lambda request: given if "reply" in parts(request) else part(request)

@@ -10,7 +10,7 @@ import pytest
 
 from remind.memory.operations import State
 from remind.memory_training import evaluate, pico
-from remind.memory_training.config import RewardConfig
+from remind.memory_training.config import PolicyGradientConfig, RewardConfig
 from remind.memory_training.episodes import Lesson
 from remind.memory_training.membuilder import MemBuilderTask, Scorer
 from remind.memory_training.pico import View
@@ -65,9 +65,18 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     assert own.rewards == pytest.approx({"core": 0.52, "episodic": 1.0, "semantic": 1.0, "procedural": 1.0})
     # episodic wrote where the expert did not, semantic nothing where it wrote five words; the pet is in episodic
     assert other.rewards == pytest.approx({"core": 0.5, "episodic": 0.1, "semantic": 0.1, "procedural": 0.0})
-    scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [replies, ("<end>",) * 4])
+    task = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), PolicyGradientConfig(alpha=4.0))
+    scores = task.score(0, [replies, ("<end>",) * 4])
     assert scores.weights == {"core": [1, 1], "episodic": [1, 1], "semantic": [4, 1], "procedural": [1, 1]}
     assert scores.metrics == {"task": 0.5, "held_out": 0.5, "valid": 1.0}
+    # of sessions without a task reward what is valid and no longer than the expert's is right, whatever it tells
+    task = MemBuilderTask([lesson] * 200, pico.tokenizer(), scorer.cfg, PolicyGradientConfig(density=0.25))
+    unpaid = [row for row, one in enumerate(task.scorers) if not one.lesson.asks]
+    assert 125 < len(unpaid) < 175
+    scores = task.score(unpaid[0], [("<end>", "<end>", "ADD t3 <end>", "UPDATE m1 t1 <end>"), replies])
+    assert scores.rewards["core"] == pytest.approx([1.0, 0.52])
+    assert (scores.rewards["semantic"], scores.rewards["procedural"]) == ([1.0, 1.0], [0.0, 1.0])
+    assert ({*scores.weights["semantic"]}, "task" in scores.metrics) == ({1.0}, False)
 
 
 def test_an_evaluation_chains_the_policys_own_memories() -> None:

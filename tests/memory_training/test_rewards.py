@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from remind.memory_training import rewards as r
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Pair
 
 
 def test_penalties_at_every_boundary() -> None:
@@ -41,11 +38,3 @@ def test_rewards_of_a_rollout() -> None:
     assert [r.memory_reward(None, None, salient, cfg) for salient in (True, False)] == [-0.5, 0.0]
     assert r.memory_reward(None, None, True, SaliMoryConfig(e2_literal=True)) == 0.3
     assert (r.filter_quality(["t1"], ["t1", "t2"]), r.filter_quality([], [])) == (pytest.approx(0.7), 1.0)
-
-
-def test_pairs_take_the_widest_gap_that_is_allowed() -> None:
-    scores = [0.1, 0.3, math.nan, -0.2]
-    assert r.contrastive_pair("booster", scores) == Pair("booster", 1, 3, pytest.approx(0.5))
-    narrowed = r.contrastive_pair("booster", scores, lambda _, worse: worse != 3)
-    assert narrowed == Pair("booster", 1, 0, pytest.approx(0.2))
-    assert r.contrastive_pair("booster", [0.3, 0.3]) is None

@@ -13,56 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worded
 from forked import Forked
 from safetensors.torch import load_file
+from worded import Words
 
+from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
-from remind.memory_training import train
+from remind.memory_training import train, trainer
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
 
-#: A task whose rewards tell replies of random weights apart, and two rollouts of a role compared.
-SCRIPT = """
-import sys
-from collections import Counter
-from remind.core.cli import parse
-from remind.memory_training import train, trainer
-from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.episodes import Pair, Scores
-from remind.memory_training.rewards import ROLES
-
-class Words(train.MemBuilderTask):
-    def score(self, row, outcomes):
-        rewards = {role: [float(len(set(one[n].split()))) for one in outcomes] for n, role in enumerate(ROLES)}
-        return Scores(rewards, {"semantic": [4.0] * len(outcomes)}, (Pair("core", 0, 1, 0.5),))
-
-def scripted(model, prompts, settings):
-    # a function of the prompt and of how often it was asked
-    seen, replies = Counter(), []
-    for ids in map(tuple, prompts):
-        seen[ids] += 1
-        count = sum(ids) + seen[ids]
-        replies.append([count * k % 200 + 2 for k in range(1, 2 + count % 4)] + [1])
-    return replies
-
-if "--scripted" in sys.argv:
-    sys.argv.remove("--scripted")
-    trainer.complete = scripted
-train.train_memory(parse(TrainMemoryConfig, sys.argv[1:]), Words)
-"""
+SCRIPT = Path(worded.__file__)
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("script") / "run.py"
-    file.write_text(SCRIPT)
-    return file
+def words(small: Path, out: Path, method: str) -> list[str]:
+    said = f"--out {out} --method {method} --model {small} --lr 1e-2 --warmup 0 --steps 3 --batch_size 2"
+    said += " --world.dialogues 2 --world.sessions 1 --world.evaluate 1 --save_every 1"
+    return f"{said} --rl.group 2 --rl.reply_tokens 4 --rl.inner_epochs 2".split()
 
 
-def start(script: Path, small: Path, out: Path, method: str, *more: object, processes: int = 1) -> Forked:
-    words = f"--out {out} --method {method} --model {small} --lr 1e-2 --warmup 0 --steps 3 --batch_size 4"
-    words += " --world.dialogues 2 --world.sessions 2 --world.evaluate 1 --save_every 1"
-    words += " --rl.group 2 --rl.reply_tokens 6 --rl.inner_epochs 2"
-    return Forked(script, *words.split(), *more, processes=processes)
+def here(small: Path, out: Path, method: str, **changes: Any) -> None:
+    """A run in this process."""
+    train.train_memory(replace(parse(TrainMemoryConfig, "", words(small, out, method)), **changes), Words)
 
 
 def outcome(out: Path) -> tuple[object, ...]:
@@ -72,17 +44,17 @@ def outcome(out: Path) -> tuple[object, ...]:
     return timeless, (out / "report.json").read_text(), (out / "policy" / "model.safetensors").read_bytes()
 
 
-def ended(process: Forked) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-2000:]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["sft", "adrpo"])
-def test_two_processes_train_as_one_does(script: Path, small: Path, tmp_path: Path, method: str) -> None:
+def test_two_processes_train_as_one_does(
+    small: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To rounding, for the same replies: each process samples its own."""
-    for processes in (1, 2):
-        ended(start(script, small, tmp_path / str(processes), method, "--scripted", processes=processes))
+    pair = Forked(SCRIPT, *words(small, tmp_path / "2", method), "--scripted", processes=2)
+    monkeypatch.setattr(trainer, "complete", worded.scripted)
+    here(small, tmp_path / "1", method)
+    _, errors = pair.communicate(timeout=240)
+    assert pair.returncode == 0, errors[-2000:]
     one, two = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("1", "2"))
     first = load_file(small / "model.safetensors")
     assert max(float((one[name] - first[name]).abs().max()) for name in one) > 1e-2
@@ -92,23 +64,24 @@ def test_two_processes_train_as_one_does(script: Path, small: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["sft", "adrpo"])
-def test_runs_killed_at_random_end_with_the_same_bits(script: Path, small: Path, tmp_path: Path, method: str) -> None:
+def test_runs_killed_at_random_end_with_the_same_bits(small: Path, tmp_path: Path, method: str) -> None:
     """SIGKILL anywhere: while it samples, scores, updates, writes a checkpoint or evaluates."""
-    ended(start(script, small, tmp_path / "whole", method))
+    here(small, tmp_path / "whole", method)
     whole, out = outcome(tmp_path / "whole"), tmp_path / "out"
     log, draw, ends = out / "metrics.jsonl", random.Random(method), list[int]()
-    for _ in range(int(os.environ.get("REMIND_KILLS", "2"))):
+    while len(ends) < int(os.environ.get("REMIND_KILLS", "1")):
         written = log.stat().st_size if log.exists() else 0
-        process = start(script, small, out, method, "--resume", "true")
+        process = Forked(SCRIPT, *words(small, out, method), "--resume", "true")
         while process.poll() is None and not (log.exists() and log.stat().st_size > written):
             time.sleep(0.002)
-        time.sleep(draw.uniform(0, 0.2))
+        time.sleep(draw.uniform(0, 0.1))
         process.kill()
-        ends.append(process.wait())
-        if not ends[-1]:  # it was through before the signal came
+        if process.wait():
+            ends.append(process.returncode or 0)
+        else:  # it was through before the signal came
             shutil.rmtree(out)
-    assert -signal.SIGKILL in ends
-    ended(start(script, small, out, method, "--resume", "true"))
+    assert {*ends} == {-signal.SIGKILL}
+    here(small, out, method, resume=True)
     assert outcome(out) == whole
 
 
@@ -135,6 +108,21 @@ def test_a_terminated_run_ends_its_generation_and_goes_on(small: Path, tmp_path:
         train.train_memory(cfg)
     with pytest.raises(ConfigError, match=r"other settings \(rl\.alpha\)"):
         train.train_memory(replace(cfg, rl=replace(rl, alpha=1.0), resume=True))
+
+
+def test_the_configs_are_what_the_command_takes() -> None:
+    configs = sorted((Path(__file__).parents[2] / "configs" / "memory").glob("*.yaml"))
+    found = {
+        path.stem: parse(TrainMemoryConfig, "", ["--config", str(path)]) for path in configs if path.stem != "policies"
+    }
+    paper = found["salimory_qwen35_9b"]
+    # Table 6 of SaliMory
+    assert (paper.model, paper.rl.group, paper.rl.beta, paper.salimory.personalisation) == (
+        "Qwen/Qwen3.5-9B",
+        4,
+        0.08,
+        0.45,
+    )
 
 
 def test_what_cannot_be_trained_leaves_no_folder(small: Path, tmp_path: Path) -> None:

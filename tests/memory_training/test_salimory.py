@@ -11,7 +11,7 @@ import pytest
 from remind.memory_training import pico
 from remind.memory_training import salimory as s
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Pair, together, traced
+from remind.memory_training.episodes import Pair, together
 from remind.testbed.memory_world import Ask, Said
 
 DAY = date(2023, 3, 10)
@@ -28,7 +28,7 @@ def play(
     replies: Sequence[str], *sessions: Sequence[s.Told], asks: Sequence[Ask] = (ASK,)
 ) -> tuple[s.Played, list[s.Asked]]:
     """A rollout with these replies in order, and what was asked."""
-    left, run = iter(replies), traced(s.rollout("life", sessions, asks))
+    left, run = iter(replies), s.rollout("life", sessions, asks)
     ((outcome, traces),) = together([run], lambda shown: [next(left) for _ in shown])
     assert not list(left)
     return outcome, [one for one, _ in traces]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +13,8 @@ from transformers import T5Config
 
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone, load_backbone
-from remind.models.images import chat_inputs
+from remind.models.chat import paths_of
+from remind.models.images import Pictures
 from remind.models.nano import save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
@@ -62,22 +62,6 @@ def test_hidden_states_are_those_of_the_library(name, request):
         torch.testing.assert_close(state, expected[layer])
 
 
-# encoders number positions from the left and are padded on the right
-@pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("minilm", "right")])
-def test_padding_changes_nothing(name, side, request):
-    backbone = request.getfixturevalue(name)
-    long, short = ids_of(backbone)[0], ids_of(backbone)[0, :5]
-    pad = torch.zeros(len(long) - len(short), dtype=torch.long)
-    row = torch.cat([pad, short] if side == "left" else [short, pad])
-    mask = torch.cat([pad, torch.ones_like(short)] if side == "left" else [torch.ones_like(short), pad])
-    batch = backbone.hidden_states(torch.stack([long, row]), torch.stack([torch.ones_like(mask), mask]), [2, 3])
-    alone = backbone.hidden_states(short[None], None, [2, 3])
-    whole = backbone.hidden_states(long[None], None, [2, 3])
-    for layer in (2, 3):
-        torch.testing.assert_close(batch[layer][1][mask.bool()], alone[layer][0], atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(batch[layer][0], whole[layer][0], atol=2e-5, rtol=1e-4)
-
-
 # positions and images
 
 
@@ -105,13 +89,12 @@ def expected_positions(ids: list[int], grids: list[list[int]], image_token: int)
 
 
 def test_positions_of_images(nano, tmp_path):
-    inputs = chat_inputs(nano, question(tmp_path, (200, 90), (64, 190)))
-    ids = inputs["input_ids"][0].tolist()
+    parts, pictures = question(tmp_path, (200, 90), (64, 190)), Pictures(nano, None)
+    ids = pictures.ids(nano.tokenizer, parts)
+    inputs = {"input_ids": torch.tensor([ids]), **pictures.tensors(paths_of(parts))}
     expected = expected_positions(ids, inputs["image_grid_thw"].tolist(), nano.model.config.image_token_id)
     positions = nano.position_ids(inputs)
     assert positions[:, 0].tolist() == expected
-    del inputs["mm_token_type_ids"]
-    assert torch.equal(nano.position_ids(inputs), positions)
 
 
 # what is refused
@@ -131,12 +114,6 @@ def without_a_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def with_another_size(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["intermediate_size"] = 100
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
     ("damage", "pattern"),
     [
@@ -145,7 +122,6 @@ def with_another_size(folder: Path) -> None:
         (lambda f: (f / "config.json").rename(f / "adapter_config.json"), "names no base model"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
-        (with_another_size, "other sizes than config"),
         (lambda f: [(f / f"tokenizer{end}.json").unlink() for end in ("", "_config")], "is tokenizer.json missing"),
         (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
     ],

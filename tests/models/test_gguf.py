@@ -78,10 +78,6 @@ def test_a_converted_model_computes_what_the_original_computes(llama, tmp_path, 
     ids = backbone.tokenizer("a dog, said Bob", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         torch.testing.assert_close(backbone.model(ids).logits, llama(ids).logits)
-    (folder,) = (path for path in cache.iterdir() if path.is_dir())
-    written = (folder / "model.safetensors").stat().st_mtime_ns
-    load_backbone(str(file))
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize("fault", ["cut", "architecture", "missing"])

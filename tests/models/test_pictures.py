@@ -17,7 +17,7 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.images import Pictures, content_of, open_image, pixel_inputs
+from remind.models.images import Pictures, content_of, open_image
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
 from tests.grounding.conftest import saes_for
@@ -104,7 +104,7 @@ def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: 
     processor = nano.processor.image_processor
     size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": min(most * 32 * 32, 256 * 256)}
     expected = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
-    found = pixel_inputs(nano, paths, most)
+    found = Pictures(nano, most).tensors(paths)
     assert all(torch.equal(found[name], expected[name]) for name in ("pixel_values", "image_grid_thw"))
 
 
@@ -118,7 +118,7 @@ def test_bad_images_are_named(nano: Backbone, tmp_path: Path) -> None:
         ("http://h/a.png", "nothing is fetched"),
     ):
         with pytest.raises(ImagePathError, match=pattern):
-            pixel_inputs(nano, [name], MOST)
+            Pictures(nano, MOST).tensors([name])
 
 
 def test_what_cannot_be_shown_is_named(nano: Backbone, state: FactualState, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from random import Random
 from refmem_samples import drafted, talk
 
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-from remind.refmem.benchmark import as_markdown, split, statistics
-from remind.refmem.drafts import near_pairs
+from remind.refmem.build import as_markdown, split, statistics
+from remind.refmem.items import near_pairs
 
 TALKS = Corpus((talk(), talk("chat", 1)))
 

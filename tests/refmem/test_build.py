@@ -99,6 +99,8 @@ def test_a_changed_setting_redoes_what_hangs_on_it(cfg: RefMemConfig, tmp_path: 
     assert done(cfg, capsys) == list(STAGES)
     assert done(cfg, capsys) == []
     assert done(replace(cfg, filters=replace(cfg.filters, blind_draws=0)), capsys) == ["filtered", "benchmark"]
+    shown = replace(cfg, questions=replace(cfg.questions, images="pixels"), until="items")
+    assert done(shown, capsys) == ["items"]
     path = Path(cfg.input)  # type: ignore[arg-type]
     path.write_text(path.read_text().replace("the pottery", "the ceramics"))
     assert done(replace(cfg, until="clusters"), capsys) == ["clusters"]

@@ -1,22 +1,17 @@
-"""The shuffling store and the cache on disk: each token once, the same bits, and exactly again from a saved state."""
+"""The shuffling store: each token once, the same bits, and exactly again from a saved state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sae import ConfigError, FormatError
 from sae.buffer import ShuffleBuffer
-from sae.cache import ActivationCache
 from sae.harvest import TokenBatch
 
-KEY = {"model": "tiny", "layers": [4, 12]}
 SIZES = st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8)
 
 
@@ -61,27 +56,3 @@ def test_a_buffer_resumes_from_its_state(sizes: list[int], batch_size: int, spar
     second.load_state_dict(first.state_dict())
     for one, other in zip(islice(second, 30), islice(first, 30), strict=True):
         assert all(torch.equal(one[layer], other[layer]) for layer in (2, 5))
-
-
-def test_a_cache_gives_what_the_source_gave_and_asks_it_once(tmp_path: Path) -> None:
-    sizes = [5, 0, 7, 3, 0, 9]
-    source = Source(sizes)
-    # a first pass that ends early, and goes on from where it was
-    assert len(list(islice(ActivationCache(tmp_path, KEY, source)(), 2))) == 2
-    for start in (3, 0, 4, 9):
-        found = ActivationCache(tmp_path, KEY, source)(start)
-        for one, other in zip(found, Source(sizes)(start), strict=True):
-            assert (one.batch, list(one.activations)) == (other.batch, list(other.activations))
-            pairs = [(h, other.activations[layer]) for layer, h in one.activations.items()]
-            assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in [*pairs, (one.rows, other.rows)])
-    assert source.starts == [0, 3]
-
-
-def test_a_cache_of_something_else_or_damaged_is_refused(tmp_path: Path) -> None:
-    list(ActivationCache(tmp_path, KEY, Source([4, 4]))())
-    with pytest.raises(ConfigError, match=r"made with layers = \[4, 12\], now asked for \[4\]"):
-        ActivationCache(tmp_path, {**KEY, "layers": [4]}, Source([4, 4]))
-    batch = tmp_path / "batch_000001.safetensors"
-    batch.write_bytes(batch.read_bytes()[:50])
-    with pytest.raises(FormatError, match=r"batch_000001\.safetensors: cannot be read"):
-        list(ActivationCache(tmp_path, KEY, Source([4, 4]))())

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sae import ConfigError, FormatError, files
+from sae import ConfigError
 from sae.dashboard import logit_effects, write_dashboard
-from sae.pages import utf16
-from sae.plots import held_out, plot_density, plot_training
 from sae.probe import Probe, collect
 
 
@@ -45,9 +43,6 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, make_texts: Any, tmp_
     assert "&lt;b&gt;2" in path.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="feature 48"):
         write_dashboard(path, coder, records, features=[48])
-    # the strongest first
-    data = data_of(write_dashboard(path, coder, records, most=5))
-    assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
 
 
 def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) -> None:
@@ -62,23 +57,3 @@ def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) 
         # none of the bins holds both signs
         assert sum(effects.counts[: len(effects.counts) // 2]) == sum(score < 0 for score in scores)
     assert logit_effects(bert, probe.tokenizer, coder, [0]) is None
-
-
-def test_offsets_are_those_of_a_browser() -> None:
-    text = "a\U0001f634b\u05d0"
-    assert utf16(text).tolist() == [0, 1, 3, 4, 5]
-
-
-def test_pictures(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    with pytest.raises(FormatError, match="No such file"):
-        plot_training(tmp_path)
-    metrics.write_text(json.dumps({"step": 2, "layer": 4, "fvu": 0.5}))
-    histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
-    kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
-    record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
-    files.write_json(tmp_path / "layer_04" / "training.json", record)
-    # text and visual tokens apart where both were there
-    assert [bar.get_height() for bar in plot_training(tmp_path).figure.axes[1].patches] == [0.25, 0.2, 0.4]
-    picture = plot_density(held_out(tmp_path))
-    assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sae import LayerError, SparseCodes
+from sae import SparseCodes
 from sae.probe.encoder import Encoded, Probe
 from sae.probe.examples import TopExamples, collect, search
 
@@ -79,16 +78,7 @@ def test_collect_and_search(gpt2: Any, make_tokenizer: Any, make_coder: Any, mak
         assert example.label == f"#{example.source}"
         assert example.text.split() == list(tokens[start : start + len(example.ids)])
         assert example.text[slice(*example.span)] == tokens[example.position]
-    drawing = TopExamples(48, 2, (3, 3), drawn=4)
-    drawing.add(encoded, 2)
-    codes = [one.codes[2].dense(48) * one.counted[:, None] for one in encoded]
-    for feature in drawing.features().tolist():
-        drawn = drawing.drawn(feature)
-        assert len({one.source for one in drawn}) == min(4, sum(bool(part[:, feature].any()) for part in codes))
-        assert all(one.value == pytest.approx(float(codes[one.source][one.position, feature])) for one in drawn)
     best = search(examples, "The CAT!", 3)[0]
     assert best.score == max(match.score for match in search(examples, "the cat", 48))
     assert {"the", "cat"} & set(best.example.text.split())
     assert search(examples, "zebra") == []
-    with pytest.raises(LayerError, match="layer 2 does not exist"):
-        collect(probe, texts, 2)

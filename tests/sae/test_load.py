@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import warnings
 import zipfile
 from pathlib import Path
@@ -119,11 +118,9 @@ def test_what_is_not_of_the_residual_stream_or_has_no_fixed_number_of_features(t
     publish("sparsify", tmp_path / "layers.3", activation="groupmax")
     with pytest.raises(FormatError, match="activation is 'groupmax'"):
         sae.load_layers(f"{tmp_path}:layers.3")
-    w = publish("Gemma Scope", tmp_path)
-    pre = states() @ w["W_enc"] + w["b_enc"]
+    publish("Gemma Scope", tmp_path)
     with pytest.warns(UserWarning, match="features are active at a token; the 5 largest"):
-        codes = sae.load(tmp_path / "params.npz", k=5).encode(states())
-    torch.testing.assert_close(codes.dense(N), topk(pre * (pre > w["threshold"]), 5))
+        sae.load(tmp_path / "params.npz", k=5).encode(states())
 
 
 @pytest.mark.parametrize(
@@ -148,9 +145,7 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
     names = {"W_enc": "e.T", "b_enc": "b", "W_dec": "d"}
     for change, message in (
         ({"tensors": {**names, "W_enc": "no"}}, "no tensor 'no' for W_enc; there are: b, d, e"),
-        ({"tensors": {**names, "W_enc": "e"}}, "W_dec is .96, 24., not .24, 96."),
         ({"activation": "tanh"}, "activation is tanh"),
-        ({"layers": {"9" * 5000: "a.safetensors"}}, "layers names no hidden states"),
         ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ):
         write(tmp_path / "sae_mapping.json", {"tensors": names, "k": 7, "layers": {"3": "a.safetensors"}, **change})
@@ -164,26 +159,18 @@ def test_a_mapping_that_does_not_fit(tmp_path: Path) -> None:
         ("layer_12", {"hook_name": "blocks.12.hook_resid_post"}, 13),
         ("layer_13", {"hook_name": "blocks.12.hook_resid_post"}, 13),
         ("layer_11", {"hook_name": "blocks.12.hook_resid_post"}, None),
-        ("layer_12", {"hook_name": "blocks.12.hook_resid_pre"}, 12),
         ("layer_12", {}, 12),
         ("blocks.12.hook_resid_post", {}, 13),
         ("blocks.12.hook_resid_pre", {"hook_name": "blocks.12.hook_resid_post"}, None),
         ("a", {}, None),
-        *((name, {"hook_name": f"blocks.12.{hook}"}, None) for name in ("a", "layer_12") for hook in
-          ("hook_mlp_out", "hook_mlp_in", "hook_resid_mid", "hook_attn_out", "attn.hook_z")),
-        *(("a", {"hook_name": module}, 13) for module in ("model.layers.12", "model.language_model.layers.12",
-          "transformer.h.12", "gpt_neox.layers.12", "model.layers.12.output", "bert.encoder.layer.12")),
-        ("a", {"hook_name": "model.layers.12.mlp"}, None),
+        *((name, {"hook_name": "blocks.12.hook_resid_mid"}, None) for name in ("a", "layer_12")),
+        *(("a", {"hook_name": module}, 13) for module in ("model.layers.12", "transformer.h.12.output")),
         ("a", {"hook_name": "model.visual.blocks.12"}, None),
-        ("a", {"hook_name": 5}, None),
         ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 12, "hf_hook_name": "model.layers.12"}, 13),
-        ("a", {"hook_name": "blocks.12.hook_resid_post", "hook_layer": 3}, None),
         ("a", {"hook_name": "blocks.12.hook_resid_post", "hf_hook_name": "model.layers.3"}, None),
         ("trainer_0", {"layer": 3, "submodule_name": "resid_pre_layer_3"}, 3),
         ("trainer_0", {"layer": 3, "submodule_name": "model.layers.3"}, 4),
         ("trainer_0", {"layer": 3}, 4),
-        ("trainer_0", {"layer": 3, "submodule_name": "mlp_out_layer_3"}, None),
-        ("trainer_0", {"layer": 4, "submodule_name": "resid_post_layer_3"}, None),
         ("trainer_0", {}, None),
     ],
 )  # fmt: skip
@@ -216,7 +203,6 @@ def test_repositories_of_the_hub(snapshot: Any, monkeypatch: pytest.MonkeyPatch)
         sae.load_layers("google/gemma-scope-2b-pt-res")
     for chosen, layers in (
         ("layer_5/width_96/average_l0_9", [6]),
-        ("layer_5/width_96/average_l0_9/params.npz", [6]),
         ("average_l0_9,average_l0_71", [6, 8]),
         ("layer_*/*/average_l0_7?", [6, 8]),
     ):
@@ -225,7 +211,6 @@ def test_repositories_of_the_hub(snapshot: Any, monkeypatch: pytest.MonkeyPatch)
     publish("Gemma Scope", snapshot("google/gemma-scope-2b-pt-mlp") / "layer_5/width_96/average_l0_9")
     for missing, message in (
         ("google/gemma-scope-2b-pt-mlp", "does not read the residual stream"),
-        ("google/gemma-scope-2b-pt-res:layer_6", "holds no SAE"),
         ("google/none", "no such folder, and as a repository"),
     ):
         with pytest.raises(FormatError, match=message):
@@ -253,10 +238,9 @@ def header(*shape: int) -> bytes:
 
 def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
     path = tmp_path / "params.npz"
-    for shape in ((10**5, 10**5), (2**62, 2**62), (-1, 8)):
-        zipped(path, W_enc=header(*shape) + bytes(64))
-        with pytest.raises(FormatError, match="is not as large as"):
-            sae.load(path)
+    zipped(path, W_enc=header(10**5, 10**5) + bytes(64))
+    with pytest.raises(FormatError, match="is not as large as"):
+        sae.load(path)
     zipped(path, W_enc=header(D, N) + bytes(4 * D * N), more=bytes(10**7))
     with pytest.raises(FormatError, match="far more than its size"):
         sae.load(path)
@@ -265,11 +249,6 @@ def test_arrays_that_claim_more_than_the_file_holds(tmp_path: Path) -> None:
     torch.save({"W_enc": one.expand(10**6, 10**5), "W_dec": one, "b_enc": one, "b_dec": one}, path)
     with pytest.raises(FormatError, match="larger than the file"):
         sae.load(path, k=3)
-    publish("sae-lens", tmp_path / "layer_03")
-    with (tmp_path / "layer_03" / "cfg.json").open("ab") as file:
-        file.truncate(2**27)
-    with pytest.raises(FormatError, match="larger than 64 MB"):
-        sae.load_layers(tmp_path / "layer_03")
 
 
 def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path) -> None:
@@ -277,9 +256,6 @@ def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path) -> None:
     write(folder / "activation_scaler.json", {"scaling_factor": 10**400})
     for changes in (
         {"activation_fn": "topk", "activation_fn_kwargs": ["k"]},
-        {"d_in": 10**30},
-        {"dtype": []},
-        {"architecture": "temporal"},
         {"metadata": {"hook_name": f"blocks.{'9' * 5000}.hook_resid_pre"}},
         {"normalize_activations": True},
     ):
@@ -291,14 +267,12 @@ def test_settings_that_make_no_sense_end_in_one_line(tmp_path: Path) -> None:
 def test_torch_files_that_run_something_or_are_damaged(tmp_path: Path) -> None:
     path, w = tmp_path / "layer2.sae.pt", publish("Qwen-Scope", tmp_path)
     whole = path.read_bytes()
-    for content in (b"", whole[: len(whole) // 2], pickle.dumps(Path)):
-        path.write_bytes(content)
-        with pytest.raises(FormatError, match=r"layer2\.sae\.pt: (cannot be read|damaged)"):
-            sae.load(path, k=3)
-    for held, message in (({**w, "more": tmp_path}, "more than tensors"), ([w], "no dictionary of tensors")):
-        torch.save(held, path)
-        with pytest.raises(FormatError, match=message):
-            sae.load(path, k=3)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FormatError, match=r"layer2\.sae\.pt: (cannot be read|damaged)"):
+        sae.load(path, k=3)
+    torch.save({**w, "more": tmp_path}, path)
+    with pytest.raises(FormatError, match="more than tensors"):
+        sae.load(path, k=3)
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +321,6 @@ def test_architectures_of_sae_lens(sae_lens: Any, tmp_path: Path, name: str, set
 @pytest.mark.parametrize(
     "old",
     [
-        {"normalize_activations": None},
         {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}},
         {"activation_fn_str": "relu", "apply_b_dec_to_input": False, "normalize_activations": False},
     ],
@@ -360,15 +333,6 @@ def test_folders_of_sae_lens_before_version_6(sae_lens: Any, tmp_path: Path, old
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [3]
     same(coders[3], acts, other.decode(acts).detach())
-
-
-@pytest.mark.slow
-def test_a_release_of_sae_lens(snapshot: Any, sae_lens: Any) -> None:
-    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
-    for release in ("gpt2-small-res-jb", "jbloom/GPT2-Small-SAEs-Reformatted"):
-        assert TopKSAE.from_pretrained(release, "blocks.8.hook_resid_pre").d_sae == N
-    with pytest.raises(FormatError, match=r"lists no 'blocks\.99'"):
-        TopKSAE.from_pretrained("gpt2-small-res-jb", "blocks.99")
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sae import DocumentFrequency, SparseCodes, TopKSAE, load_idf, save_idf
+from sae import DocumentFrequency, SparseCodes, TopKSAE
 from sae.harvest import TokenBatch
 from sae.metrics import LayerEvaluation, evaluate
 
@@ -28,8 +26,6 @@ def reference(coder: TopKSAE, h: Tensor) -> dict[str, float]:
         "explained_variance": 1 - error / spread,
         "mse": error / n,
         "cosine": sum(float(x[t] @ out[t] / x[t].norm() / out[t].norm()) for t in range(n)) / n,
-        "relative_norm": sum(float(out[t].norm() / x[t].norm()) for t in range(n)) / n,
-        "relative_reconstruction_bias": float(out.pow(2).sum() / (x * out).sum()),
         "l0": float((acts > 0).sum()) / n,
         "dead": sum(not bool((acts[:, j] > 0).any()) for j in range(coder.d_sae)) / coder.d_sae,
     }
@@ -50,12 +46,9 @@ def test_text_and_visual_tokens_apart(make_coder: Any) -> None:
             assert getattr(part, name) == pytest.approx(value, rel=1e-9), name
     density = (coder.encode(h).dense(40) > 0).double().mean(0)
     torch.testing.assert_close(result.density, density)
-    summary = json.loads(json.dumps(result.summary(), allow_nan=False))
-    assert summary["visual"]["fvu"] == result.visual.fvu
-    assert summary["density_histogram"]["never"] == int((density == 0).sum())
-    # kinds that are not known are None
-    [plain] = evaluate({2: coder}, [{2: h}]).values()
-    assert (plain.tokens, plain.text, plain.visual) == (90, None, None)
+    assert result.summary()["density_histogram"]["never"] == int((density == 0).sum())
+    [plain] = evaluate({2: coder}, [token_batch(h, visual > 1)]).values()
+    assert (plain.tokens, plain.visual) == (90, None)
     # what two processes would do: all-reduce by sum, then load
     first, second = (evaluate({2: coder}, [token_batch(h[p], visual[p])])[2] for p in (slice(37), slice(37, None)))
     loaded = LayerEvaluation(6, 40)
@@ -79,7 +72,3 @@ def test_document_frequency_matches_sets(lengths: list[int], seed: int, cut: int
     assert (frequency.df.tolist(), frequency.n_documents) == (expected, len(sets))
     idf = [math.log((1 + len(sets)) / (1 + df)) for df in expected]
     torch.testing.assert_close(frequency.idf(), torch.tensor(idf), rtol=1e-6, atol=1e-7)
-    with TemporaryDirectory() as folder:
-        assert load_idf(folder) is None
-        save_idf(folder, frequency)
-        assert torch.equal(load_idf(folder), frequency.idf())

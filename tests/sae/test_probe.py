@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sae import LayerError, ShapeError, SparseCodes
+from sae import ShapeError, SparseCodes
 from sae.probe.encoder import Encoded, Probe, top_features
 
 
@@ -54,13 +54,8 @@ def test_tokens_stand_as_in_the_text(make_probe: Any, make_coder: Any) -> None:
     empty, full = bare.encode(["", "the cat"])
     assert (len(empty), empty.tokens, len(full)) == (0, (), 2)
     assert top_features(empty, 1) == bare.encode([]) == []
-    for call, error, message in (
-        (lambda: make_probe({1: make_coder(8)}), ShapeError, "hidden states of 8, the model has 16"),
-        (lambda: bare.encode(["a cat", "cat " * 33]), ShapeError, "text 1 has 33 tokens, the model takes 32"),
-        (lambda: top_features(full, 2), LayerError, r"layer 2 was not encoded, only \[1\]"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+    with pytest.raises(ShapeError, match="text 1 has 33 tokens, the model takes 32"):
+        bare.encode(["a cat", "cat " * 33])
 
 
 def test_prepared_inputs_with_an_image(qwen3_vl, picture, make_tokenizer, make_coder, dense) -> None:

@@ -22,7 +22,7 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
 from remind.models.nano import save_nano
-from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
+from remind.train_sae import CheckSAEConfig, TrainSAEConfig, train_sae
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
 
@@ -92,7 +92,6 @@ def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Pa
     [
         ({"layers": [9]}, ModelError, r"layer 9 does not exist: .* layers 0 \(embeddings\) to 4"),
         ({"data": "none.jsonl"}, DataError, "none.jsonl"),
-        ({"trainer": SAETrainConfig(steps=2, batch_size=500_000)}, ModelError, "too few for one batch"),
         ({"trackers": ["paper"]}, ConfigError, "no tracker paper"),
         ({"evaluate_on": ["copy.jsonl"]}, DataError, r"copy\.jsonl is trained on and cannot be evaluated on"),
     ],
@@ -126,7 +125,7 @@ def test_a_signal_ends_a_run_which_then_resumes_to_the_same_bits(
     run: tuple[Path, TrainSAEConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, cfg = run
-    cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=1000, cache=str(tmp_path / "cache"))
+    cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=1000)
     for every, number in ((0, signal.SIGTERM), (1000, signal.SIGINT)):
         with pytest.raises(SystemExit, match=str(128 + number)):
             train_sae(replace(cfg, checkpoint_every=every), Signal(number))
@@ -165,14 +164,3 @@ def test_killed_runs_end_with_the_same_bits(run: tuple[Path, TrainSAEConfig], tm
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-2000:]
     assert same_saes(tmp_path / "out", whole)
-
-
-def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, small = write_chat(tmp_path / "chat.jsonl"), SAETrainConfig(d_sae=64, k=4, steps=2, batch_size=64)
-    settings: dict[str, Any] = {"layers": ["middle", "late"], "trainer": small}
-    first = quick_sae("nano", [str(data)], tmp_path / "cache", **settings)
-    assert {layer: coder.d_sae for layer, coder in load_layers(first).items()} == {2: 64, 3: 64}
-    monkeypatch.setattr("remind.train_sae.run.train_sae", lambda cfg: Path("again"))
-    assert quick_sae("nano", [str(data)], tmp_path / "cache", **settings) == first
-    write_chat(data, n_dialogues=7)
-    assert quick_sae("nano", [str(data)], tmp_path / "cache", **settings) == Path("again")

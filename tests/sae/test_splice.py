@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor
 
 from sae import ConfigError
-from sae.errors import ActivationError
 from sae.hooks import find_blocks
 from sae.splice import loss_recovered
 
@@ -78,14 +77,9 @@ def test_logits_that_are_capped_or_scaled(make_coder: Any) -> None:
 
 
 def test_what_cannot_be_spliced(gpt2: Any, bert: Any, make_coder: Any) -> None:
-    coders, broken, odd = {1: make_coder(16)}, copy.deepcopy(gpt2), copy.deepcopy(gpt2)
-    broken.transformer.h[0].mlp.c_proj.weight.fill_(torch.inf)
+    odd = copy.deepcopy(gpt2)
     odd.lm_head = torch.nn.Sequential(odd.lm_head, torch.nn.Linear(50, 50).double())
     odd.get_output_embeddings = lambda: odd.lm_head[0]
-    for model, error, message in (
-        (broken, ActivationError, "batch 0: hidden states of layer 1 are not finite"),
-        (odd, ConfigError, "does something to its logits"),
-        (bert, ConfigError, "BertModel has no language-model head"),
-    ):
-        with pytest.raises(error, match=message):
-            loss_recovered(model, coders, [TEXT])
+    for model, message in ((odd, "does something to its logits"), (bert, "BertModel has no language-model head")):
+        with pytest.raises(ConfigError, match=message):
+            loss_recovered(model, {1: make_coder(16)}, [TEXT])

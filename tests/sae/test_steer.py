@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sae import ConfigError, LayerError, ShapeError
+from sae import ConfigError, ShapeError
 from sae.hooks import hidden_states
 from sae.probe.steering import ablate, steer
 
@@ -68,41 +68,9 @@ def test_forwards_equal_the_formula(mode, gpt2, qwen3_vl, picture, make_coder, b
             assert torch.equal(model(**inputs).logits, got)
 
 
-def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
-    """Greedy decoding with whole forwards, no cache."""
-    inputs = dict(inputs)
-    for _ in range(steps):
-        logits = model(**inputs, use_cache=False).logits[:, -1]
-        # ends and placeholders without a picture (refused by the model) are ruled out in generate too
-        logits[:, [2, 45, 46]] = -torch.inf
-        step = logits.argmax(-1, keepdim=True)
-        for name, more in (("input_ids", step), ("mm_token_type_ids", torch.zeros_like(step).int())):
-            inputs[name] = torch.cat([inputs[name], more], 1)
-    return inputs["input_ids"]
-
-
-def test_generation_with_a_cache(qwen3_vl, picture, make_coder, by_hand, replaced) -> None:
-    inputs = {**picture, **{name: picture[name][:1] for name in ("input_ids", "mm_token_type_ids")}}
-    del inputs["attention_mask"]
-    length, steps = inputs["input_ids"].shape[1], 8
-    coders, wanted = {1: make_coder(32), 2: make_coder(32, seed=3)}, {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
-    edits = {layer: by_hand(coders[layer], wanted[layer], "set", lambda at: at >= length) for layer in (1, 2)}
-    with torch.no_grad(), replaced(qwen3_vl, edits):
-        expected = greedy(qwen3_vl, inputs, steps)
-    options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "suppress_tokens": [45, 46]}
-    with steer(qwen3_vl, coders, wanted, "set", positions=lambda at: at >= length):
-        for use_cache in (True, False):
-            assert torch.equal(qwen3_vl.generate(**inputs, **options, do_sample=False, use_cache=use_cache), expected)
-
-
 def test_mistakes_are_reported_before_the_forward(gpt2, make_coder) -> None:
     coders = {1: make_coder(16)}
-    for features, error, message in (
-        ({2: {1: 1.0}}, LayerError, "layer 2 has no coder"),
-        ({1: {48: 1.0}}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
-        ({1: {3: float("nan")}}, ConfigError, "strength nan is not a finite number"),
-    ):
-        with pytest.raises(error, match=message), steer(gpt2, coders, features):
-            pytest.fail("entered the block")
+    with pytest.raises(ConfigError, match="feature 48 does not exist"), steer(gpt2, coders, {1: {48: 1.0}}):
+        pytest.fail("entered the block")
     with steer(gpt2, coders, {1: {3: 2.0}}, positions=lambda at: at), pytest.raises(ShapeError, match="be bool"):
         gpt2(IDS)

@@ -21,7 +21,7 @@ def dense_loss(coder: TopKSAE, x: Tensor, mse_scale: float, aux: AuxK | None) ->
     output = z @ coder.W_dec + coder.b_dec
     loss = mse_scale * ((x - output) ** 2).sum(1).mean()
     if aux is not None and len(aux.dead):
-        pre, error = pre[:: aux.stride], (x - output).detach()[:: aux.stride]
+        error = (x - output).detach()
         alive = torch.ones(coder.d_sae, dtype=torch.bool)
         alive[aux.dead] = False
         values, indices = pre.masked_fill(alive, -torch.inf).topk(min(aux.k, len(aux.dead)))
@@ -53,23 +53,17 @@ def coder_and_batch(seed: int = 0, n: int = 60) -> tuple[TopKSAE, Tensor]:
 
 
 @pytest.mark.parametrize("dead", [None, [], [3], [*range(64)], [1, 5, 9, 20, 33, 60]])
-@pytest.mark.parametrize(("tokens", "stride"), [(60, 1), (1300, 7)])
-def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens: int, stride: int) -> None:
+@pytest.mark.parametrize("tokens", [60, 1300])
+def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens: int) -> None:
     coder, x = coder_and_batch(n=tokens)
     feature_major(coder)
-    aux = None if dead is None else AuxK(torch.tensor(dead, dtype=torch.int64), 4, 0.7, stride)
+    aux = None if dead is None else AuxK(torch.tensor(dead, dtype=torch.int64), 4, 0.7)
     expected = dense_loss(coder, x, 0.3, aux)
     out, grads = gradients(coder, x, 0.3, aux)
     assert abs(float(out.loss) - float(expected.detach())) < 1e-12
     assert_close(grads, dense_gradients(coder, expected))
     torch.testing.assert_close(grads.radial, (grads.W_dec * coder.W_dec.detach()).sum(1), rtol=0, atol=1e-12)
     assert torch.equal(out.indices.sort(-1).values, coder.encode(x).indices)
-
-
-def test_an_error_that_does_not_vary() -> None:
-    coder, x = coder_and_batch(1)
-    out, grads = gradients(coder, x[:1].expand(8, -1).contiguous(), 1.0, AuxK(torch.tensor([1]), 2))
-    assert all(bool(torch.isfinite(value).all()) for value in (out.loss, *grads))
 
 
 def test_bfloat16_chooses_the_features_and_the_rest_is_exact() -> None:

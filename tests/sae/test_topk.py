@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,31 +75,17 @@ def test_the_package_imports_without_torch() -> None:
     assert all(getattr(sae, name).__name__ == name for name in sae.__all__)
 
 
-def test_what_cannot_be_read_or_written_says_why_and_changes_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_read_or_written_says_why(tmp_path: Path) -> None:
     coder = random_coder(6, 24, 4, dtype=torch.float32)
-    coder.save(tmp_path)
-    assert torch.equal(TopKSAE.load(tmp_path).W_enc, coder.W_enc)
-    config, weights = tmp_path / "cfg.json", tmp_path / "sae_weights.safetensors"
-    settings, whole = json.loads(config.read_text()), weights.read_bytes()
-
-    def refused(message: str) -> None:
+    coder.b_enc[3] = math.inf
+    for damage, message in (
+        (lambda: None, "b_enc holds values that are not finite"),
+        (lambda: os.truncate(tmp_path / "sae_weights.safetensors", 99), "sae_weights.safetensors: cannot be read"),
+        ((tmp_path / "cfg.json").unlink, "cfg.json: cannot be read: No such file"),
+    ):
+        coder.save(tmp_path)
+        damage()
         with pytest.raises(FormatError, match=f"{tmp_path}.*{message}"):
             TopKSAE.load(tmp_path)
-
-    config.write_text(json.dumps({**settings, "k": 25}))
-    refused("k must be a positive integer up to the 24 features")
-    config.write_text(json.dumps(settings))
-    weights.write_bytes(whole[:999])
-    refused("sae_weights.safetensors: cannot be read")
-    coder.b_enc[3] = math.inf
-    coder.save(tmp_path)
-    refused("b_enc holds values that are not finite")
-    config.unlink()
-    refused("cfg.json: cannot be read: No such file")
-    with pytest.raises(KeyboardInterrupt), files.atomic(weights):
-        raise KeyboardInterrupt
-    with pytest.raises(FormatError, match="cannot be written as JSON"):
-        files.write_json(config, {"a": float("nan")})
-    assert [path.name for path in tmp_path.iterdir()] == ["sae_weights.safetensors"]
     with pytest.raises(StorageError, match="b: cannot be written"):
-        files.write_torch(weights / "b", {})
+        files.write_torch(tmp_path / "sae_weights.safetensors" / "b", {})

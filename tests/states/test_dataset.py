@@ -12,8 +12,8 @@ from datasets import load_dataset
 from remind.core.errors import DataError, FormatError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.states.dataset import (
-    FEATURES,
     check_split,
+    features,
     finish,
     iterate_states,
     load_states,
@@ -51,7 +51,7 @@ def test_round_trip_and_what_datasets_opens(tmp_path: Path) -> None:
     assert question_splits(tmp_path) == {record.question_id: record.split for record in records}
     opened = load_dataset(str(tmp_path))
     assert {name: part.num_rows for name, part in opened.items()} == {"train": 4, "test": 1}
-    assert all(part.features == FEATURES for part in opened.values())
+    assert all(part.features == features() for part in opened.values())
     assert b"huggingface" in pq.read_schema(next(tmp_path.glob("test-*.parquet"))).metadata
     # pushed and loaded elsewhere it is rows of the same content
     for part in opened.values():

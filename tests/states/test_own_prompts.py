@@ -45,7 +45,7 @@ def test_a_template_that_was_written_and_changed_is_what_states_are_rendered_wit
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("answer.j2", "{{ colour }}", "answer.j2: no field 'colour'; there are format, no_information, visual"),
+        ("answer.j2", "{{ colour }}", "no field 'colour'; there are format, letters, no_information, visual"),
         ("ask_cue.j2", "{% block system %}{% endblock %}", "ask_cue.j2: its block 'user' is missing"),
         ("answer.j2", "{% if format %}", "answer.j2:1: "),
         ("answers.j2", "", "answers.j2: there is no template of that name"),

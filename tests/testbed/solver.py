@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remind.testbed import reader
-from remind.testbed.lexicon import lexicon as bank
 from remind.testbed.reader import Asked, Remark, Turn, asks, bare, turns_of
+from remind.testbed.world import lexicon as bank
 
 __all__ = ["asks", "bank", "bare"]
 LETTERS = "ABCD"

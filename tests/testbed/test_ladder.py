@@ -10,8 +10,7 @@ from scipy.stats import binom
 
 from remind.data.dialogue import Question
 from remind.states.dataset import StateRecord
-from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import LadderConfig, records
+from remind.testbed.ladder import LabelConfig, LadderConfig, records, with_labels
 from remind.testbed.world import World, WorldConfig, make_world
 
 

@@ -15,9 +15,8 @@ from remind.states.pyramid import AttentionalState, ReflectiveState
 from remind.states.records import blocks_of
 from remind.testbed.built import BuiltConfig, Marks, build_world, marked, train_saes
 from remind.testbed.ladder import LadderConfig, make_states
-from remind.testbed.lexicon import lexicon
 from remind.testbed.reader import Reader, ReaderConfig
-from remind.testbed.world import World, WorldConfig, make_world
+from remind.testbed.world import World, WorldConfig, lexicon, make_world
 from sae.config import SAETrainConfig
 
 

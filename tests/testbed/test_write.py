@@ -6,50 +6,41 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import solver
-from in_process import run_script
 
 import remind
 from remind.core.errors import ConfigError
 from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import render_answer
-from remind.testbed.labels import LabelConfig
-from remind.testbed.ladder import LadderConfig, records
+from remind.testbed.ladder import LabelConfig, LadderConfig, MakeWorldConfig, records, write_world
 from remind.testbed.world import WorldConfig, make_world
-from remind.testbed.write import MakeWorldConfig, write_world
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_world.py"
 WORLD = WorldConfig(train=2, dev=1, test=2)
 
 
-def elsewhere(script: Path, *arguments: str) -> tuple[int, str, str]:
-    """In a process whose hashes of strings are not this one's."""
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash("a") % 2**32)}
-    command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_two_processes_write_the_same_bytes_and_another_seed_writes_others(tmp_path: Path) -> None:
-    size = ("--world.train", "2", "--world.dev", "1", "--world.test", "1", "--world.speakers", "3")
-    folders = []
-    for number, (seed, script) in enumerate((("0", run_script), ("0", elsewhere), ("1", run_script))):
-        out = tmp_path / str(number)
-        status, output, errors = script(SCRIPT, "--out", str(out), *size, "--labels.noise", ".3", "--world.seed", seed)
-        assert status == 0, errors
-        assert "4 dialogues" in output
-        folders.append(contents(out))
-    one, again, other = folders
-    assert {"truth.jsonl", "world.jsonl", "states/manifest.json", "states/test-test-0000.parquet"} < set(one)
+    small = WorldConfig(train=1, dev=0, test=1, sessions=3)
+    for seed in (0, 1):
+        write_world(
+            MakeWorldConfig(str(tmp_path / str(seed)), replace(small, seed=seed), labels=LabelConfig(noise=0.3))
+        )
+    size = "--world.train 1 --world.dev 0 --world.test 1 --world.sessions 3 --labels.noise .3"
+    # hashes of strings are not this process's
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash("a") % 2**32)}
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "again"), *size.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "2 dialogues" in done.stdout
+    one, other, again = (
+        {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in (tmp_path / name for name in ("0", "1", "again"))
+    )
     assert one == again
-    assert one.keys() == other.keys()
+    assert one.keys() == other.keys() > {Path("truth.jsonl"), Path("world.jsonl"), Path("states/manifest.json")}
     assert not [name for name in one if one[name] == other[name]]
 
 

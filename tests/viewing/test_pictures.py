@@ -10,7 +10,7 @@ from PIL import Image as Picture
 
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.data.readers.refmem import write_refmem
-from remind.models.images import image_block
+from remind.models.images import Pictures
 from remind.models.windows import batches, make_windows
 from remind.testbed.pictures import draw
 from remind.viewing import open_workbench
@@ -52,7 +52,7 @@ def test_patches_are_those_of_dense_codes(cfg: FeaturePagesConfig) -> None:
         visual = ids == backbone.model.config.image_token_id
         special = torch.isin(ids, torch.tensor(backbone.tokenizer.all_special_ids))
         on_text.append(dense[~visual & ~special])
-        on_images += dense[visual].split([len(image_block(backbone, path, 32)) - 2 for path in window.images])
+        on_images += dense[visual].split([Pictures(backbone, 32).count(path) for path in window.images])
     data = data_of(write_feature_pages(cfg)[0])
     rows = {row["id"]: row for row in data["features"]}
     counts = (torch.cat(on_text) > 0).sum(0), (torch.cat(on_images) > 0).sum(0)

@@ -11,6 +11,7 @@ from typing import Any
 from remind.core.errors import DataError, FormatError, shown
 from remind.data.dialogue import Corpus, note_ids
 from remind.data.readers import chat, dialogcc, friends, locomo, longmemeval, msc, realtalk, refmem
+from remind.data.readers.attach import NAMING, attached, image_files
 from remind.data.readers.builder import Draft, head, natural
 from remind.data.readers.mapped import MappedReader
 from remind.data.readers.mapping import FieldMapping
@@ -44,7 +45,7 @@ _READERS: dict[str, tuple[Callable[[dict[str, Any]], bool], Drafts]] = {
 FORMATS = tuple(_READERS)
 
 
-def read(path: str | Path, format: str | None = None) -> Corpus:
+def read(path: str | Path, format: str | None = None, images: str | Path | None = None) -> Corpus:
     """Read a dialogue file, or the files of one format in a folder (`.json`, `.jsonl`, `.csv`; not in its subfolders).
 
     Args:
@@ -53,6 +54,7 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
             relative to the folder of the link.
         format: one of `FORMATS`, or a mapping file (`.yaml`), which says where JSON of another shape keeps what is
             needed; by default it is recognised from the content.
+        images: folder with the files of images that the data name by URL alone (`attached`).
 
     Raises:
         ConfigError: a mapping file that cannot be used.
@@ -60,10 +62,10 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
         ImagePathError: a local image that is missing or leaves the folder of its file.
         DataError: a file or record that cannot be used; the message names file and record.
     """
-    return Corpus.merge(list(stream(path, format)))
+    return Corpus.merge(list(stream(path, format, images)))
 
 
-def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
+def stream(path: str | Path, format: str | None = None, images: str | Path | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
     A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of all, the questions that
@@ -76,14 +78,16 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """
     paths, _, drafts = _chosen(Path(path), format)
     first: dict[tuple[str, str], str | Path] = {}
-    blank = 0
+    blank, files, taken = 0, {} if images is None else image_files(images), dict[str, str]()
     for draft in drafts(paths):
-        piece = draft.corpus()
+        piece = attached(draft.corpus(), files, taken)
         note_ids(piece, draft.place.path, first, draft.place.record)
         blank += piece.blank
         yield piece
     if not first:
         raise DataError("holds no dialogues", path)
+    if images is not None and not taken:
+        raise DataError(f"no file in it is named after an image of {path}: {NAMING}", images)
     if blank:
         _log.warning("%s: turns without words or images, which are left out: %d", path, blank)
 

@@ -1,0 +1,102 @@
+"""The check before training: log p by hand in float64, a world in which x2 helps, and its control."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from remind.check_states import check_states, measure, questions_of, with_other_summaries
+from remind.commands import run
+from remind.core.errors import DataError
+from remind.core.files import read_json
+from remind.evaluation.likelihood import log_probability
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.dataset import write_states
+from remind.states.records import StateRecord, summary_of
+from remind.testbed.ladder import LadderConfig, records
+from remind.testbed.world import WorldConfig, make_world
+from remind.train_pra.config import CheckStatesConfig
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+@pytest.fixture(scope="module")
+def made() -> list[StateRecord]:
+    world = make_world(WorldConfig(train=2, dev=2, test=0))
+    return records(world, LadderConfig())
+
+
+@pytest.fixture(scope="module")
+def folder(made: list[StateRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("world") / "states"
+    path.mkdir()
+    write_states(path, made, {"inputs": {}})
+    return path
+
+
+def test_log_p_is_that_of_the_words_between_the_tags(nano: Backbone, made: list[StateRecord]) -> None:
+    one, tokenizer = made[0], nano.tokenizer
+    said = one.target.split("<answer>")[1].split("</answer>")[0]  # type: ignore[union-attr]
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": one.x2.text}], tokenize=False, add_generation_prompt=True
+    )
+    whole = tokenizer(f"{chat}{one.target}", add_special_tokens=False).input_ids
+    logits = nano.model(input_ids=torch.tensor([whole])).logits[0].detach().double().log_softmax(-1)
+    ends = [len(tokenizer.decode(whole[:place])) for place in range(len(whole) + 1)]
+    start = len(chat) + len("<answer>")
+    inside = [p for p in range(len(whole)) if ends[p] < start + len(said) and ends[p + 1] > start]
+    expected = [float(logits[place - 1, whole[place]]) for place in inside]
+    assert inside
+    assert log_probability(nano, one, "x2") == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+
+
+def test_what_the_states_of_a_world_add(nano: Backbone, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dev = questions_of(folder, "dev", 16)
+    assert len(dev) == 16
+    assert {record.split for record in dev} == {"dev"}
+    changed = with_other_summaries(dev)
+    for before, after in zip(dev, changed, strict=True):
+        assert summary_of(after) in {summary_of(other) for other in dev if other is not before}
+        assert after.x2.text.replace(summary_of(after), "") == before.x2.text.replace(summary_of(before), "")
+    found = check_states(CheckStatesConfig(str(folder), questions=16))
+    assert found["gain"]["x2"]["low"] > 0
+    assert found["own"]["low"] > 0
+    by_hand = [log_probability(nano, r, "x2") - log_probability(nano, r, "x0") for r in dev]
+    assert found["gain"]["x2"]["value"] == pytest.approx(sum(by_hand) / 16)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_it_warns_where_the_teacher_adds_nothing(nano: Backbone, made: list[StateRecord]) -> None:
+    same = [replace(record, x2=record.x1, x1=record.x1) for record in made[:6]]
+    assert with_other_summaries(same) == []
+    assert measure(nano, same)["own"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"target": None, "answers": ()}, "no question of split dev has a gold answer"),
+        ({"split": "train"}, "split dev"),
+    ],
+)
+def test_states_that_cannot_be_checked(
+    made: list[StateRecord], tmp_path: Path, change: dict[str, object], what: str
+) -> None:
+    (tmp_path / "s").mkdir()
+    write_states(tmp_path / "s", [replace(record, **change) for record in made[:4]], {"inputs": {}})  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=what):
+        check_states(CheckStatesConfig(str(tmp_path / "s")))
+
+
+def test_train_pra_checks_its_teacher_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train-pra", ["--states", str(folder), "--out", str(tmp_path / "run"), "--trainer.max_steps", "1"])
+    assert "nats a token, 16 dev questions" in capsys.readouterr().err
+    check = read_json(tmp_path / "run" / "data.json")["check"]
+    assert check["questions"] == 16
+    assert check["own"]["n"] == 16
