@@ -20,7 +20,6 @@ from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
 from remind.core.processes import cores, spawned_pool
-from remind.core.settings import Checked
 from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
@@ -28,7 +27,7 @@ from remind.testbed.built import BuiltConfig, build_world, train_saes
 from remind.testbed.ladder import LabelConfig, labelled, with_labels, write_records
 from remind.testbed.world import World, WorldConfig, make_world
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
-from sae.ranges import Seed, Share, Workers
+from sae.ranges import Seed, Share, Workers, check_ranges
 
 PRA = "PRA without a label"
 SFT = "SFT, {noise:.0%} of the labels wrong"
@@ -47,7 +46,7 @@ Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the
 
 
 @dataclass
-class DemoConfig(Checked):
+class DemoConfig:
     """Run the whole pipeline once on a small world, and show what x0, x1, x2 and alignment do for a small model."""
 
     out: str = "runs/demo"
@@ -74,6 +73,9 @@ class DemoConfig(Checked):
     """Processes that build states; with more than one the two runs are trained at the same time."""
     overwrite: bool = True
     """Replace what an earlier demo left in out."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 def demo(cfg: DemoConfig) -> Path:

@@ -52,11 +52,17 @@ def test_all_stages_are_shown_images_alike() -> None:
     assert preset(EvaluateConfig, "evaluate", required="").images is None
 
 
+def test_inference_of_the_paper_sees_x0_alone() -> None:
+    cfg = build("build")
+    assert [cfg.levels_of(split) for split in ("train", "dev", "test")] == [("x0", "x1", "x2")] * 2 + [("x0",)]
+    assert (cfg.split.train, cfg.split.dev) == (0.2, 0.0)
+
+
 def test_what_is_printed() -> None:
     """Section 5.1 and Appendix E.2; what the equations make of such settings is tested with grounding and alignment."""
     printed = {"alpha": 6.0, "beta": 4.0, "lam": 0.3, "window": 1, "budget_tokens": 3200, "layers": "all"}
     open_ = {"beta_unit": None, "anchor_idf": False, "anchor_codes": "strategy", "match": "summed", "agg": "mean"}
-    open_ |= {"sigma": 1.0, "smooth_turns": 0.0, "fuse": None, "threshold": None, "budget_share": 1.0, "idf": "corpus"}
+    open_ |= {"sigma": 1.0, "fuse": None, "threshold": None, "budget_share": 1.0, "idf": "corpus"}
     found = asdict(build("grounding_as_printed").grounding)
     assert {name: found[name] for name in printed | open_} == printed | open_
     for name, teacher, tau, edges in (

@@ -95,7 +95,7 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     encoder = SparseEncoder(backbone, saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
     cache = Path(cfg.cache).expanduser()
-    windowed = WindowedCodes(encoder, cfg.grounding.window_tokens, 1, cache / "codes")
+    windowed = WindowedCodes(encoder, cfg.grounding.window_tokens, cache / "codes")
     ready = [prepare(one, windowed, sentences, cfg.grounding) for one in track(asked, "encode", len(asked))]
 
     validation = CrossValidation(ready, BUDGETS, cfg.budget)

@@ -146,7 +146,7 @@ def _resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
 
 def _of_control(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:
     asked = one.asked
-    codes = WindowedCodes(encoder, config.window_tokens, 0).dialogue_codes(asked.dialogue)
+    codes = WindowedCodes(encoder, config.window_tokens).dialogue_codes(asked.dialogue)
     texts = [question.text for question in asked.questions]
     held = encode_questions(encoder, codes, asked.dialogue, texts, one.strategies)
     return resonances(held, config, one.run)

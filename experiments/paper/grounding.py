@@ -227,7 +227,7 @@ def fig11(cfg: PaperConfig) -> Result:
         built = ground.grounder
         reads = built.config.fuse is not None and built.config.fuse.reads_text
         sentences = SentenceEncoder(device=setting.evaluate.device) if reads else None
-        plain = replace(built.config, fuse=None, match="summed", anchor_codes="strategy", smooth_turns=0.0)
+        plain = replace(built.config, fuse=None, match="summed", anchor_codes="strategy")
         resonance = ground.with_config(plain, None)
         as_built = ground.with_config(built.config, sentences)
         for record, state, gold in track(ground.asked, "ground", len(ground.asked)):

@@ -133,7 +133,7 @@ def built_records(
     return labelled(read_states(variant), with_labels(world.questions, labels or LabelConfig()))
 
 
-def evidence_in_marks(store: RunStore, marks: Marks) -> dict[str, float]:
+def evidence_in_marks(store: RunStore, marks: Marks) -> dict[str, Any]:
     """Means over the test questions: share of the evidence in x0 and in the marks, and of x0's turns in the marks."""
     records = split_records(store, "test", *store.config.dialogues("test"), marks)
     turns = []

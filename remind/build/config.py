@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, shown
+from remind.data.dialogue import SPLITS
 from remind.data.split import SplitConfig
 from remind.grounding import GroundingConfig
 from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
+from remind.states.pyramid import LEVELS
 from sae.ranges import PositiveInt, Share, Workers, check_ranges
 
 
@@ -22,8 +23,10 @@ class BuildStatesConfig:
     out: str | None
     """Folder for the states: a dataset that datasets.load_dataset opens. One that was begun with the same input and
     settings is gone on with; any other is an error unless overwrite is set. None: a folder in the cache."""
-    levels: tuple[Literal["x0", "x1", "x2"], ...] = ("x0", "x1", "x2")
-    """States to build, from x0 up. x0 alone costs no SAE forward and no summary; x0 and x1 no summary."""
+    levels: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = LEVELS
+    """States to build, from x0 up: of all questions, or by split, {train: [x0, x1, x2], test: x0}; a split that is not
+    named gets all three. x0 alone costs no SAE forward and no summary, and is all that answering needs; x0 and x1 cost
+    no summary."""
     ask: list[str] | None = None
     """Questions of your own about each dialogue, in place of those of the input: --ask "Who …?" --ask "When …?". They
     have no gold answer, and their split is test."""
@@ -59,12 +62,10 @@ class BuildStatesConfig:
     """Number of processes, each with its own models, that build dialogues; 0: one per core."""
     shard: str | None = "auto"
     """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1);
-    slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last finishes out."""
+    auto: by accelerate launch. The process that ends last finishes out."""
     cache: str = "~/.cache/remind"
-    """Folder for indexes, codes and replies, by what they are made from; safe to delete."""
-    keep_codes: bool = True
-    """Also keep the sparse codes of dialogues in the cache (8 bytes times k for each token and layer), so that other
-    questions and settings need no further forward pass."""
+    """Folder for indexes and codes of dialogues (8 bytes times k for each token and layer), by what they are made from,
+    so that other questions and settings need no further forward pass; safe to delete."""
     device: str = "cpu"
     """Device of backbone, SAEs and text encoder; cuda: one GPU for each process in turn."""
     dtype: str = "float32"
@@ -74,8 +75,15 @@ class BuildStatesConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        self.levels = tuple(self.levels)
-        if self.levels != ("x0", "x1", "x2")[: len(self.levels)] or not self.levels:
-            raise ConfigError(f"levels are x0, x0 and x1, or x0, x1 and x2, not {', '.join(self.levels) or 'none'}")
+        if isinstance(self.levels, dict) and (unknown := sorted(self.levels.keys() - {*SPLITS})):
+            raise ConfigError(f"levels: {shown(unknown[0])} is no split; there are {', '.join(SPLITS)}")
+        for built in map(self.levels_of, SPLITS):
+            if not built or built != LEVELS[: len(built)]:
+                raise ConfigError(f"levels are x0, x0 and x1, or x0, x1 and x2, not {', '.join(built) or 'none'}")
         if self.ask is not None and not (self.ask and all(text.strip() for text in self.ask)):
             raise ConfigError("ask needs one or more questions, none of them blank")
+
+    def levels_of(self, split: str) -> tuple[str, ...]:
+        """The states of a question of a split, from x0 up."""
+        given = self.levels.get(split, LEVELS) if isinstance(self.levels, dict) else self.levels
+        return (given,) if isinstance(given, str) else tuple(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remind.build.config import BuildStatesConfig
-from remind.core.errors import ConfigError, DataError, named
+from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, sha256_file, sha256_json
 from remind.core.processes import WHOLE, Shard
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
@@ -26,11 +25,9 @@ from remind.states.dataset import FORMAT_VERSION
 #: Of the states that a build makes of the same input: raised when they change.
 _VERSION = 1
 #: Fields that say where files are and how the work is distributed; they do not change the result.
-_ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
+_ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard")
 #: The same of grounding.
-_ELSEWHERE_IN_GROUNDING = ("codes_folder", "cached_dialogues", "image_root")
-#: Of a large file so many pieces of so many bytes are hashed, evenly spread.
-_PIECES, _PIECE = 64, 1 << 16
+_ELSEWHERE_IN_GROUNDING = ("codes_folder", "image_root")
 
 
 # the corpus
@@ -72,6 +69,10 @@ class Outline:
     references: int = 0
     dangling: list[Dangling] = field(default_factory=list)
     abstention: bool = False
+
+    def levels(self, cfg: BuildStatesConfig) -> tuple[str, ...]:
+        """Those that any question gets."""
+        return max(map(cfg.levels_of, {*self.splits.values()}), key=len)
 
 
 def outline(cfg: BuildStatesConfig, corpus: Corpus | None = None) -> Outline:
@@ -129,20 +130,16 @@ def _few(questions: Sequence[Question], count: int) -> list[str]:
 
 
 def tasks(cfg: BuildStatesConfig, plan: Outline, corpus: Corpus | None = None) -> Iterator[Task]:
-    """Read everything again, one dialogue in memory at a time. Raises DataError where the input has changed."""
+    """Read everything again, one dialogue in memory at a time."""
     number = 0
     for _, piece in _pieces(cfg, corpus):
         for dialogue, questions in piece.by_dialogue():
             wanted = cfg.dialogues is None or dialogue.id in plan.turns
             chosen = questions[: cfg.limit] if wanted else []
-            if any(question.id not in plan.splits for question in chosen):
-                raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
             if chosen:
                 splits = {question.id: plan.splits[question.id] for question in chosen}
                 yield Task(number, dialogue, chosen, splits, plan.abstention)
                 number += 1
-    if number < len(plan.turns):
-        raise DataError(f"the input has changed while it was read: {len(plan.turns) - number} dialogues are missing")
 
 
 def _pieces(cfg: BuildStatesConfig, corpus: Corpus | None) -> Iterator[tuple[str, Corpus]]:
@@ -206,7 +203,7 @@ def made_from(
         shown = ((one.id, [image.path for image in one.images if image.path is not None]) for one in dialogues)
         pictures = [one for own in ImageFiles(None, cfg.grounding.image_root, "grounding.").check(shown) for one in own]
     about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
-    compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed")}
+    compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed", "levels")}
     return {
         "build": sha256_json([*about, versions()]),
         "inputs": inputs,
@@ -228,7 +225,7 @@ def versions() -> dict[str, str]:
 
 
 def model_hash(name: str) -> str:
-    """Hash of a model's files, whatever it is called; of a file of weights a sample counts.
+    """Hash of a model's files, whatever it is called.
 
     Raises:
         ModelError: no such model.
@@ -239,19 +236,8 @@ def model_hash(name: str) -> str:
     if folder is None:
         return name
     kinds = (".safetensors", ".json", ".txt", ".model", ".jinja")
-    hashes = {}
-    for path in sorted(file for file in folder.iterdir() if file.suffix in kinds and file.is_file()):
-        size = path.stat().st_size
-        if size <= _PIECES * _PIECE:
-            hashes[path.name] = sha256_file(path)
-            continue
-        digest = hashlib.sha256(str(size).encode())
-        with path.open("rb") as file:
-            for number in range(_PIECES):
-                file.seek((size - _PIECE) * number // (_PIECES - 1))
-                digest.update(file.read(_PIECE))
-        hashes[path.name] = digest.hexdigest()
-    return sha256_json(hashes)
+    files = sorted(file for file in folder.iterdir() if file.suffix in kinds and file.is_file())
+    return sha256_json({file.name: sha256_file(file) for file in files})
 
 
 # which part of them a process builds
@@ -261,35 +247,17 @@ def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
     """The shard of this process.
 
     Args:
-        text: `i/n` counted from 1; auto: from accelerate launch or torchrun, else everything; slurm: from the task of
-            a job array, else of the job step; None: everything.
+        text: `i/n` counted from 1; auto: from accelerate launch or torchrun, else everything; None: everything.
 
     Raises:
-        ConfigError: none of these, i outside 1 to n, or slurm outside of Slurm.
+        ConfigError: none of these, or i outside 1 to n.
     """
     environment = os.environ if environment is None else environment
     if text is None:
         return WHOLE
-    if text not in ("auto", "slurm"):
-        first, _, last = text.partition("/")
-        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-            raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
-        return Shard(int(first) - 1, int(last))
-    array = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
-    if text == "slurm" and {*array[:3]} <= environment.keys():
-        task, least, most, step = (int(environment.get(name, "1")) for name in array)
-        count = (most - least) // step + 1
-        if int(environment.get("SLURM_ARRAY_TASK_COUNT", count)) != count:
-            raise ConfigError(
-                f"the job array has not {count} tasks ({least} to {most}): name the parts with --shard i/n"
-            )
-        return Shard((task - least) // step, count)
-    names = ("RANK", "WORLD_SIZE") if text == "auto" else ("SLURM_PROCID", "SLURM_NTASKS")
-    if not {*names} <= environment.keys():
-        if text == "auto":
-            return WHOLE
-        raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
-    numbers = [environment[name] for name in names]
-    if not (all(map(str.isdecimal, numbers)) and int(numbers[0]) < int(numbers[1])):
-        raise ConfigError(f"{names[0]} {numbers[0]!r} of {names[1]} {numbers[1]!r} is not a valid part")
-    return Shard(int(numbers[0]), int(numbers[1]))
+    if text == "auto":
+        return Shard(int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1)))
+    first, _, last = text.partition("/")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise ConfigError(f"shard is i/n with i from 1 to n, or auto, not {text!r}")
+    return Shard(int(first) - 1, int(last))

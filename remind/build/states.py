@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import asdict, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from multiprocessing import current_process
 from pathlib import Path
@@ -22,8 +22,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from remind.build.config import BuildStatesConfig
-from remind.build.plan import Outline, Task, content_of, made_from, outline, paths_of, shard_of, tasks
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.build.plan import Outline, Task, made_from, outline, shard_of, tasks
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json
 from remind.core.processes import cores, device_of, give_back_memory, locked, spawned_pool
 from remind.core.progress import ProgressBar
@@ -38,7 +38,7 @@ from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
 from remind.reflect import summarise
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, State
-from remind.states.records import FACTUAL, StateRecord, evidence_share, marked_share, record_of
+from remind.states.records import ABSENT, FACTUAL, StateRecord, evidence_share, marked_share, record_of
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -123,8 +123,8 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
     if out is not None and not begun and any(out.iterdir()):
         raise ConfigError(f"{out} exists and holds no states; choose another out")
     plan = outline(cfg, corpus)
-    size, saes = size_of(cfg.backbone), None
-    if "x1" in cfg.levels:
+    size, saes, levels = size_of(cfg.backbone), None, plan.levels(cfg)
+    if "x1" in levels:
         cache = Path(cfg.cache).expanduser()
         with locked(cache / "sae.lock"):  # trained now if none are given
             saes = folder_of_saes(cfg.sae, (), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
@@ -139,12 +139,11 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
         if unfinished is None:
             print(f"states: {out} (unchanged: built before from the same input with the same settings)")
             return out
-        left = _build_missing(cfg, corpus, plan, DialogueBuilder(cfg, saes, out, unfinished, encoder, asked))
+        builder = DialogueBuilder(cfg, levels, saes, out, unfinished, encoder, asked)
+        left = _build_missing(cfg, corpus, plan, builder)
         if left:
             print(f"shard {cfg.shard} is done; {left} of {len(plan.turns)} dialogues belong to others, not built yet")
             return out
-        if content_of(cfg, corpus) != made["inputs"]:
-            raise DataError("the input has changed while the states were built; start again", *paths_of(cfg.input)[:1])
         with locked(unfinished / "finish.lock"):
             if not (out / CARD).exists():
                 _finish(cfg, plan, chat, made, out, unfinished)
@@ -168,6 +167,7 @@ class DialogueBuilder:
     """Builds dialogues one after the other. Models are loaded by the first dialogue that needs them.
 
     Args:
+        levels: that any question of the corpus gets.
         saes: folder of the SAEs; None: no x1.
         out: the states folder. unfinished: where accounts of dialogues are written.
         encoder: of texts; its device is that of this process. llm: of the settings, with the same encoder.
@@ -176,17 +176,25 @@ class DialogueBuilder:
     def __init__(
         self,
         cfg: BuildStatesConfig,
+        levels: Sequence[str],
         saes: Path | None,
         out: Path,
         unfinished: Path,
         encoder: SentenceEncoder,
         llm: AuxiliaryLLM,
     ) -> None:
-        self.cfg, self.saes, self.out, self.unfinished = cfg, saes, out, unfinished
+        self.cfg, self.levels, self.saes, self.out, self.unfinished = cfg, levels, saes, out, unfinished
         self.cache = Path(cfg.cache).expanduser()
         self.encoder, self.llm = encoder, llm
         self.perception = Perception(cfg.perception, encoder, llm, self.cache / "index")
-        self._grounder: Grounder | None = None
+
+    @cached_property
+    def grounder(self) -> Grounder:
+        """Loads backbone and SAEs; its codes are kept in the cache."""
+        assert self.saes is not None
+        backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.encoder.device)
+        folder = self.cfg.grounding.codes_folder or str(self.cache / "codes")
+        return Grounder(backbone, *load_saes(self.saes), replace(self.cfg.grounding, codes_folder=folder), self.encoder)
 
     def build(self, task: Task) -> None:
         """Write a dialogue's states into the folder, and then its account.
@@ -199,27 +207,23 @@ class DialogueBuilder:
         times = [perf_counter()]
         factual = self.perception.perceive(task.dialogue, task.questions, task.abstention)
         times.append(perf_counter())
-        states: Sequence[State] = factual
-        if self.saes is not None:
-            if self._grounder is None:
-                saes, idf = load_saes(self.saes)
-                backbone = load_backbone(self.cfg.backbone, dtype=self.cfg.dtype, device=self.encoder.device)
-                config = copy(self.cfg.grounding)
-                if self.cfg.keep_codes:
-                    config.codes_folder = config.codes_folder or str(self.cache / "codes")
-                self._grounder = Grounder(backbone, saes, idf, config, self.encoder)
-            states = attentional = [self._grounder.ground(state) for state in factual]
-            times.append(perf_counter())
-            if "x2" in self.cfg.levels:
-                states = summarise(self.llm, attentional)
-                times.append(perf_counter())
-        records = [record_of(state, task.splits[base.question.id]) for state, base in zip(states, factual, strict=True)]
-        write_part(self.out, records)
+        splits = [task.splits[state.question.id] for state in factual]
+        levels = [self.cfg.levels_of(split) for split in splits]
+        attentional = {n: self.grounder.ground(factual[n]) for n, built in enumerate(levels) if "x1" in built}
+        times.append(perf_counter())
+        asked = [n for n, built in enumerate(levels) if "x2" in built]
+        reflective = dict(zip(asked, summarise(self.llm, [attentional[n] for n in asked]), strict=True))
+        times.append(perf_counter())
+        states: list[State] = [reflective.get(n) or attentional.get(n) or base for n, base in enumerate(factual)]
+        records = [record_of(state, split) for state, split in zip(states, splits, strict=True)]
+        write_part(self.out, records, self.levels)
         spent = [end - start for start, end in pairwise(times)]
         account = {
+            "turns": len(task.dialogue.turns),
+            "segments": len(self.perception.index(task.dialogue).segments),
             "questions": [facts_of(record, base.capped) for record, base in zip(records, factual, strict=True)],
             "report": self.llm.take() if isinstance(self.llm, ChatLLM) else None,
-            "seconds": dict(zip(("perception", "grounding", "summaries"), spent, strict=False)),
+            "seconds": dict(zip(("perception", "grounding", "summaries"), spent, strict=True)),
         }
         write_json(self.unfinished / _ACCOUNT.format(task.number), account)
         give_back_memory()
@@ -234,27 +238,23 @@ def facts_of(record: StateRecord, capped: bool = False) -> dict[str, Any]:
         "as_gold": record.kind == (record.dimension or FACTUAL),
         "category": record.dimension or (f"category {record.category}" if record.category else "no category"),
         "without_answer": record.target is None,
-        "without_marks": not record.x1.markers,
+        "without_marks": record.x1 != ABSENT and not record.x1.markers,
         "capped": capped,
-        "recall": None if share is None else [share, marked_share(record) or 0.0],
+        "recall": None if share is None else [share, marked_share(record)],
     }
 
 
-def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
-    """Mean evidence recall of x0 and of x1's blocks over questions with gold evidence, by category, then "all"."""
-    shares: dict[str, list[tuple[float, float]]] = {}
-    for fact in facts:
-        if fact["recall"] is not None:
-            for key in (fact["category"], "all"):
-                shares.setdefault(key, []).append(fact["recall"])
-    return {
-        key: {
-            "n": len(shares[key]),
-            "x0": sum(x0 for x0, _ in shares[key]) / len(shares[key]),
-            "marked": sum(marked for _, marked in shares[key]) / len(shares[key]),
-        }
-        for key in sorted(shares, key=lambda key: (key == "all", key))
-    }
+def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
+    """Mean evidence recall of x0 over questions with gold evidence, and of x1's blocks over those of them that have
+    x1, by category, then "all"."""
+    known = [fact for fact in facts if fact["recall"] is not None]
+    table: dict[str, dict[str, float | int | None]] = {}
+    for key in (*sorted({fact["category"] for fact in known}), "all"):
+        shares = [fact["recall"] for fact in known if key in (fact["category"], "all")]
+        marked = [share for _, share in shares if share is not None]
+        held = sum(share for share, _ in shares) / len(shares) if shares else None
+        table[key] = {"n": len(shares), "x0": held, "marked": sum(marked) / len(marked) if marked else None}
+    return table if known else {}
 
 
 # all dialogues
@@ -327,7 +327,7 @@ def _built(cfg: BuildStatesConfig, builder: DialogueBuilder, missing: Iterator[T
             builder.build(task)
             yield task
         return
-    given = (cfg, builder.saes, builder.out, builder.unfinished, max(1, cores() // workers))
+    given = (max(1, cores() // workers), cfg, builder.levels, builder.saes, builder.out, builder.unfinished)
     with spawned_pool(workers, _start, given) as pool:
         under_way: dict[Future[None], Task] = {}
         try:
@@ -353,7 +353,9 @@ def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
 _builder: DialogueBuilder | None = None
 
 
-def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Path, threads: int) -> None:
+def _start(
+    threads: int, cfg: BuildStatesConfig, levels: Sequence[str], saes: Path | None, out: Path, unfinished: Path
+) -> None:
     """In a new process."""
     global _builder
     os.environ["REMIND_QUIET"] = "1"
@@ -362,7 +364,7 @@ def _start(cfg: BuildStatesConfig, saes: Path | None, out: Path, unfinished: Pat
     torch.set_num_threads(threads)
     number = (current_process()._identity or (1,))[0] - 1
     encoder = SentenceEncoder(device=device_of(cfg.device, number), load=False)
-    _builder = DialogueBuilder(cfg, saes, out, unfinished, encoder, open_llm(cfg.llm, encoder))
+    _builder = DialogueBuilder(cfg, levels, saes, out, unfinished, encoder, open_llm(cfg.llm, encoder))
 
 
 def _build(task: Task) -> None:
@@ -389,7 +391,8 @@ def _finish(
     kinds = Counter(fact["kind"] for fact in facts if fact["kind"])
     as_gold = Counter(fact["kind"] for fact in facts if fact["kind"] and fact["as_gold"])
     counts = {name: sum(fact[name] for fact in facts) for name in ("without_answer", "without_marks", "capped")}
-    counts = {"dialogues": len(accounts), "questions": len(facts), **counts}
+    sizes = {name: sum(account[name] for account in accounts) for name in ("turns", "segments")}
+    counts = {"dialogues": len(accounts), "questions": len(facts), **sizes, **counts}
     manifest = {
         **made,
         "llm_report": None if chat is None else chat.report(),
@@ -413,9 +416,10 @@ def _summary(manifest: Mapping[str, Any], splits: Mapping[str, int], plan: Outli
     shown = ", ".join(f"{splits[name]} {name}" for name in ("train", "dev", "test") if splits.get(name))
     lines = [
         f"{counts['questions']} questions over {counts['dialogues']} dialogues ({shown})",
+        f"{counts['turns']} turns in {counts['segments']} segments, {counts['turns'] / counts['segments']:.1f} each",
         f"{counts['without_answer']} questions have no gold answer",
     ]
-    if "x1" in cfg.levels:
+    if "x1" in plan.levels(cfg):
         lines.append(f"{counts['without_marks']} questions have no marked turn: their x1 is x0")
     if (cap := cfg.perception.retrieve.max_context_tokens) is not None:
         cut = counts["capped"]
@@ -432,7 +436,9 @@ def _summary(manifest: Mapping[str, Any], splits: Mapping[str, int], plan: Outli
         lines.append(f"overlap: {plan.overlap}")
     if table := manifest["evidence_recall"]:
         lines.append(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")
-        lines += [f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{row['marked']:>8.3f}" for key, row in table.items()]
+        for key, row in table.items():
+            marked = "-" if row["marked"] is None else f"{row['marked']:.3f}"
+            lines.append(f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{marked:>8}")
     return "\n".join(lines)
 
 
@@ -445,7 +451,7 @@ def _dry_run(cfg: BuildStatesConfig, corpus: Corpus | None, encoder: SentenceEnc
     perception = Perception(cfg.perception, encoder, chat)
     for task in tasks(cfg, outline(cfg, corpus), corpus):
         states = perception.perceive(task.dialogue, task.questions, task.abstention)
-        if "x2" in cfg.levels:
-            chat.summaries([AttentionalState(state, ()) for state in states])
+        asked = [state for state in states if "x2" in cfg.levels_of(task.splits[state.question.id])]
+        chat.summaries([AttentionalState(state, ()) for state in asked])
     print(chat.dry.report())
     return chat.dry.path

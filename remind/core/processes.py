@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from remind.core.errors import ConfigError, named
+from remind.core.errors import ConfigError
 
 
 @contextmanager
@@ -64,21 +63,16 @@ def locked(file: Path, wait: bool = True, place: Path | None = None) -> Iterator
         place: what the lock is for, for the message; None: its folder.
 
     Raises:
-        ConfigError: another process, which the message names, holds it and `wait` is false.
+        ConfigError: another process holds it and `wait` is false.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        holder = ""
-        with suppress(OSError, UnicodeDecodeError):  # older versions of filelock empty a file that they cannot lock
-            holder = file.read_text(encoding="utf-8")
-        who = f"process {named(holder)}" if holder else "another process"
-        raise ConfigError(f"{who} is at work in {place or file.parent}; wait for it or choose another") from None
+        where = place or file.parent
+        raise ConfigError(f"another process is at work in {where}; wait for it or choose another") from None
     try:
-        with suppress(OSError):
-            file.write_text(f"{os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
         lock.release()

@@ -35,7 +35,7 @@ class RunFolder:
         If the block writes nothing, for example because it raises an error first, no new folder is left behind.
 
         Raises:
-            ConfigError: another process, which the message names, is at work there; or it is a file.
+            ConfigError: another process is at work there; or it is a file.
         """
         self.check(resume=True)
         lock = self.path / _LOCK

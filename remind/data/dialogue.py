@@ -186,8 +186,7 @@ class Corpus:
     Attributes:
         dialogues, questions: in file order; questions of RefMem-Bench in the order of their dialogues.
         dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
-        references: number of evidence references in the files, including the dangling ones.
-        referenced: the same by question id, for questions with references.
+        referenced: number of evidence references in the files, including the dangling ones, by question id.
         blank: number of turns in the files without words and images, such as tool calls; left out of the dialogues.
 
     Raises:
@@ -197,7 +196,6 @@ class Corpus:
     dialogues: tuple[Dialogue, ...]
     questions: tuple[Question, ...] = ()
     dangling: tuple[Dangling, ...] = ()
-    references: int = 0
     referenced: Mapping[str, int] = field(repr=False, compare=False, default_factory=dict)
     blank: int = 0
     _by_id: dict[str, Dialogue] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -215,6 +213,11 @@ class Corpus:
             if question.dialogue_id not in self._by_id:
                 what = f"its dialogue {shown(question.dialogue_id)} is not in the file"
                 raise DataError(what, record=named(question.id))
+
+    @property
+    def references(self) -> int:
+        """Number of evidence references in the files."""
+        return sum(self.referenced.values())
 
     def dialogue(self, dialogue_id: str) -> Dialogue:
         """The dialogue of that id. Raises DataError if there is none."""
@@ -245,7 +248,6 @@ class Corpus:
             dialogues=tuple(d for part in parts for d in part.dialogues),
             questions=tuple(q for part in parts for q in part.questions),
             dangling=tuple(d for part in parts for d in part.dangling),
-            references=sum(part.references for part in parts),
             referenced={name: count for part in parts for name, count in part.referenced.items()},
             blank=sum(part.blank for part in parts),
         )

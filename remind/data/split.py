@@ -36,20 +36,18 @@ class SplitConfig:
             raise ConfigError(f"split: train {self.train} and dev {self.dev} must add up to at most 1")
 
 
-def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
-    """Questions grouped by shared gold evidence (connected components); one without evidence is a group by itself."""
+def units_of(questions: Sequence[Question], by: str) -> list[list[Question]]:
+    """Questions that must stay together: those about one dialogue ("dialogue"), or those linked by shared gold evidence
+    ("evidence": connected components; one without evidence is a unit by itself)."""
     from scipy.cluster.hierarchy import DisjointSet  # type: ignore[import-untyped]
 
-    clusters = DisjointSet(range(len(questions)))
+    together = DisjointSet(range(len(questions)))
     owner: dict[tuple[str, str | int], int] = {}
     for number, question in enumerate(questions):
-        pieces: tuple[str | int, ...] = (*question.evidence, *question.images)
+        pieces: tuple[str | int, ...] = ("",) if by == "dialogue" else (*question.evidence, *question.images)
         for piece in pieces:
-            clusters.merge(number, owner.setdefault((question.dialogue_id, piece), number))
-    groups: dict[int, list[Question]] = {}
-    for number, question in enumerate(questions):
-        groups.setdefault(clusters[number], []).append(question)
-    return list(groups.values())
+            together.merge(number, owner.setdefault((question.dialogue_id, piece), number))
+    return [[questions[number] for number in sorted(unit)] for unit in together.subsets()]
 
 
 def assign_splits(questions: Sequence[Question], config: SplitConfig) -> dict[str, str]:
@@ -64,14 +62,7 @@ def assign_splits(questions: Sequence[Question], config: SplitConfig) -> dict[st
     by = config.by
     if by == "auto":
         by = "dialogue" if len({question.dialogue_id for question in free}) > 1 else "evidence"
-    if by == "dialogue":
-        groups: dict[str, list[Question]] = {}
-        for question in free:
-            groups.setdefault(question.dialogue_id, []).append(question)
-        units = list(groups.values())
-    else:
-        units = evidence_clusters(free)
-
+    units = units_of(free, by)
     names = [f"{config.seed}:{min(question.id for question in unit)}" for unit in units]
     hashes = [hashlib.sha256(name.encode()).hexdigest() for name in names]
     units = [units[number] for number in sorted(range(len(units)), key=hashes.__getitem__)]

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +27,8 @@ from sae import SAEError, SparseCodes
 
 #: Of the codes that `WindowedCodes` keeps on disk: a change of what they are made from makes another.
 CODES_VERSION = 2
+#: Dialogues of which what is computed stays in memory.
+CACHED_DIALOGUES = 4
 #: Numbers of [tokens, d_sae] that a coder computes at a time on a CPU: 16 MB in float32, which the allocator keeps.
 #: Larger blocks come fresh from the system each time, and filling those pages costs as much as the product itself.
 _CHUNK = 1 << 22
@@ -160,16 +161,12 @@ class SparseEncoder:
                 "set grounding.context_codes to windowed, or perception.retrieve.max_context_tokens lower"
             )
         before, after = self.backbone.frame
-        # neighbours of like length waste little on padding
-        order = sorted(range(len(sequences)), key=lengths.__getitem__)
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         found: dict[int, list[SparseCodes]] = {layer: [] for layer in self.saes}
-        for chosen in batches:
-            sizes = [lengths[number] for number in chosen]
-            width = sizes[-1] + len(before) + len(after)
+        for start in range(0, len(sequences), self.batch_size):
+            chosen = [[*before, *one, *after] for one in sequences[start : start + self.batch_size]]
+            sizes, width = lengths[start : start + self.batch_size], max(map(len, chosen))
             ids = torch.full((len(chosen), width), self.backbone.tokenizer.pad_token_id or 0)
-            for row, number in zip(ids, chosen, strict=True):
-                framed = [*before, *sequences[number], *after]
+            for row, framed in zip(ids, chosen, strict=True):
                 row[: len(framed)] = torch.tensor(framed)
             ends, place = len(before) + torch.tensor(sizes)[:, None], torch.arange(width)
             mask = place < ends + len(after)
@@ -181,12 +178,8 @@ class SparseEncoder:
             inside = (place >= len(before)) & (place < ends)
             for layer, states in hidden.items():
                 found[layer].append(self._sparse(layer, states[inside.to(states.device)], sizes))
-        starts = [0, *accumulate(lengths)]
-        rows = torch.cat([torch.arange(starts[number], starts[number + 1]) for number in order]).argsort()
         return {
-            layer: SparseCodes(
-                torch.cat([codes.values for codes in parts])[rows], torch.cat([codes.indices for codes in parts])[rows]
-            )
+            layer: SparseCodes(torch.cat([one.values for one in parts]), torch.cat([one.indices for one in parts]))
             for layer, parts in found.items()
         }
 
@@ -319,14 +312,11 @@ class WindowedCodes:
     Args:
         encoder: its weights must not change while this is in use; they are hashed once.
         window_tokens: longest window. A window holds turns of one session; a turn longer than that is split.
-        cached_dialogues: how many dialogues stay in memory, those used last.
         folder: keeps the codes for other processes, one file a dialogue: `<layer>.values` [T, k], `<layer>.indices`
             int32 [T, k]; None: in memory only.
     """
 
-    def __init__(
-        self, encoder: SparseEncoder, window_tokens: int, cached_dialogues: int, folder: str | Path | None = None
-    ) -> None:
+    def __init__(self, encoder: SparseEncoder, window_tokens: int, folder: str | Path | None = None) -> None:
         self.encoder = encoder
         self.window_tokens = min(window_tokens, encoder.max_tokens)
         self.cache = None if folder is None else Cache(folder)
@@ -341,7 +331,7 @@ class WindowedCodes:
             coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
             self._made_by = sha256_json([model, coders, encoder.sink_ratio, str(backbone.dtype), backbone.device.type])
         #: Codes of a dialogue, from memory or disk where they are there.
-        self.dialogue_codes = lru_cache(cached_dialogues)(self._encode_dialogue)
+        self.dialogue_codes = lru_cache(CACHED_DIALOGUES)(self._encode_dialogue)
 
     def state_codes(self, state: FactualState) -> StateCodes:
         """Codes of a state; idf is counted over all turns of its dialogue."""

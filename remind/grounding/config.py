@@ -61,7 +61,7 @@ class FusionConfig:
     speaker: FiniteFloat = 1.84
     """Added where the question names the turn's speaker."""
     date: FiniteFloat = 3.54
-    """Added where the turn's day is one the question names; half of it up to two days off."""
+    """Added where the turn's day is one the question names; half of it up to two days from a single day."""
     asks: FiniteFloat = -0.62
     """Added to a turn with a question mark."""
     answers: FiniteFloat = 0.75
@@ -125,13 +125,10 @@ class GroundingConfig:
     """Salience threshold δ in place of both budgets: raw resonance with one layer, standard deviations with several."""
     window: NonNegativeInt = 1
     """Turns on either side of a salient one that are marked with it (w)."""
-    smooth_turns: NonNegativeFloat = 0.0
-    """Weight of each neighbouring turn's salience in a turn's own, before selection; 0: none, as in the paper. 0.5 with
-    window 0 is a softer alternative to a window."""
     fuse: FusionConfig | None = None
     """Weights that join retrieval scores and facts of a turn to its resonance; None: resonance alone, as in the paper.
-    `{}` takes the fitted weights, which go with anchor_codes question and window 0. Both kinds of `match` are fused, as
-    they are before smooth_turns: match and smooth_turns have no effect."""
+    `{}` takes the fitted weights, which go with anchor_codes question and window 0. Both kinds of `match` are fused, so
+    that match has no effect."""
     context_codes: Literal["auto", "joint", "windowed"] = "auto"
     """Where codes come from, which the paper does not say. joint: one forward of the x0 prompt, so that dialogue tokens
     see all of the retrieved dialogue before them. windowed: the whole dialogue in windows, cached for its other
@@ -149,8 +146,6 @@ class GroundingConfig:
     sink_ratio: Annotated[float, Range(gt=1)] = 10.0
     """Tokens whose hidden state is longer than this many times the median of their window are attention sinks, which
     SAEs are not trained on: they get no codes. Not in the paper."""
-    cached_dialogues: NonNegativeInt = 4
-    """Dialogues whose codes stay in memory in `windowed`."""
     codes_folder: str | None = None
     """Folder that keeps the codes of `windowed` for later runs; None: in memory only."""
     images: Literal["captions", "pixels"] = "captions"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -27,14 +26,12 @@ from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 from remind.grounding.resonance import standardise_turns
 from remind.perception.perceive import BM25
 from remind.states.pyramid import one_line, turn_text
+from remind.text.days import Span, day_of, spans
 from remind.text.words import stems, target_speakers, word_list, words
 from sae import SparseCodes
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
-
-#: Entries of [tokens of the dialogue, tokens of questions] in memory at a time.
-_BLOCK = 1 << 24
 
 
 def gaussian_shares(sigma: float) -> list[float]:
@@ -67,20 +64,6 @@ def fill_lowest(scores: Tensor, inside: Tensor) -> Tensor:
     known = scores.isfinite()
     lowest = torch.where(inside.expand_as(scores) & known, scores, torch.inf).amin(0)
     return torch.where(known, scores, torch.where(lowest.isfinite(), lowest, 0.0))
-
-
-def smooth_turns(salience: Tensor, run: Sequence[int], weight: float) -> Tensor:
-    """Let each turn's neighbours in its run share its salience: `(s_{k-1} w + s_k + s_{k+1} w) / (sum of weights)`.
-
-    Not in the paper. Turns without tokens (-inf) neither give nor receive.
-
-    Args:
-        salience: [n_turns]. run: run number of each turn. weight: of one neighbour, the turn itself weighing 1.
-    """
-    known = salience != -torch.inf
-    numbers = torch.where(known, torch.as_tensor(run, device=salience.device), -1)
-    smoothed = around(torch.where(known, salience, 0.0)[:, None], numbers[:, None], [weight])[:, 0]
-    return torch.where(known, smoothed, salience)
 
 
 def design(signals: Mapping[str, Tensor], run: Tensor, sigma: float) -> Tensor:
@@ -170,23 +153,12 @@ def best_partners(codes: SparseCodes, turn: Tensor, n_turns: int, query: SparseC
     inside = turn >= 0
     rows, tokens = unit_features(codes[inside], idf), unit_features(query, idf)
     lengths = torch.bincount(turn[inside], minlength=n_turns)
-    best = torch.zeros(n_turns, len(tokens.values))
     if not len(tokens.values) or not int(lengths.sum()):
-        return best
+        return torch.zeros(n_turns, len(tokens.values))
     table = torch.zeros(len(idf), len(tokens.values))
     table.scatter_add_(0, tokens.indices.T, tokens.values.T)
-    step = max(1, _BLOCK // len(tokens.values))
-    ends = lengths.cumsum(0)
-    first = 0
-    while first < n_turns:
-        # whole turns, as many as fit a block, at least one
-        start = int(ends[first] - lengths[first])
-        last = max(first + 1, int(torch.searchsorted(ends, start + step, right=True)))
-        part = rows[start : int(ends[last - 1])]
-        products = F.embedding_bag(part.indices, table, per_sample_weights=part.values, mode="sum")
-        best[first:last] = torch.segment_reduce(products, "max", lengths=lengths[first:last], unsafe=True, initial=0.0)
-        first = last
-    return best
+    products = F.embedding_bag(rows.indices, table, per_sample_weights=rows.values, mode="sum")
+    return torch.segment_reduce(products, "max", lengths=lengths, unsafe=True, initial=0.0)
 
 
 def match_each(partners: Tensor, owner: Tensor, inside: Tensor) -> Tensor:
@@ -225,7 +197,8 @@ class TurnIndex:
         self.asks = torch.tensor([float("?" in turn.text) for turn in dialogue.turns])
         follows = torch.tensor([n > 0 and sessions[n] == sessions[n - 1] for n in range(len(texts))])
         self.answers = torch.where(follows, self.asks.roll(1), 0.0)
-        self.dates = turn_dates(dialogue)
+        self.days = turn_days(dialogue)
+        self.latest = max(filter(None, self.days), default=None)
 
     def signals(self, questions: Sequence[str]) -> dict[str, Tensor]:
         """Scores of every turn for each question, float32 [n, len(questions)].
@@ -244,87 +217,27 @@ class TurnIndex:
             column = {
                 "bm25": torch.as_tensor(self.stems.scores(stems(question, self.skipped)), dtype=torch.float32),
                 "speaker": torch.tensor([float(turn.speaker in named) for turn in self.dialogue.turns]),
-                "date": closeness(self.dates, named_dates(question)),
+                "date": closeness(self.days, [*spans(question, None, self.latest)]),
             }
             columns.append(column | {"asks": self.asks, "answers": self.answers})
         dense = self.vectors @ self.encoder.encode(texts).T
         return {"dense": dense} | {name: torch.stack([one[name] for one in columns], 1) for name in columns[0]}
 
 
-_MONTHS = "january february march april may june july august september october november december"
-_NUMBER = {name: number for number, month in enumerate(_MONTHS.split(), 1) for name in (month, month[:3])}
-_MONTH = rf"(?P<month>{'|'.join(sorted(_NUMBER, key=len, reverse=True))})"
-_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
-_YEAR = r"(?P<year>\d{4})"
-_ISO = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
-_FORMS = tuple(
-    re.compile(form, re.IGNORECASE)
-    for form in (
-        rf"\b{_YEAR}[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})\b",
-        r"\b(?P<day>\d{1,2})[./](?P<month>\d{1,2})[./](?P<year>\d{4}|\d{2})\b",
-        rf"\b{_DAY}(?: of)? {_MONTH}\b(?:,? {_YEAR})?",
-        rf"\b{_MONTH} {_DAY}(?!\d)(?:,? {_YEAR})?",
-        rf"\b{_MONTH},? {_YEAR}\b",
-        # alone, march and may are words before they are months
-        rf"\b(?:in|during|since|until|of) {_MONTH}\b",
-    )
-)
 #: Days from a named day at which a turn still counts by half: what is told the day after, and time zones.
 NEAR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class NamedDate:
-    """A date as far as the question says: `year` and `day` may be missing."""
-
-    month: int
-    year: int | None = None
-    day: int | None = None
-
-
-def named_dates(text: str) -> tuple[NamedDate, ...]:
-    """Dates the text names, in the order of the forms above; days come before months in numbers (31.12.2023)."""
-    found: list[NamedDate] = []
-    rest = text
-    for form in _FORMS:
-        for match in form.finditer(rest):
-            parts = match.groupdict()
-            month = _NUMBER.get(parts["month"].lower()) or int(parts["month"]) if parts["month"] else 0
-            year = int(parts["year"]) if parts.get("year") else None
-            day = int(parts["day"]) if parts.get("day") else None
-            if 1 <= month <= 12 and (day is None or 1 <= day <= 31):
-                found.append(NamedDate(month, year + 2000 if year is not None and year < 100 else year, day))
-        rest = form.sub(" ; ", rest)
-    return tuple(dict.fromkeys(found))
-
-
-def turn_dates(dialogue: Dialogue) -> tuple[date | None, ...]:
+def turn_days(dialogue: Dialogue) -> list[date | None]:
     """The day of every turn: its own, else its session's; None where neither is ISO 8601."""
-    days = []
-    for session in dialogue.sessions:
-        for turn in session.turns:
-            match = _ISO.match(turn.time or "") or _ISO.match(session.time or "")
-            try:
-                days.append(date(*map(int, match.groups())) if match else None)
-            except ValueError:
-                days.append(None)
-    return tuple(days)
+    return [day_of(turn.time) or day_of(session.time) for session in dialogue.sessions for turn in session.turns]
 
 
-def closeness(days: Sequence[date | None], asked: Sequence[NamedDate]) -> Tensor:
-    """For each day 1 if it is an asked one or falls in an asked month, 0.5 within `NEAR` days of it, else 0; [n]."""
-    return torch.tensor([max((_close(day, wanted) for wanted in asked), default=0.0) if day else 0.0 for day in days])
+def closeness(days: Sequence[date | None], asked: Sequence[Span]) -> Tensor:
+    """For each day 1 if it is one of those asked about, 0.5 within `NEAR` days of a single one, else 0; [n]."""
 
+    def close(day: date) -> float:
+        away = [(max(one.start - day, day - one.end).days, one.start == one.end) for one in asked]
+        return max((1.0 if days <= 0 else 0.5 * (single and days <= NEAR) for days, single in away), default=0.0)
 
-def _close(day: date, wanted: NamedDate) -> float:
-    if wanted.day is None:
-        return float(day.month == wanted.month and wanted.year in (None, day.year))
-    years = (wanted.year,) if wanted.year is not None else (day.year - 1, day.year, day.year + 1)
-    away = []
-    for year in years:
-        try:
-            away.append(abs((date(year, wanted.month, wanted.day) - day).days))
-        except ValueError:
-            continue
-    nearest = min(away, default=NEAR + 1)
-    return 1.0 if nearest == 0 else 0.5 if nearest <= NEAR else 0.0
+    return torch.tensor([close(day) if day else 0.0 for day in days])

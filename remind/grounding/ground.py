@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
-from remind.grounding.codes import Coder, Part, SparseEncoder, StateCodes, WindowedCodes, joint_codes
+from remind.grounding.codes import CACHED_DIALOGUES, Coder, Part, SparseEncoder, StateCodes, WindowedCodes, joint_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.resonance import (
     combine_layers,
@@ -109,8 +109,7 @@ class Grounder:
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
         self.windowed = None
         if not self.joint:
-            kept = (config.cached_dialogues, config.codes_folder)
-            self.windowed = WindowedCodes(self.encoder, config.window_tokens, *kept)
+            self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.codes_folder)
         self.pictures = None
         if config.images == "pixels":
             from remind.models.images import Pictures
@@ -123,9 +122,7 @@ class Grounder:
                 raise ConfigError(
                     "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
                 )
-            self._turn_index = lru_cache(max(1, config.cached_dialogues))(
-                lambda dialogue: TurnIndex(dialogue, sentences)
-            )
+            self._turn_index = lru_cache(CACHED_DIALOGUES)(lambda dialogue: TurnIndex(dialogue, sentences))
 
     def ground(self, state: FactualState) -> AttentionalState:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
@@ -177,9 +174,8 @@ class Grounder:
         captions = codes.part == Part.CAPTION
         counted = torch.where((codes.part == Part.TEXT) | captions, codes.turn, -1)
         summed = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
-        if config.fuse is None and config.match == "summed" and config.smooth_turns == 0:
-            salience = summed
-        else:
+        salience = summed
+        if config.fuse is not None or config.match == "each":
             salience = self._salience_beyond(state, codes, counted, summed, idf)
         budget = None
         if config.threshold is None:
@@ -204,7 +200,7 @@ class Grounder:
     def _salience_beyond(
         self, state: FactualState, codes: StateCodes, counted: Tensor, summed: Tensor, idf: Mapping[int, Tensor]
     ) -> Tensor:
-        """Salience [n_turns] by what goes beyond the paper: `match_each`, `smooth_turns`, `fuse`.
+        """Salience [n_turns] by what goes beyond the paper: `match_each`, `fuse`.
 
         A turn without tokens stays -inf.
 
@@ -212,11 +208,11 @@ class Grounder:
             counted: int64 [T], turn of each token that counts; -1: does not count.
             summed: Eq. 5 [n_turns].
         """
-        from remind.grounding.fusion import best_partners, fuse, match_each, smooth_turns
+        from remind.grounding.fusion import best_partners, fuse, match_each
 
         config, n = self.config, len(state.turns)
         saliences = {"summed": summed}
-        if config.match == "each" if config.fuse is None else config.fuse.each or config.fuse.each_context:
+        if config.fuse is None or config.fuse.each or config.fuse.each_context:
             inside = torch.bincount(counted[counted >= 0], minlength=n) > 0
             by_layer = []
             for layer, own in codes.layers.items():
@@ -227,8 +223,7 @@ class Grounder:
                 by_layer = [torch.stack([standardise_turns(s, inside[:, None]) for s in by_layer]).mean(0)]
             saliences["each"] = torch.where(inside, by_layer[0][:, 0], -torch.inf)
         if config.fuse is None:
-            salience = saliences[config.match]
-            return smooth_turns(salience, state.runs, config.smooth_turns) if config.smooth_turns else salience
+            return saliences["each"]
         signals = {name: values[:, None] for name, values in saliences.items()}
         signals["length"] = codes.turn_tokens.float().log1p()[:, None]
         if config.fuse.reads_text:

@@ -203,7 +203,7 @@ class OpenAIChat(CachedChat):
 
     def _checked(self, request: Request, reply: Reply) -> Reply:
         """The reply, recorded unless the server has read a part of the prompt alone, which is told once."""
-        text = "".join(message.text for message in request.messages)
+        text = "".join(message.text for message in request.messages if isinstance(message.text, str))
         if not _LEAST_CONTEXT <= reply.prompt_tokens < len(text) / _CUT_BY:
             return self.record(request, reply)
         if not self._told:

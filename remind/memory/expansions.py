@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
 from remind.data.dialogue import Session, Turn
-from remind.data.readers.annotations import Annotations, read_annotations
+from remind.data.readers.locomo import Annotations, read_annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import mapping

@@ -113,7 +113,7 @@ class GroundedSystem(RemindSystem):
             hashes = file_hashes(self.sae)
         except SAEError as error:
             raise ModelError(str(error)) from None
-        elsewhere = ("codes_folder", "cached_dialogues", "image_root")
+        elsewhere = ("codes_folder", "image_root")
         grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}
         return {**super().about(), "sae": None, "device": None, "grounding": grounding, "saes": hashes}
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remind.data.dialogue import Dialogue, Session
-from remind.data.readers.annotations import Annotations
+from remind.data.readers.locomo import Annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping

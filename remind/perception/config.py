@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from remind.core.errors import ConfigError
-from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, check_ranges
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare
 
 
 @dataclass
 class SegmentConfig:
     """How a session is cut into segments."""
 
-    max_tokens: PositiveInt = 128
-    """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own."""
+    max_tokens: PositiveInt | None = 128
+    """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own.
+    None: no cap."""
     min_turns: PositiveInt = 2
     """A dip that would leave fewer turns on a side is no boundary, unless the token cap asks for one there."""
     window: PositiveInt = 3
     """How many turns on each side of a gap are compared."""
     depth: FiniteFloat = 0.5
     """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -43,9 +40,6 @@ class RetrieveConfig:
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
 
 
 @dataclass

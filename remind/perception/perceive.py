@@ -10,14 +10,13 @@ Gaussian average over the neighbours in the session.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +31,13 @@ from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentCo
 from remind.states.pyramid import FactualState, Segment, Strategy, blind, render, segments_of, turn_text
 from remind.text.words import stems
 
-_log = logging.getLogger(__name__)
 #: A spread of scores that is rounding alone.
 _NO_SPREAD = 1e-9
 #: hybrid: width in turns of the Gaussian over the neighbours in the session, and the shares of a turn's BM25 and cosine
 #: that come from them.
 SIGMA, LEXICAL_CONTEXT, DENSE_CONTEXT = 2.5, 0.8, 0.3
 #: Of what a cached index holds, and of how it is made.
-_VERSION = 6
+_VERSION = 7
 #: How the prompt shows a gap inside a session.
 _GAP = "[…]"
 
@@ -133,10 +131,10 @@ class Costs:
         session_of: number of the session of every turn.
     """
 
-    turns: tuple[int, ...]
-    headings: tuple[int, ...]
+    turns: Sequence[int]
+    headings: Sequence[int]
     gap: int
-    session_of: tuple[int, ...]
+    session_of: Sequence[int]
 
     def of(self, positions: Sequence[int]) -> int:
         """Tokens of the dialogue section that shows the turns at these ascending positions."""
@@ -161,9 +159,9 @@ def prompt_costs(dialogue: Dialogue, encoder: SentenceEncoder) -> Costs:
     ends = [rendered.dialogue[0], *(span.end for span in rendered.turns)]
     headings = [rendered.text[ends[part.start] : rendered.turns[part.start].start] for part in whole]
     counts = iter(encoder.count_many(headings))
-    per_session = tuple(next(counts) if session.turns else 0 for session in dialogue.sessions)
-    session_of = tuple(n for n, session in enumerate(dialogue.sessions) for _ in session.turns)
-    return Costs(tuple(turns), per_session, encoder.count_many([_GAP])[0], session_of)
+    per_session = [next(counts) if session.turns else 0 for session in dialogue.sessions]
+    session_of = [n for n, session in enumerate(dialogue.sessions) for _ in session.turns]
+    return Costs(turns, per_session, encoder.count_many([_GAP])[0], session_of)
 
 
 class BM25:
@@ -225,24 +223,19 @@ class DialogueIndex:
             costs = prompt_costs(dialogue, encoder)
             vectors = encoder.encode_apart([turn_text(turn) for turn in dialogue.turns])
             segments = segment(dialogue, vectors, config, costs.turns)
-            tensors = {
-                "vectors": vectors,
-                "turns": torch.tensor(costs.turns),
-                "headings": torch.tensor(costs.headings),
-                "gap": torch.tensor(costs.gap),
-                "session_of": torch.tensor(costs.session_of),
-                "segments": torch.tensor([[part.start, part.end] for part in segments]),
-            }
-            found = tensors, {}
+            ends = [[part.start, part.end] for part in segments]
+            found = {"turns": vectors}, {"segments": ends, "costs": asdict(costs), "cues": {}}
             if self._cache is not None:
                 self._cache.write("index", self._key, *found)
-        self._tensors: dict[str, Tensor] = found[0]
+        # vectors of turns and cues; all that is no vector
+        self._vectors: dict[str, Tensor]
+        self._about: dict[str, Any]
+        self._vectors, self._about = found
         #: Texts of the cues by the name of their vectors.
-        self._texts: dict[str, list[str]] = found[1]
-        self.vectors = self._tensors["vectors"]
-        self.segments = tuple(Segment(start, end) for start, end in self._tensors["segments"].tolist())
-        turns, headings, session_of = (tuple(self._tensors[n].tolist()) for n in ("turns", "headings", "session_of"))
-        self.costs = Costs(turns, headings, int(self._tensors["gap"]), session_of)
+        self._texts: dict[str, list[str]] = self._about["cues"]
+        self.vectors = self._vectors["turns"]
+        self.segments = tuple(Segment(start, end) for start, end in self._about["segments"])
+        self.costs = Costs(**self._about["costs"])
         last = dialogue.turns[-HELD:]
         encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
 
@@ -263,15 +256,15 @@ class DialogueIndex:
             # a cue may be a turn word for word, or that of another kind of question
             known = {turn_text(turn): vector for turn, vector in zip(self.dialogue.turns, self.vectors, strict=True)}
             for other in self._texts:
-                known |= zip(self._texts[other], self._tensors[other], strict=True)
+                known |= zip(self._texts[other], self._vectors[other], strict=True)
             new = [text for text in dict.fromkeys(texts) if text not in known]
             if new:
                 known |= zip(new, self.encoder.encode_apart(new), strict=True)
-            self._texts[name], self._tensors[name] = list(texts), torch.stack([known[text] for text in texts])
+            self._texts[name], self._vectors[name] = list(texts), torch.stack([known[text] for text in texts])
             # written, an offline stand-in's cue would pass for the LLM's own in every later build
             if self._cache is not None and len(self.llm.failures) == failures:
-                self._cache.write("index", self._key, self._tensors, self._texts)
-        cues = Cues(tuple(self._texts[name]), self._tensors[name])
+                self._cache.write("index", self._key, self._vectors, self._about)
+        cues = Cues(tuple(self._texts[name]), self._vectors[name])
         self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
         return cues
 
@@ -334,10 +327,10 @@ def _cut_session(
             break
         if all(abs(gap + 1 - other) >= config.min_turns for other in edges):
             edges.append(gap + 1)
-    todo, done = list(pairwise(sorted(edges)))[::-1], []
+    todo, done, cap = list(pairwise(sorted(edges)))[::-1], [], config.max_tokens
     while todo:
         low, high = todo.pop()
-        if high - low == 1 or tokens[low:high].sum() <= config.max_tokens:
+        if cap is None or high - low == 1 or tokens[low:high].sum() <= cap:
             done.append((low, high))
             continue
         allowed = range(low + config.min_turns, high - config.min_turns + 1) or range(low + 1, high)
@@ -384,14 +377,14 @@ def retrieve(
     if config.method == "cue":
         return retrieved
     budget = index.costs.of([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
-    turns = take_turns(index, turn_scores(index, question, vector), budget)
+    turns = take_turns(index, by_falling(turn_scores(index, question, vector)), budget)
     return Retrieved(segments_of(index.dialogue, turns), retrieved.capped)
 
 
 def take_segments(index: DialogueIndex, ranked: list[int], vector: Tensor, config: RetrieveConfig) -> Retrieved:
     """The top share of segments, less the lowest while they exceed the cap.
 
-    Where the best segment alone exceeds it, that segment is cut to the turns around the one closest to the question.
+    Where the best segment alone exceeds it, those of its turns that are closest to the question are taken.
 
     Args:
         ranked: numbers of segments, the best first.
@@ -400,65 +393,16 @@ def take_segments(index: DialogueIndex, ranked: list[int], vector: Tensor, confi
     # k_1 = ceil(share × N); the product is rounded so that 0.2 × 15 is 3 and nothing above
     count = max(1, math.ceil(round(config.top_share * len(ranked), 9)))
     top = [index.segments[number] for number in ranked[:count]]
-    section, fitting = Section(index.costs), 0
+    chosen, fitting = list[int](), 0
     for count, segment in enumerate(top, start=1):
-        section.add(segment.start, segment.end)
-        if section.spent <= limit:
+        chosen += range(segment.start, segment.end + 1)
+        if limit == math.inf or index.costs.of(sorted(chosen)) <= limit:
             fitting = count
     if fitting == 0:
-        return Retrieved((_cut(index, top[0], vector, limit),), True)
+        closeness = relevance(vector, index.vectors[top[0].start : top[0].end + 1])
+        turns = take_turns(index, [top[0].start + number for number in by_falling(closeness)], limit)
+        return Retrieved(segments_of(index.dialogue, turns), True)
     return Retrieved(tuple(sorted(top[:fitting], key=lambda segment: segment.start)), fitting < len(top))
-
-
-def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: float) -> Segment:
-    """The longest run in the segment, grown from its turn closest to the question, that fits; at least that turn."""
-    closeness = relevance(vector, index.vectors[segment.start : segment.end + 1])
-    low = high = segment.start + int(closeness.argmax())
-    while True:
-        grown = [(a, b) for a, b in ((low, high + 1), (low - 1, high)) if segment.start <= a and b <= segment.end]
-        fitting = [(a, b) for a, b in grown if index.costs.of(range(a, b + 1)) <= limit]
-        if not fitting:
-            break
-        low, high = max(fitting, key=lambda ends: closeness[(ends[1] if ends[1] > high else ends[0]) - segment.start])
-    spent = index.costs.of(range(low, high + 1))
-    if spent > limit:
-        turn = index.dialogue.turns[low]
-        _log.warning("dialogue %s: turn %s takes %d tokens, more than %s", index.dialogue.id, turn.id, spent, limit)
-    return Segment(low, high)
-
-
-@dataclass
-class Section:
-    """Turns chosen so far, and the tokens their dialogue section takes.
-
-    What a stretch of turns costs depends on its neighbours: the first of a session brings the heading, one away from
-    the others a gap line, one between two of them removes one.
-
-    Attributes:
-        chosen: positions of the turns.
-        opened: numbers of their sessions.
-        spent: tokens, as `Costs.of` counts them.
-    """
-
-    costs: Costs
-    chosen: set[int] = field(default_factory=set)
-    opened: set[int] = field(default_factory=set)
-    spent: int = 0
-
-    def price(self, start: int, end: int) -> int:
-        """Tokens that turns start to end (inclusive) of one session would add; none of them is chosen yet."""
-        sessions = self.costs.session_of
-        tokens, session = sum(self.costs.turns[start : end + 1]), sessions[start]
-        if session not in self.opened:
-            return tokens + self.costs.headings[session]
-        touching = sum(near in self.chosen and sessions[near] == session for near in (start - 1, end + 1))
-        return tokens + (1 - touching) * self.costs.gap
-
-    def add(self, start: int, end: int) -> None:
-        """Choose turns start to end (inclusive) of one session; none of them is chosen yet."""
-        self.spent += self.price(start, end)
-        self.opened.add(self.costs.session_of[start])
-        self.chosen.update(range(start, end + 1))
 
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor) -> np.ndarray:
@@ -471,18 +415,23 @@ def turn_scores(index: DialogueIndex, question: str, vector: Tensor) -> np.ndarr
     return lexical + dense + (session_average(around, np.array(index.costs.session_of), SIGMA) - around)
 
 
-def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
-    """Positions, ascending, of the best turns (ties: earlier first) that fit a budget of prompt tokens together.
+def take_turns(index: DialogueIndex, ranked: Sequence[int], budget: float) -> list[int]:
+    """Positions, ascending, of the best turns that fit a budget of prompt tokens together.
 
-    At least the best one. A turn that does not fit is passed over for lower ones that do.
+    At least the best one. A turn that does not fit is passed over for lower ones that do. What a turn costs depends on
+    those chosen before: the first of a session brings the heading, one away from the others a gap line, one between two
+    of them removes one.
     """
-    section, least = Section(index.costs), min(index.costs.turns) - index.costs.gap
-    for position in by_falling(scores):
-        if not section.chosen or section.spent + section.price(position, position) <= budget:
-            section.add(position, position)
-        if section.spent + least > budget:
-            break
-    return sorted(section.chosen)
+    costs, spent, chosen, opened = index.costs, 0, set[int](), set[int]()
+    for position in ranked:
+        session = costs.session_of[position]
+        touching = sum(p in chosen and costs.session_of[p] == session for p in (position - 1, position + 1))
+        price = costs.turns[position] + ((1 - touching) * costs.gap if session in opened else costs.headings[session])
+        if not chosen or spent + price <= budget:
+            spent += price
+            chosen.add(position)
+            opened.add(session)
+    return sorted(chosen)
 
 
 def standardise(values: np.ndarray) -> np.ndarray:
@@ -497,14 +446,9 @@ def session_average(values: np.ndarray, sessions: np.ndarray, sigma: float) -> n
     Args:
         values: one for every turn, float64 [n].
         sessions: number of the session of every turn, ascending [n].
-        sigma: width of the Gaussian in turns; 0: the values themselves.
+        sigma: width of the Gaussian in turns.
     """
     reach = math.ceil(3 * sigma)
-    if reach == 0:
-        return values
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    # sessions stand so far apart that no kernel reaches the next one
-    places = np.arange(len(values)) + reach * sessions
-    spread = np.zeros(places[-1] + 1)
-    spread[places] = values
-    return np.convolve(spread, kernel / kernel.sum())[reach + places]
+    own = np.split(values, np.flatnonzero(np.diff(sessions)) + 1)
+    return np.concatenate([np.convolve(part, kernel / kernel.sum())[reach : reach + len(part)] for part in own])

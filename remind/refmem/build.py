@@ -298,6 +298,7 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
             **{name: sum(counts) for name, counts in sizes.items()},
             **{f"{name}_per_context": _mean(counts) for name, counts in sizes.items()},
             "turns_per_session": _mean([len(session.turns) for one in dialogues for session in one.sessions]),
+            "turns_per_segment": round(len(words) / segments, 4) if segments else 0.0,
             "words_per_turn": _mean(words),
         },
         "questions": {

@@ -357,7 +357,12 @@ def counted(model: ChatModel, told: Callable[[], object]) -> Any:
     """The model, which calls `told` after each reply."""
 
     def complete(requests: Sequence[Request], on_reply: Callable[[int, Reply], object] | None = None) -> list[Reply]:
-        return model.complete(requests, lambda *reply: (told(), on_reply and on_reply(*reply)))
+        def put(index: int, reply: Reply) -> None:
+            told()
+            if on_reply is not None:
+                on_reply(index, reply)
+
+        return model.complete(requests, put)
 
     return SimpleNamespace(name=model.name, complete=complete)
 

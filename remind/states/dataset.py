@@ -87,14 +87,18 @@ def features() -> Features:
     )
 
 
-def write_part(folder: str | Path, records: Sequence[StateRecord]) -> list[str]:
-    """Write a dialogue's states, a Parquet file for each split; returns the names of the files."""
+def write_part(folder: str | Path, records: Sequence[StateRecord], levels: Sequence[str] = ()) -> list[str]:
+    """Write a dialogue's states, a Parquet file for each split; returns the names of the files.
+
+    Args:
+        levels: columns that are there even where they are empty, so that all files of a dataset have the same.
+    """
     names = []
     stem = quote(records[0].dialogue_id, safe=" ") if records else ""
     if len(stem) > 150:  # file systems take 255 bytes
         stem = f"{stem[:100]}-{hashlib.sha256(records[0].dialogue_id.encode()).hexdigest()[:16]}"
     for split in SPLITS:
-        rows = [row_of(record) for record in records if record.split == split]
+        rows = [dict.fromkeys(levels) | row_of(record) for record in records if record.split == split]
         if rows:
             schema = type(features())({name: kind for name, kind in features().items() if name in rows[0]}).arrow_schema
             names.append(f"{split}-{stem}.parquet")

@@ -175,7 +175,7 @@ class World:
     def corpus(self) -> Corpus:
         """Dialogues and questions without the traits."""
         questions = tuple(item.question for item in self.questions)
-        return Corpus(self.dialogues, questions, references=sum(len(question.evidence) for question in questions))
+        return Corpus(self.dialogues, questions, referenced={one.id: len(one.evidence) for one in questions})
 
 
 def make_world(config: WorldConfig) -> World:

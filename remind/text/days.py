@@ -23,6 +23,7 @@ _DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
 _PATTERN = re.compile(
     rf"""\b(?:
       (?P<iso>{_YEAR}[-/]\d\d?[-/]\d\d?)(?!\d)
+    | (?P<dotted>[0-3]?\d\.[01]?\d\.{_YEAR})(?!\d)
     | (?:{_DAY}\s+(?:of\s+)?)?{_MONTH}(?:\s+(?P<after>[0-3]?\d)(?:st|nd|rd|th)?\b(?!:\d))?
       (?:(?:,\s*|\s+|\s+of\s+)(?P<year>{_YEAR})\b)?
     | (?P<alone>(?<![$€£#\d.,:-]){_YEAR})\b(?![%\d]|[.,:-]\d)
@@ -50,15 +51,16 @@ class Span(NamedTuple):
     end: date
 
 
-def spans(text: str, said: date | None) -> Iterator[Span]:
+def spans(text: str, said: date | None, latest: date | None = None) -> Iterator[Span]:
     """The days a text names, in its order; what names no day that exists is passed over.
 
     Weeks begin on Monday. A month or day without a year is the last one that has begun by `said`.
 
     Args:
         said: the day of the text; None: "last week" and the like name nothing.
+        latest: the last day it can be about, for months without a year; None: `said`.
     """
-    return (span for _, span in _found(text, said, said))
+    return (span for _, span in _found(text, said, latest))
 
 
 def time_range(text: str, asked: date | None, latest: date | None = None) -> Span | None:
@@ -102,6 +104,8 @@ def _read(match: re.Match[str], said: date | None, latest: date | None) -> Span 
     part = match.groupdict()
     if part["iso"]:
         return one_day(date(*map(int, re.split("[-/]", part["iso"]))))
+    if part["dotted"]:
+        return one_day(date(*map(int, reversed(part["dotted"].split(".")))))
     if part["alone"]:
         return Span(date(int(part["alone"]), 1, 1), date(int(part["alone"]), 12, 31))
     if part["month"]:

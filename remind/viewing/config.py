@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.core.errors import ConfigError
-from remind.core.settings import Checked
 from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Resamples
+from sae.ranges import NonNegativeInt, PositiveInt, Resamples, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
 
 
 @dataclass
-class InspectConfig(Checked):
+class InspectConfig:
     """Write pages that show the grounding of questions: tokens by resonance, features, blocks, evidence, states."""
 
     states: str
@@ -61,7 +60,7 @@ class InspectConfig(Checked):
     """Replace pages that are there already."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_ranges(self, ConfigError)
         if self.all == (self.question is not None):
             raise ConfigError("name a question (--question ID), or set --all true")
         if self.all and self.out.endswith(".html"):
@@ -69,7 +68,7 @@ class InspectConfig(Checked):
 
 
 @dataclass
-class FeaturePagesConfig(Checked):
+class FeaturePagesConfig:
     """Write pages of an SAE's features: where each fires, how often and how strongly, and its neighbours."""
 
     sae: str
@@ -104,9 +103,12 @@ class FeaturePagesConfig(Checked):
     overwrite: bool = False
     """Replace pages that are there already."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass
-class CompareModelsConfig(Checked):
+class CompareModelsConfig:
     """Show what training changed: features, how far x2 has moved into x0, what answers read, whether SAEs still fit."""
 
     before: str
@@ -138,9 +140,12 @@ class CompareModelsConfig(Checked):
     overwrite: bool = False
     """Replace files that are there already."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass
-class PlotRunConfig(Checked):
+class PlotRunConfig:
     """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
 
     run: list[str]
@@ -153,7 +158,7 @@ class PlotRunConfig(Checked):
     """Steps over which lines of training batches are averaged, each with those before it; 1: no smoothing."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_ranges(self, ConfigError)
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +79,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     trainer = make_trainer(runs.config(states, out, resume=True))
     with pytest.raises(ConfigError, match="already holds a run; choose another output_dir"):
         trainer.train()
-    with RunFolder(out).held(), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
+    with RunFolder(out).held(), pytest.raises(ConfigError, match=f"another process is at work in {out}"):
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
     # a file of it is damaged

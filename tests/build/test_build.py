@@ -1,8 +1,9 @@
 """From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
 
 import json
-from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,18 +11,18 @@ from datasets import DatasetDict, load_dataset
 from small_corpus import rows, strip_markers
 
 import remind.build.states
-from benchmarks.count_files import Entered, question
-from remind import read
-from remind.build import BuildStatesConfig, build, build_states
+from remind import PRAConfig, PRATrainer, load_states, read
+from remind.build import BuildStatesConfig, build_states
 from remind.build.states import with_cap
 from remind.commands import main
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION
 from remind.data.sample import sample_path
 from remind.evaluation.conditions import Prompter, questions_of
+from remind.grounding import Grounder
 from remind.models.backbone import load_backbone, size_of
 from remind.states.dataset import iterate_states, read_manifest, read_states
-from remind.states.pyramid import MARKER
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState
 from sae import TopKSAE, layer_folder
 
 
@@ -68,29 +69,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert word in errors
     assert place in errors
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("layer", "width", "word"),
-    [
-        (3, 384, "the SAE of layer 3 reads hidden states of width 384, but those of nano are 128 wide"),
-        (9, 128, "there is an SAE for layer 9, but nano has layers 0 to 4"),
-        (None, 128, "holds no SAE"),
-    ],
-)
-def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int | None, width: int, word: str
-) -> None:
-    sae = tmp_path / "sae"
-    if layer is not None:
-        TopKSAE(width, 64, 4).save(layer_folder(sae, layer))
-    monkeypatch.setattr(remind.build.states.DialogueBuilder, "build", lambda *_: pytest.fail("a dialogue was begun"))
-    cfg = BuildStatesConfig(
-        str(corpus), str(tmp_path / "out"), backbone="nano", sae=str(sae), cache=str(tmp_path / "cache")
-    )
-    with pytest.raises(ModelError) as caught:
-        build(cfg)
-    assert str(caught.value).startswith(f"{sae}: {word}")
 
 
 def test_retrieval_leaves_a_backbone_that_reads_x0_at_once_room_for_the_rest() -> None:
@@ -201,34 +179,68 @@ def test_states_are_a_dataset_that_anybody_opens(corpus: Path, minilm_sae: Path,
     assert [row for part in again.values() for row in part] == [row for part in states.values() for row in part]
 
 
-def test_a_question_passes_through_28_files_and_240_functions_at_most(corpus: Path, minilm_sae: Path) -> None:
-    entered = Entered()
-    question(entered, Namespace(input=str(corpus), sae=str(minilm_sae)))
-    assert "DialogueBuilder.build" in entered.functions["remind/build/states.py"]
-    assert "token_resonance" in entered.functions["remind/grounding/resonance.py"]
-    assert len(entered.functions) <= 28, entered
-    assert sum(map(len, entered.functions.values())) <= 240, entered
-
-
 def test_lower_levels_cost_no_saes_and_no_summaries(
-    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = build_states(str(corpus), saes=minilm_sae, cache=str(tmp_path / "cache"))
-    written = "remind.perception.auxiliary.OfflineLLM.summaries"
-    monkeypatch.setattr(written, lambda *_: pytest.fail("a summary was written"))
-    two = build_states(str(corpus), saes=minilm_sae, levels=("x0", "x1"), cache=str(tmp_path / "cache"))
+    """Of all questions, or of those of a split; each state is that of a build with all levels."""
+    cache = str(tmp_path / "cache")
+    whole = build_states(str(corpus), saes=minilm_sae, cache=cache, out=tmp_path / "whole")
+    grounded, summed = list[str](), list[str]()
+    real_ground, real_sum = remind.build.states.Grounder.ground, remind.build.states.summarise
+
+    def ground(grounder: Grounder, state: FactualState) -> AttentionalState:
+        grounded.append(state.question.id)
+        return real_ground(grounder, state)
+
+    def summarise(llm: Any, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
+        summed.extend(state.factual.question.id for state in states)
+        return real_sum(llm, states)
+
+    monkeypatch.setattr(remind.build.states.Grounder, "ground", ground)
+    monkeypatch.setattr(remind.build.states, "summarise", summarise)
+    words = ["--input", corpus, "--sae", minilm_sae, "--cache", cache, "--levels", "{train: [x0, x1, x2], test: x0}"]
+    capsys.readouterr()
+    main(["build-states", *map(str, words), "--out", str(tmp_path / "split")])
+    counts = read_manifest(tmp_path / "split")["counts"]
+    assert counts["turns"] == 36
+    each = f"36 turns in {counts['segments']} segments, {36 / counts['segments']:.1f} each"
+    assert each in capsys.readouterr().out
+    split = load_states(tmp_path / "split")
+    own = {name: set(part["question_id"]) for name, part in whole.items()}
+    assert set(grounded) == set(summed) == own["train"] | own.get("dev", set())
+    assert read_manifest(tmp_path / "split")["evidence_recall"]["all"]["n"] == 12
+    # evaluation of x0 finds the same bytes, and training of test questions nothing
+    for name, part in split.items():
+        for row, full in zip(part, whole[name], strict=True):
+            assert row["x0"] == full["x0"]
+            assert [row[level] is None for level in ("x1", "x2")] == [name == "test"] * 2
+    asked = (whole["test"], split["test"], tmp_path / "whole", tmp_path / "split")
+    seen = [[Prompter().prompts("x0", part) for part in questions_of(states, "test")] for states in asked]
+    assert seen[0] == seen[1] == seen[2] == seen[3] != []
+    with pytest.raises(DataError, match="an edge or hard level needs x1"):
+        PRATrainer("nano-untrained", PRAConfig(str(tmp_path / "run"), use_cpu=True), split["test"]).train()
     monkeypatch.setattr(remind.build.states, "load_backbone", lambda *_, **__: pytest.fail("the backbone was loaded"))
     monkeypatch.setattr(remind.build.states, "folder_of_saes", lambda *_: pytest.fail("SAEs were trained"))
-    one = build_states(str(corpus), levels=("x0",), cache=str(tmp_path / "cache"))
-    for levels, built in ((("x0", "x1"), two), (("x0",), one)):
-        for name, part in built.items():
-            assert {"x0", "x1", "x2"} & set(part.column_names) == set(levels)
-            for row, full in zip(part, whole[name], strict=True):
-                assert all(row[level] == full[level] for level in levels)
-                assert row["target"] == full["target"]
+    one = build_states(str(corpus), levels=("x0",), cache=cache)
+    for name, part in one.items():
+        assert {"x0", "x1", "x2"} & set(part.column_names) == {"x0"}
+        assert [row["x0"] for row in part] == [row["x0"] for row in whole[name]]
     with pytest.raises(DataError, match=r"no level 'x1'; there are x0; build the states with it"):
         Prompter().prompts("x1", next(questions_of(one, "test").asked()))
-    with pytest.raises(ConfigError, match="levels are x0, x0 and x1, or x0, x1 and x2, not x1"):
-        build_states(str(corpus), levels=("x1",))
     with pytest.raises(ConfigError, match="has no setting limits"):
         build_states(str(corpus), limits=3)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ("x1", "levels are x0, x0 and x1, or x0, x1 and x2, not x1"),
+        ("{test: [x0, x2]}", "levels are x0, x0 and x1, or x0, x1 and x2, not x0, x2"),
+        ("{tests: [x0]}", "levels: 'tests' is no split; there are train, dev, test"),
+    ],
+)
+def test_levels_that_cannot_be_built(levels: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["build-states", "--input", "i", "--out", "o", "--levels", levels])
+    error = capsys.readouterr().err
+    assert (message in error, error.count("\n")) == (True, 1)

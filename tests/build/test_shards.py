@@ -13,9 +13,7 @@ import remind.build.states
 from remind.build import BuildStatesConfig, build
 from remind.build.plan import shard_of
 from remind.core.errors import ConfigError
-from remind.core.processes import Shard, device_of
-
-ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
+from remind.core.processes import Shard
 
 
 @pytest.mark.parametrize(
@@ -24,26 +22,13 @@ ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_T
         (None, {"RANK": "1", "WORLD_SIZE": "2"}, Shard(0, 1)),
         ("auto", {"RANK": "1", "WORLD_SIZE": "4"}, Shard(1, 4)),
         ("3/16", {"RANK": "0", "WORLD_SIZE": "2"}, Shard(2, 16)),
-        ("slurm", {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, Shard(1, 4)),
-        ("slurm", {**ARRAY, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Shard(3, 7)),
-        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_STEP": "3", "SLURM_ARRAY_TASK_COUNT": "3"}, Shard(1, 3)),
+        ("auto", {}, Shard(0, 1)),
         ("0/4", {}, "from 1 to n"),
-        ("auto", {"RANK": "4", "WORLD_SIZE": "4"}, "not a valid part"),
-        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "3"}, "name the parts"),
     ],
 )
 def test_a_process_finds_its_part(text: str | None, environment: Mapping[str, str], shard: Shard | str) -> None:
     with pytest.raises(ConfigError, match=shard) if isinstance(shard, str) else nullcontext():
         assert shard_of(text, environment) == shard
-
-
-def test_shards_and_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count in (1, 3, 7):
-        parts = [[n for n in range(20) if Shard(index, count).holds(n)] for index in range(count)]
-        assert sorted(number for part in parts for number in part) == list(range(20))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [device_of("cuda", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
-    assert (device_of("cuda:1", 0), device_of("cpu", 3)) == ("cuda:1", "cpu")
 
 
 @pytest.mark.slow

@@ -112,10 +112,8 @@ def test_help_and_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "word"),
     [
         (["--input", "a", "--sizes", "3"], "sizes: no such option; did you mean size?"),
-        (["--input", "a", "--lr", "3"], "did you mean inner.lr?"),
         ([], "required: input"),
         (["--input", "a", "--inner.lr", "fast"], "error: inner.lr: Expected a <class 'float'>. Got value: fast"),
-        (["--input", "a", "--kind", "c"], "error: kind: Expected a typing.Literal['a', 'b']. Got value: c"),
         (["--input", "a", "--limit", "0"], "error: limit: Input should be greater than or equal to 1, not 0"),
     ],
 )
@@ -126,11 +124,8 @@ def test_mistakes_on_the_command_line(argv: list[str], word: str, capsys: pytest
 #: Content of a config file, the line that is named (None: none), and words of the error.
 MISTAKES = {
     "unknown": (b"input: a\nbogus_key: 3\n", 2, "bogus_key: no such option"),
-    "type": (b"input: a\nsize: large\n", 2, "size: Expected a <class 'int'>. Got value: large"),
     "range": (b"input: a\nextra:\n  note: a\n  rank: 0\n", 4, "extra.rank: Input should be greater than"),
-    "group": (b"input: a\ninner: 3\n", 2, "inner: Input should be an object"),
     "broken": (b"input: a\ninner: {lr: 3\nsize: 3\n", 3, "not YAML"),
-    "not UTF-8": (b"size: 3\ninput: caf\xe9\n", None, "not YAML: "),
     "twice": (b"size: 3\ninput: a\nsize: 4\n", 3, "size: the key occurs twice"),
     "object": (b"input: !!python/object/apply:os.getcwd []\n", None, "could not determine a constructor"),
 }

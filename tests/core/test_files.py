@@ -55,9 +55,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b'{"a": 1,\n "b": }', r"bad\.json \[line 2\]: not JSON"),
-        (b"\xff\xfe{}", "not JSON: .*codec can't decode"),
         (b"[" * 200_000, "not JSON"),
-        (b"1" * 5000, "not JSON: Exceeds the limit"),
     ],
 )
 def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes, message: str) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from remind.core import progress
-from remind.core.cli import main
-from remind.core.errors import ConfigError
 from remind.core.progress import ProgressBar
-
-
-@dataclass
-class Plain:
-    """No settings."""
 
 
 def test_lines_now_and_then_where_there_is_no_terminal(
@@ -36,18 +27,3 @@ def test_lines_now_and_then_where_there_is_no_terminal(
         lines = [line for line in capsys.readouterr().err.split("\n") if "segments" in line]
     # one unit takes 7.5 s: what was there before and the preparation do not count
     assert lines == ["states:  60% 00:30, ETA 02:00, segments", "states:  70% 01:00, ETA 01:30, segments"]
-
-
-def test_what_is_said_while_a_bar_is_open_stands_on_its_own_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("REMIND_QUIET", raising=False)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-
-    def fail(_: Plain) -> None:
-        ProgressBar("work", 9).step()
-        raise ConfigError("no room")
-
-    with pytest.raises(SystemExit):
-        main(Plain, fail, "", [])
-    assert capsys.readouterr().err.endswith("\nerror: no room\n")

@@ -1,8 +1,6 @@
 import ast
 import csv
 
-import pytest
-
 from remind import read
 
 HEADER = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
@@ -26,15 +24,9 @@ def test_seasons_are_the_episodes_of_all_files_in_order(remind_data):
     assert len(read(folder).dialogues) == 77 + 11 + 9  # episodes
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ('"Hi","[\'a\', [b]]",Neutral,1,2,1,2,0,1\n', "[line 3]: the speaker \"['a', [b]]\" is not a list of names"),
-        ("Hi,Monica,Neutral,1,1,1,2,0,1\n", "[line 3]: turn id 'S1:T1' occurs twice"),
-        ('"no end,\n', "[line 2]: not CSV: unexpected end of data"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path, refused, bad, message):
+def test_a_bad_row_is_named(tmp_path, refused):
     path = tmp_path / "friends.csv"
-    path.write_text(HEADER + "Hi,Monica,Neutral,1,1,1,2,0,1\n" + bad, encoding="utf-8")
-    assert refused(path).startswith(message)
+    path.write_text(
+        HEADER + 'Hi,Monica,Neutral,1,1,1,2,0,1\n"Hi","[\'a\', [b]]",Neutral,1,2,1,2,0,1\n', encoding="utf-8"
+    )
+    assert refused(path).startswith("[line 3]: the speaker \"['a', [b]]\" is not a list of names")

@@ -40,8 +40,6 @@ LOST = "answer_lost"
         ({}, ("S2:T1", "S3:T1", "S3:T2"), [LOST]),
         # a gold turn without words is no evidence
         ({"haystack_sessions": [[SAID], [], [{**SAID, "content": "", "has_answer": True}]]}, ("S3:T1",), [LOST]),
-        # an id of two sessions dangles only if both are empty
-        ({"haystack_session_ids": ["b", "b", "a"], "answer_session_ids": ["b"]}, ("S3:T1", "S3:T2"), []),
     ],
 )
 def test_evidence(written, changes, evidence, lost):

@@ -76,13 +76,3 @@ def test_the_bundled_sample_in_other_shapes(tmp_path: Path, nested: bool, answer
 def test_a_mapping_that_is_none(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"mapping\.yaml: {message}"):
         read(*write(tmp_path, changed(MAPPING, path, "a..b"), x=DATA))
-
-
-def test_dialogues_are_joined_with_their_questions(tmp_path: Path) -> None:
-    names = {"e1": "s1", "e2": "s1", "e3": "s2"}
-    episodes = [{**changed(DATA, "data.0.conv", name)["data"][0], "season": s} for name, s in names.items()]
-    corpus = read(*write(tmp_path, changed(MAPPING, "dialogue.join", "season"), x={"data": episodes}))
-    assert [s.id for s in corpus.dialogue("s1").sessions] == ["e1:1", "e1:2", "e2:1", "e2:2"]
-    by_id = {question.id: (question.dialogue_id, question.evidence, question.images) for question in corpus.questions}
-    assert by_id["e2-q000"] == ("s1", ("e2:1:T1",), (1,))
-    assert by_id["e3-q000"] == ("s2", ("e3:1:T1",), (0,))

@@ -19,17 +19,3 @@ def test_turns_and_evidence_are_those_of_the_files(remind_data):
             assert [(t.id, t.speaker, t.text) for t in session.turns] == expected
             misnumbered += sum(turn.id.split(":")[0] != f"D{session.id[1:]}" for turn in session.turns)
     assert misnumbered == 369 + 243 + 374 + 344
-
-
-def test_photos_beside_the_chat(tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "a_opt.jpg").write_bytes(b"1")
-    (tmp_path / "images" / "b.jpg").write_bytes(b"2")
-    said = {"clean_text": "", "speaker": "Ana", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"}
-    said["img_file"] = ["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg", "c.jpg", "n" * 300]
-    path = tmp_path / "Chat_9_Ana_Ben.json"
-    path.write_text(json.dumps({"name": {"speaker_1": "Ana"}, "session_1": [{**said, "blip_caption": "cap"}]}))
-    (dialogue,) = read(path).dialogues
-    a, b = (str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg"))
-    found = [("cap", a, "a.jpg"), (None, b, "b.jpg"), (None, None, "c.jpg"), (None, None, "n" * 300)]
-    assert [(image.caption, image.path, image.source) for image in dialogue.images] == found

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Question
-from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters
+from remind.data.split import SplitConfig, assign_splits, check_overlap, units_of
 
 EVIDENCE = st.lists(st.sampled_from([f"t{n}" for n in range(10)]), max_size=3, unique=True).map(tuple)
 
@@ -22,7 +22,7 @@ def test_one_dialogue_is_divided_by_evidence(evidence: list[tuple[str, ...]], by
         assert splits[a.id] == splits[b.id] or not set(a.evidence) & set(b.evidence)
     check_overlap((q.id, q.dialogue_id, splits[q.id], q.evidence) for q in questions)
     assert splits == assign_splits(questions, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
-    if len(evidence_clusters(questions)) > 1:
+    if len(units_of(questions, "evidence")) > 1:
         assert {"train", "test"} <= set(splits.values())
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 
 import pytest
 from fuzzing import seeds
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remind import Corpus, read
 from remind.data.readers import FORMATS, builder, stream
-from remind.data.readers.builder import records
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -24,28 +20,6 @@ def test_pieces_make_up_the_whole(tmp_path, format):
         pieces = list(stream(path, format if format == "friends_seasons" else None))
         assert Corpus.merge(pieces) == read(path, format)
         assert all(len(piece.dialogues) == 1 for piece in pieces)
-
-
-BOM = "\ufeff"
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-values = st.recursive(
-    scalars | st.text('aé😀\\"\n{[', max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abé", max_size=3), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(st.lists(values, min_size=1, max_size=6), st.booleans(), st.sampled_from([None, 1]), st.sampled_from(["", BOM]))
-def test_a_list_is_read_item_by_item(tmp_path_factory, items, ascii_only, indent, mark):
-    path = tmp_path_factory.getbasetemp() / "list.json"
-    path.write_text(mark + json.dumps(items, ensure_ascii=ascii_only, indent=indent), encoding="utf-8")
-    for held in (0, 1 << 20):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(builder, "HELD", held)
-            assert [record.value for record in records(path)] == items
-    rows = [{"row": item} for item in items]
-    path.write_text(mark + "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows), encoding="utf-8")
-    assert [record.value for record in records(path)] == rows
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):

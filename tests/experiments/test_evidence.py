@@ -87,7 +87,7 @@ OTHERS = {"alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers":
 def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, settings: dict[str, Any]) -> None:
     """Full history and a part of it, two questions at once against one state at a time."""
     saes = {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
-    config = GroundingConfig(**{"anchor_codes": "question", **settings}, smooth_turns=0.0, context_codes="windowed")
+    config = GroundingConfig(**{"anchor_codes": "question", **settings}, context_codes="windowed")
     grounder = Grounder(minilm, saes, None, config)
     dialogue = small_dialogue()
     texts = ["When was Ben's bicycle stolen?", "Which animal kept the house awake at night?"]
@@ -95,7 +95,7 @@ def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, settings
     lost = Strategy(("Look for what was lost.", "Mind the dates."), ("Ben",), ("bicycle", "the station"))
     strategies = [lost, Strategy(("Mind the dates.",), focus=("dog barking",))]
     parts = [[Segment(0, 4), Segment(5, 7)], [Segment(1, 2), Segment(4, 4), Segment(6, 7)]]
-    windowed = WindowedCodes(grounder.encoder, config.window_tokens, 1)
+    windowed = WindowedCodes(grounder.encoder, config.window_tokens)
     codes = windowed.dialogue_codes(dialogue)
     held = encode_questions(grounder.encoder, codes, dialogue, texts, strategies)
     run = torch.full((8, 2), -1)

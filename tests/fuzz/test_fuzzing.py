@@ -60,9 +60,3 @@ def test_changed_files_are_read_or_refused_in_one_line(name: str, tmp_path: Path
         assert time.process_time() - start < SLOW
 
     check()
-
-
-def test_ids_that_look_alike_stay_apart(tmp_path: Path) -> None:
-    names = ["é", "e\u0301", "E\u0301", "é ", "ﬁ", "fi", "A", "Α", "1", "01"]
-    (tmp_path / "x.jsonl").write_bytes(seeds.as_lines([{**seeds.REFMEM[0], "id": name} for name in names]))
-    assert [dialogue.id for dialogue in read(tmp_path / "x.jsonl").dialogues] == names

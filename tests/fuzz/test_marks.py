@@ -8,15 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_corpus import strip_markers
 
-from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.evaluation.parse import parse_answer
-from remind.models.chat import end_token_id, prompt_ids
-from remind.models.nano import nano_tokenizer
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of, record_of_row, row_of
 
-NANO = nano_tokenizer()
 MARKS = (
     *(MARKER, f"{MARKER}\n", f"\n{MARKER}\n", f"{MARKER}:", "[Session 1]", "[…]", "[Image #0 Caption]"),
     *("<answer>", "</answer>", "<answer>B</answer>", "<explanation>", "</explanation>", "Question:", "Options:\nA."),
@@ -58,21 +53,3 @@ def test_recorded_markers_are_the_only_ones(record: StateRecord) -> None:
         assert strip_markers(level) == back.x0.text[slice(*back.x0.dialogue)]
     assert back.x0.markers == ()
     assert MARKER not in back.x0.text.split("\n")
-
-
-def specials(ids: list[int]) -> list[int]:
-    return [token for token in ids if token in NANO.added_tokens_decoder and NANO.added_tokens_decoder[token].special]
-
-
-@given(records)
-@settings(max_examples=25)
-def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> None:
-    template = specials(prompt_ids(NANO, "hello"))
-    assert template
-    row = example_of(NANO, record)
-    for prompt in row.prompts:
-        assert specials(prompt.tolist()) == template
-    assert record.target is not None
-    assert specials(answer_ids(NANO, record.target)) == [end_token_id(NANO)]
-    # and the answer is read back
-    assert parse_answer(record.target, "multi", record.options).letters == {"A"}

@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError
 from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
-from remind.grounding.fusion import smooth_turns
 from sae import SparseCodes
 
 D_SAE = 12
@@ -134,22 +132,3 @@ def test_salience_is_eq_5(case: tuple[list[float], list[int], list[bool], int], 
         else:
             expected = -math.inf
         assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-@given(st.lists(st.floats(-5, 5) | st.just(-math.inf), min_size=1, max_size=8), st.floats(0, 2), st.data())
-def test_turn_smoothing_is_a_weighted_mean_within_the_run(s: list[float], weight: float, data: st.DataObject) -> None:
-    runs = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(s), max_size=len(s))))
-    got = smooth_turns(torch.tensor(s, dtype=torch.float64), runs, weight)
-    for k in range(len(s)):
-        near = [(s[k], 1.0)]
-        near += [(s[n], weight) for n in (k - 1, k + 1) if 0 <= n < len(s) and runs[n] == runs[k] and s[n] > -math.inf]
-        expected = -math.inf if s[k] == -math.inf else sum(x * w for x, w in near) / sum(w for _, w in near)
-        assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_bad_arguments_are_named_in_one_line() -> None:
-    for turns, agg in (([0, 0, 0], "median"), ([0, 0], "mean"), ([0, 0, 1], "mean")):
-        with pytest.raises(ConfigError):
-            turn_salience(torch.zeros(3), turns, [False] * 3, 1, agg=agg)
-    with pytest.raises(ConfigError, match="turn indices from 2 to 2, but 2 turns"):
-        token_resonance(codes_of([{}]), torch.zeros(D_SAE), [2], [codes_of([])] * 2)

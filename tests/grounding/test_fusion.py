@@ -15,18 +15,17 @@ from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 from remind.grounding.fusion import (
-    NamedDate,
     TurnIndex,
     best_partners,
     closeness,
     fuse,
     match_each,
-    named_dates,
-    turn_dates,
+    turn_days,
 )
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import Segment
+from remind.text.days import spans
 from sae import SparseCodes
 from tests.grounding.conftest import dialogue, saes_for, state_of
 
@@ -101,18 +100,18 @@ def test_signals_of_turns(sentences: SentenceEncoder) -> None:
 
 
 def test_how_close_days_are() -> None:
-    assert list(named_dates("on 3 June, 2023-05-08 or 31.12.2023, may they march?")) == [
-        NamedDate(5, 2023, 8),
-        NamedDate(12, 2023, 31),
-        NamedDate(6, None, 3),
-    ]
     days = [date(2023, 12, 31), date(2024, 1, 2), date(2024, 1, 3), None]
-    assert closeness(days, [NamedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
-    # without a year the nearest one counts, also over New Year
-    assert closeness(days, [NamedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
-    assert closeness(days, [NamedDate(1)]).tolist() == [0, 1, 1, 0]
+
+    def close(text: str) -> list[float]:
+        return closeness(days, [*spans(text, None, days[2])]).tolist()
+
+    assert close("on 31.12.2023, may they march?") == [1, 0.5, 0, 0]
+    # without a year the last one, also over New Year
+    assert close("on 1 January") == [0.5, 0.5, 0.5, 0]
+    assert close("in January") == [0, 1, 1, 0]
+    assert close("last week") == [0, 0, 0, 0]
     turns = (Turn("a", "Ana", "x"), Turn("b", "Ana", "x", time="2024-03-09T10:00:00"))
-    assert turn_dates(Dialogue("d", (Session("s", "2024-03-01", turns),))) == (date(2024, 3, 1), date(2024, 3, 9))
+    assert turn_days(Dialogue("d", (Session("s", "2024-03-01", turns),))) == [date(2024, 3, 1), date(2024, 3, 9)]
 
 
 def random_codes(n: int, d_sae: int, k: int, seed: int) -> SparseCodes:
@@ -125,7 +124,7 @@ def as_dense(codes: SparseCodes, d_sae: int) -> Tensor:
     return torch.zeros(len(codes.values), d_sae).scatter_add(1, codes.indices, codes.values).double()
 
 
-def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_by_words_is_its_definition() -> None:
     d_sae = 30
     codes, query = random_codes(40, d_sae, 4, 1), random_codes(6, d_sae, 4, 2)
     turn = torch.tensor([0] * 7 + [-1] * 3 + [2] * 12 + [3] * 1 + [4] * 17)
@@ -140,10 +139,6 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
         expected[k] = cosine[turn == k].amax(0)
     found = best_partners(codes, turn, 5, query, idf)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
-    # cut into blocks of single turns
-    monkeypatch.setattr("remind.grounding.fusion._BLOCK", 1)
-    torch.testing.assert_close(best_partners(codes, turn, 5, query, idf), found)
-
     inside = torch.tensor([[True, True], [False, False], [True, False], [True, True], [True, True]])
     by_question = match_each(found, owner, inside)
     for q in range(2):

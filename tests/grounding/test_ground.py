@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Turn
-from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
+from remind.grounding import Grounder, GroundingConfig, gaussian_smooth
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
@@ -152,41 +152,6 @@ def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
         means = [sum(values) / len(values) for values in best.values() if values]
         expected = 0.7 * means[0] + 0.3 * means[-1] if means else -math.inf
         assert salience == pytest.approx(expected, rel=1e-3, abs=1e-3)
-
-
-def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: Backbone) -> None:
-    given = {2: torch.linspace(0, 1, D_SAE)}
-    strategy = Strategy(("Look for things that were lost.",))
-
-    def guide(backbone: Backbone, idf: dict[int, Tensor] | None, kind: str) -> Tensor:
-        config = GroundingConfig(idf=kind)  # type: ignore[arg-type]
-        return Grounder(backbone, saes_for(backbone, (2,)), idf, config).trace(state_of(strategy)).guidance[2]
-
-    for backbone, chosen in ((minilm, "dialogue"), (nano, "corpus")):
-        assert torch.equal(guide(backbone, given, "auto"), guide(backbone, given, chosen))
-        assert not torch.equal(guide(backbone, given, "dialogue"), guide(backbone, given, "corpus"))
-        assert torch.equal(guide(backbone, None, "auto"), guide(backbone, given, "dialogue"))
-    counts = guide(minilm, given, "corpus") / given[2]
-    torch.testing.assert_close(counts[1:], counts[1:].round())
-
-
-def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Backbone) -> None:
-    coders, state = saes_for(minilm, (3,)), state_of()
-
-    def trace(budget: int) -> GroundingTrace:
-        return Grounder(minilm, coders, None, GroundingConfig(window=1, budget_tokens=budget)).trace(state)
-
-    whole = trace(3200)
-    best = max(range(len(state.turns)), key=whole.state.salience.__getitem__)
-    alone, lengths = int(whole.codes.turn_tokens[best]), whole.codes.turn_tokens.tolist()
-    block = sum(lengths[n] for n in (best - 1, best, best + 1) if state.runs[n] == state.runs[best])
-    assert alone < block - 1
-    for budget in (alone, block - 1):
-        assert trace(budget).state.blocks == ((best, best),)
-    assert (best, best) not in trace(block).state.blocks
-    nothing = trace(alone - 1).state
-    assert nothing.blocks == ()
-    assert render(nothing) == render(state)
 
 
 def test_what_does_not_fit_is_a_model_error(minilm: Backbone) -> None:

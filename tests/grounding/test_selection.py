@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError
 from remind.grounding import select_blocks
 
 
@@ -61,13 +59,3 @@ def test_threshold(case: tuple[list[float], list[int], list[int]], threshold: fl
     salience, lengths, runs = case
     chosen = set().union(*(reachable(k, window, runs) for k, s in enumerate(salience) if s > threshold))
     assert select_blocks(salience, lengths, threshold=threshold, window=window, run=runs) == blocks_of(chosen, runs)
-
-
-def test_bad_arguments_are_named() -> None:
-    for arguments, message in (
-        ({}, "exactly one"),
-        ({"budget": math.nan}, "NaN"),
-        ({"budget": 1, "run": [0]}, "1 run"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            select_blocks([1.0, 2.0], [1, 1], **arguments)  # type: ignore[arg-type]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Forked
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
@@ -16,7 +14,7 @@ from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.auxiliary import OfflineLLM
 from remind.states.pyramid import FactualState
-from tests.perception.conftest import PARK, build
+from tests.perception.conftest import PARK
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -39,18 +37,10 @@ def index_hash(dialogue: Dialogue, encoder: SentenceEncoder, folder: Path | None
     return digest.hexdigest()
 
 
-def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    encoder.encode(["Ben: Hi Ana, how are you?", "Ana: Looks great.", "quite another text"])
-    encoder.forget()
-    built, shared = index_hash(PARK, encoder, tmp_path / "here"), tmp_path / "shared"
-    for process in [Forked(Path(__file__), shared) for _ in range(2)]:
-        output, errors = process.communicate(timeout=300)
-        assert output.strip() == built, errors
-    # one file, whichever process wrote it last
-    (name,) = [path.relative_to(shared) for path in shared.rglob("*") if path.is_file()]
-    assert (tmp_path / "here" / name).read_bytes() == (shared / name).read_bytes()
-    for folder in (tmp_path / "here", None):  # read back, and in memory
-        encoder.encode(["Ben: Hi Ana, how are you?", "and more"])
+def test_the_same_bits_whatever_was_encoded_before_and_read_back(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    built = index_hash(PARK, encoder, tmp_path)
+    for folder in (tmp_path, None):  # read back, and in memory
+        encoder.encode(["Ben: Hi Ana, how are you?", "Ana: Looks great.", "quite another text"])
         encoder.forget()
         assert index_hash(PARK, encoder, folder) == built
 
@@ -102,12 +92,3 @@ def test_gold_changes_nothing(method: Any, park: Dialogue, bag: Any) -> None:
     plain, told = Perception(config, bag, OfflineLLM()).perceive(park, [ask(park), gold])
     assert (plain.segments, plain.strategy) == (told.segments, told.strategy)
     assert told.question is gold
-
-
-if __name__ == "__main__":
-    # after other work
-    own = SentenceEncoder()
-    own.encode(["Ana: Hello again!", "something else that is rather long, and sits in the batch", "Ben: Hi Ana"])
-    index_hash(build(["Ana: I sold my bicycle.", "Ben: Hi Ana, how are you?"], name="other"), own, None)
-    own.forget()
-    print(index_hash(PARK, own, Path(sys.argv[1])))

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from remind import PRAConfig, PRATrainer
 from remind.core.errors import ModelError, RemindError
 from remind.data.sample import sample_path
 from remind.grounding.ground import load_saes
-from remind.models.backbone import load_backbone
 from remind.train_pra.config import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
@@ -80,15 +78,6 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
     assert str(model) in error
     assert reason in error
     assert not (tmp_path / "out").exists()
-
-
-def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
-    kinds = ("Config", "ModelForImageTextToText", "ImageProcessor", "Processor")
-    auto_map = {**{f"Auto{kind}": "own.Own" for kind in kinds}, "AutoTokenizer": ["own.Own", None]}
-    for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
-        plant(model, canary, name, auto_map=auto_map)
-    with mock.patch("builtins.input", side_effect=AssertionError("the user is asked whether to run it")):
-        assert load_backbone(model).tokenize("hi").ids
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])

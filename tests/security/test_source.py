@@ -15,6 +15,8 @@ CALLS |= {"yaml.unsafe_load", "yaml.full_load", "pd.read_pickle"}
 KEYWORDS = {("trust_remote_code", True), ("shell", True), ("allow_pickle", True), ("weights_only", False)}
 #: Loaders of transformers that must be told to run no code; with weights, that they are safetensors.
 MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
+#: Unpickles texts, numbers, lists and dictionaries, and refuses whatever names a class: tests/data has a bomb for it.
+PLAIN = "remind/data/readers/dialsim.py"
 #: Loaders of what the program has just written.
 OWN = {("remind/train_pra/export.py", "kind"), ("experiments/cost/flops.py", "AutoConfig")}
 
@@ -23,7 +25,7 @@ def offences(tree: ast.Module, file: str) -> Iterator[str]:
     """Imports and calls that must not be."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from {alias.name for alias in node.names} & IMPORTS
+            yield from {alias.name for alias in node.names} & IMPORTS - ({"pickle"} if file == PLAIN else set())
         # the error alone is what refuses a file
         elif isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} != {"UnpicklingError"}:
             yield from {node.module or ""} & IMPORTS

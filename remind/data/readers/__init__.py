@@ -10,16 +10,16 @@ from typing import Any
 
 from remind.core.errors import DataError, FormatError, shown
 from remind.data.dialogue import Corpus, note_ids
-from remind.data.readers import chat, dialogcc, friends, locomo, longmemeval, msc, realtalk, refmem
+from remind.data.readers import chat, dialogcc, dialsim, friends, locomo, longmemeval, msc, perltqa, realtalk, refmem
 from remind.data.readers.attach import NAMING, attached, image_files
-from remind.data.readers.builder import Draft, head, natural
+from remind.data.readers.builder import PICKLED, Draft, head, natural
 from remind.data.readers.mapped import MappedReader
 from remind.data.readers.mapping import FieldMapping
 from remind.data.readers.refmem import write_refmem
 
 __all__ = ["FORMATS", "format_of", "mapping_files", "read", "sniff", "stream", "write_refmem"]
 
-SUFFIXES = {".json", ".jsonl", ".csv"}
+SUFFIXES = (".json", ".jsonl", ".csv", "_dialsim.pickle")
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +35,11 @@ _READERS: dict[str, tuple[Callable[[dict[str, Any]], bool], Drafts]] = {
     "realtalk": (lambda first: any(map(locomo.SESSION.fullmatch, first)), realtalk.drafts),
     "msc": (lambda first: isinstance(first.get("dialog"), list), msc.drafts),
     "dialogcc": (lambda first: isinstance(first.get("dialogue"), list), dialogcc.drafts),
+    "dialsim": (lambda first: PICKLED in first, dialsim.drafts),
+    "perltqa": (
+        lambda first: any({*perltqa.KINDS} <= {*one} for one in first.values() if isinstance(one, dict)),
+        perltqa.drafts,
+    ),
     "friends": (lambda first: first.keys() >= friends.COLUMNS, friends.drafts),
     # only where it is asked for: the same files are recognised as friends
     "friends_seasons": (lambda first: first.keys() >= friends.COLUMNS, friends.season_drafts),
@@ -46,7 +51,8 @@ FORMATS = tuple(_READERS)
 
 
 def read(path: str | Path, format: str | None = None, images: str | Path | None = None) -> Corpus:
-    """Read a dialogue file, or the files of one format in a folder (`.json`, `.jsonl`, `.csv`; not in its subfolders).
+    """Read a dialogue file, or the files of one format in a folder (`.json`, `.jsonl`, `.csv`, `_dialsim.pickle`), not
+    those in its subfolders.
 
     Args:
         path: a file or a folder. Files of a folder are read in natural order (`Chat_2` before `Chat_10`); those of
@@ -115,7 +121,7 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
     files = [path]
     if os.path.isdir(path):
         try:
-            entries = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+            entries = [p for p in path.iterdir() if p.name.lower().endswith(SUFFIXES) and p.name[0] != "."]
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", path) from None
         files = sorted((entry for entry in entries if not entry.is_dir()), key=lambda entry: natural(entry.name))

@@ -32,6 +32,8 @@ _IMAGE = (
     ("path", "url", "image_url", "image_path", "image", "img_url", "img_path"),
     ("caption", "image_caption", "description", "alt"),
 )
+#: The first character of a pickle.
+PICKLED = "\x80"
 #: Bytes of a header that are looked at.
 _HEADER = 10_000
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
@@ -196,8 +198,8 @@ def rows(path: Path) -> Iterator[Record]:
 
 
 def head(path: Path) -> dict[str, Any]:
-    """By what a format is told: the first record of a JSON file if it is an object; of another file the columns of its
-    header, if it has some, each with True.
+    """By what a format is told: the first record of a JSON file if it is an object; `PICKLED` of a pickle; of another
+    file the columns of its header, if it has some; each with True.
 
     Raises:
         DataError: as `records`, and an empty file.
@@ -206,6 +208,8 @@ def head(path: Path) -> dict[str, Any]:
         start = file.peek().removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         if not start:
             raise DataError("the file is empty", path)
+        if start == PICKLED.encode("latin-1"):
+            return {PICKLED: True}
         if start not in b"[{":
             header = file.readline(_HEADER).decode("utf-8-sig", errors="replace")
             return dict.fromkeys(next(csv.reader(header.splitlines()[:1]), []), True)
@@ -356,7 +360,6 @@ class Draft:
             (Dialogue(self.id, sessions),) if sessions else (),
             tuple(self._questions.values()),
             tuple(self._dangling),
-            sum(self._referenced.values()),
             self._referenced,
             self.blank,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -26,9 +26,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """
     for path in paths:
         for (season, episode), found in _episodes([path]).items():
-            draft = Draft(Place(path).at(season + episode), season + episode)
-            _add(draft, found)
-            yield draft
+            yield _draft(path, season + episode, {"": found})
 
 
 def season_drafts(paths: Sequence[Path]) -> Iterator[Draft]:
@@ -41,10 +39,7 @@ def season_drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     """
     ordered = sorted(_episodes(paths).items(), key=lambda item: list(map(natural, item[0])))
     for season, episodes in groupby(ordered, key=lambda item: item[0][0]):
-        draft = Draft(Place(paths[0]).at(season), season)
-        for (_, episode), found in episodes:
-            _add(draft, found, f"{season}{episode}:")
-        yield draft
+        yield _draft(paths[0], season, {f"{season}{episode}:": found for (_, episode), found in episodes})
 
 
 def _episodes(paths: Sequence[Path]) -> dict[tuple[str, str], list[Record]]:
@@ -57,19 +52,22 @@ def _episodes(paths: Sequence[Path]) -> dict[tuple[str, str], list[Record]]:
     return episodes
 
 
-def _add(draft: Draft, found: Sequence[Record], prefix: str = "") -> None:
-    scene: str | None = None
-    for place, row in found:
-        if row["Scene_ID"] != scene:
-            scene = row["Scene_ID"]
-            draft.session(f"{prefix}S{scene}")
+def _draft(path: Path, name: str, episodes: Mapping[str, Sequence[Record]]) -> Draft:
+    """A dialogue of the rows of its episodes, by what their ids begin with."""
+    draft, before = Draft(Place(path).at(name), name), ""
+    for prefix, (place, row) in ((prefix, one) for prefix, found in episodes.items() for one in found):
+        scene = f"{prefix}S{row['Scene_ID']}"
+        if scene != before:
+            draft.session(scene)
+        before = scene
         speaker = row["Speaker"]
         if speaker.lstrip().startswith("["):
             if _NAME.sub("", speaker).strip("[], "):
                 raise place.error(f"the speaker {shown(speaker)} is not a list of names")
             speaker = " & ".join(re.sub(r"\\(.)", r"\1", one or other) for one, other in _NAME.findall(speaker))
-        turn_id = f"{prefix}S{scene}:T{row['Utterance_ID']}"
+        turn_id = f"{scene}:T{row['Utterance_ID']}"
         draft.turn(place, turn_id, speaker, row["Utterance"], row.get("Start_Time") or None)
+    return draft
 
 
 def _number(place: Place, row: dict[str, str], column: str) -> str:

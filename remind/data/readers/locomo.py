@@ -1,15 +1,14 @@
 """LoCoMo: two-person histories with questions (Maharana et al., 2024); sessions and evidence as in REALTALK too.
 
-Annotators name turns `D<session>:<turn>`, but also `D8:6; D9:17`, `D:11:26`, `D30:05`, `D17;39`, `D1:3-5`.
+Annotators name turns `D<session>:<turn>`, but also `D8:6; D9:17`, `D:11:26`, `D30:05`, `D17;39`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,14 @@ from remind.data.dialogue import NO_INFORMATION, Image, Question
 from remind.data.readers.builder import Draft, Place, Resolved, objects
 
 ADVERSARIAL = 5
-#: The key of a session or of its time, in any case and with any marks or blanks between its parts.
-SESSION = re.compile(r"[\W_]*+session[\W_]*+(\d{1,18})[\W_]*+(date_time)?+[\W_]*+", re.IGNORECASE)
+#: The key of a session; that of its time ends in `_date_time`.
+SESSION = re.compile(r"session_(\d{1,18})", re.ASCII)
 _TIME = re.compile(r"(\d{1,2}):(\d{2})\s*([ap])m on (\d{1,2}) ([a-z]+),? (\d{4})", re.IGNORECASE)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_ID = re.compile(r"D(\d{1,6}):(\d{1,6})", re.ASCII)
-_TOKEN = re.compile(
-    r"""
-      D\s*+[:;.,]?+\s*+(?P<session>\d{1,6}) (?:\s*+[:;.,]\s*+|\s++) (?P<turn>\d{1,6})(?!\d)
-    | (?P<bare_session>\d{1,6}) \s*+:\s*+ (?P<bare_turn>\d{1,6})(?!\d)
-    | (?P<number>\d{1,6})(?![\d\w])
-    | (?P<range>[-–—~]|to\b)
-    | (?:and\b|[\s,;.:&+/|()\[\]'"])+
-    | (?P<other>[^\s,;.:&+/|()\[\]'"]+)
-    """,
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
+_REFERENCE = re.compile(r"D[\s:;.,]*(\d{1,6})[\s:;.,]+(\d{1,6})(?!\d)", re.IGNORECASE | re.ASCII)
+_ABOUT = re.compile(r"session_(\d+)_observation", re.ASCII)
+#: Facts of one dialogue by session, each with the ids of the turns it is from.
+Annotations = dict[str, list[tuple[str, tuple[str, ...]]]]
 
 
 def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
@@ -42,7 +33,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     Category 5 is always answered by `NO_INFORMATION`; an item of another category may have no answer.
 
     Raises:
-        DataError: a record that lacks what it needs, a session under two keys.
+        DataError: a record that lacks what it needs.
     """
     for _, place, sample in objects(paths, "a sample"):
         name = place.name(sample.get("sample_id"), "sample_id")
@@ -64,26 +55,17 @@ def sessions(
     """The sessions of a conversation by number: id, time, and place, id and fields of each turn.
 
     Raises:
-        DataError: two keys for one session or its time, a session that is no list, a time that is no text, a turn
-            without `dia_id`.
+        DataError: a session that is no list, a time that is no text, a turn without `dia_id`.
     """
-    keys: dict[tuple[int, bool], str] = {}
-    for key in conversation:
-        if match := SESSION.fullmatch(key):
-            named_by = (int(match[1]), match[2] is None)
-            if named_by in keys:
-                raise place.error(f"the keys {shown(keys[named_by])} and {shown(key)} name the same session")
-            keys[named_by] = key
-    for number, listed in sorted(keys):
-        if not listed:
-            continue
-        key, time = keys[number, True], keys.get((number, False), "")
+    numbered = sorted((int(match[1]), key) for key in conversation if (match := SESSION.fullmatch(key)))
+    for number, key in numbered:
         here = place.at(key)
         turns = []
         for value in place.sequence(conversation[key] or [], key):
             turn = here.mapping(value, "a turn")
             turn_id = here.name(turn.get("dia_id"), "dia_id")
             turns.append((here.at(turn_id), turn_id, turn))
+        time = f"{key}_date_time"
         yield f"S{number}", place.optional_text(conversation.get(time), time), turns
 
 
@@ -104,7 +86,6 @@ def add_questions(draft: Draft, place: Place, items: object) -> None:
     Raises:
         DataError: an item without a question or a category, or with an answer that is no text and no number.
     """
-    index = EvidenceIndex(draft.turn_ids)
     for number, value in enumerate(draft.place.sequence(items, "qa")):
         where = place.at(f"{draft.id}-q{number:03d}")
         item = where.mapping(value, "a question")
@@ -118,7 +99,7 @@ def add_questions(draft: Draft, place: Place, items: object) -> None:
             answers=(NO_INFORMATION,) if category == ADVERSARIAL else answers_of(where, item),
             category=category,
         )
-        draft.question(where, question, index.resolve(where, item.get("evidence")))
+        draft.question(where, question, resolve(where, item.get("evidence"), draft.turn_ids))
 
 
 def answers_of(place: Place, item: dict[str, Any]) -> tuple[str, ...]:
@@ -140,73 +121,57 @@ def iso_time(text: str) -> str:
     return f"{match[6]}-{month:02}-{int(match[4]):02}T{hour:02}:{match[2]}"
 
 
-class EvidenceIndex:
-    """The turn ids of one dialogue, in order, by which references resolve."""
+def resolve(place: Place, value: object, turn_ids: Collection[str]) -> Resolved:
+    """Resolve an `evidence` field: none, one or a list of texts, or numbers as their digits. Blanks name nothing.
 
-    def __init__(self, turn_ids: Iterable[str]) -> None:
-        self._ids = list(turn_ids)
-        self._position = {turn_id: position for position, turn_id in enumerate(self._ids)}
-        self._by_number: dict[tuple[int, int], str] = {}
-        for turn_id in self._ids:
-            if match := _ID.fullmatch(turn_id):
-                self._by_number.setdefault((int(match[1]), int(match[2])), turn_id)
-        self._ordered = sorted(self._by_number)
+    What is left of a text between its references dangles.
 
-    def resolve(self, place: Place, value: object) -> Resolved:
-        """Resolve an `evidence` field: none, one or a list of texts, or numbers as their digits. Blanks name nothing.
+    Args:
+        turn_ids: of the dialogue.
 
-        A range names its ends and every turn between them: by number within a session, by position across sessions.
-        A number alone continues the session before it (`D1:3, 5`). Text that is no reference dangles.
-
-        Raises:
-            DataError: neither text nor a number.
-        """
-        # counted, since a hostile file can name the same turns very often
-        turns: Counter[str] = Counter()
-        dangling: list[str] = []
-        for item in value if isinstance(value, list) else [value]:
-            if item is not None:
-                whole = isinstance(item, int) and not isinstance(item, bool)
-                self._read(str(item) if whole else place.text(item, "evidence"), turns, dangling)
-        return Resolved(tuple(turns), tuple(dangling), sum(turns.values()) + len(dangling))
-
-    def _read(self, text: str, turns: Counter[str], dangling: list[str]) -> None:
-        if name := next((name for name in (text, text.strip()) if name in self._position), None):
-            turns[name] += 1
-            return
-        last: tuple[int, int] | None = None
-        in_range = False
-        junk: list[str] = []
-        for token in _TOKEN.finditer(text):
-            if token["range"]:
-                in_range = last is not None
-                continue
-            if token["session"]:
-                here = (int(token["session"]), int(token["turn"]))
-            elif token["bare_session"]:
-                here = (int(token["bare_session"]), int(token["bare_turn"]))
-            elif token["number"] and last is not None:
-                here = (last[0], int(token["number"]))
+    Raises:
+        DataError: neither text nor a number.
+    """
+    # counted, since a hostile file can name the same turns very often
+    turns: Counter[str] = Counter()
+    dangling: list[str] = []
+    for item in value if isinstance(value, list) else [value]:
+        whole = isinstance(item, int) and not isinstance(item, bool)
+        text = "" if item is None else str(item) if whole else place.text(item, "evidence")
+        if text.strip() in turn_ids:
+            turns[text.strip()] += 1
+            continue
+        for match in _REFERENCE.finditer(text):
+            name = f"D{int(match[1])}:{int(match[2])}"
+            if name in turn_ids:
+                turns[name] += 1
             else:
-                if token["number"] or token["other"]:
-                    junk.append(token[0])
-                continue
-            if in_range and last is not None:
-                turns.update(self._between(last, here))
-            if here in self._by_number:
-                turns[self._by_number[here]] += 1
-            else:
-                dangling.append(f"D{last[0]}:{token[0]}" if token["number"] and last else token[0].strip())
-            last, in_range = here, False
-        if junk:
-            dangling.append(" ".join(junk) if last else text.strip())
+                dangling.append(match[0])
+        if rest := " ".join(re.findall(r"\w+", re.sub(r"\band\b", " ", _REFERENCE.sub(" ", text)))):
+            dangling.append(rest)
+    return Resolved(tuple(turns), tuple(dangling), sum(turns.values()) + len(dangling))
 
-    def _between(self, first: tuple[int, int], last: tuple[int, int]) -> list[str]:
-        """Turns strictly between two references."""
-        if first[0] == last[0]:
-            inside = self._ordered[bisect_right(self._ordered, first) : bisect_left(self._ordered, last)]
-            return [self._by_number[number] for number in inside]
-        if first not in self._by_number or last not in self._by_number:
-            return []
-        start, end = (self._position[self._by_number[number]] for number in (first, last))
-        return self._ids[start + 1 : end]
+
+def read_annotations(path: str | Path) -> dict[str, Annotations]:
+    """The field `observation` by dialogue: facts that an LLM has written.
+
+    Raises:
+        DataError: a file that cannot be read, or a field that is not as in LoCoMo.
+    """
+    held: dict[str, Annotations] = {}
+    for _, place, sample in objects([Path(path)], "a sample"):
+        name = place.name(sample.get("sample_id"), "sample_id")
+        here = Place(place.path, name)
+        talk = sessions(here, here.mapping(sample.get("conversation"), "conversation"))
+        turn_ids = {turn for _, _, turns in talk for _, turn, _ in turns}
+        facts = held.setdefault(name, {})
+        for key, speakers in here.mapping(sample.get("observation", {}), "observation").items():
+            told = here.mapping(speakers, "observation").values() if (number := _ABOUT.fullmatch(key)) else ()
+            for row in (row for rows in told for row in here.sequence(rows, "observation")):
+                match here.sequence(row, "a fact"):
+                    case [text, turns] if number:
+                        fact = (here.text(text, "a fact"), resolve(here, turns, turn_ids).turn_ids)
+                        facts.setdefault(f"S{int(number[1])}", []).append(fact)
+                    case parts:
+                        raise here.error(f"a fact should be its text and its turns, not {len(parts)} values")
+    return held

@@ -57,8 +57,7 @@ class MappedReader:
         """A dialogue with its questions at a time; questions in records of their own are all held.
 
         Without ids in the file: dialogues `<file>-<n>`, sessions `S<n>`, turns `<session>:T<n>`, questions
-        `<dialogue>-q<n>`. Consecutive records of one `dialogue.join` become one dialogue, in which ids of sessions and
-        turns begin with the id of their own: `s01e02:S1:T3`.
+        `<dialogue>-q<n>`.
 
         Raises:
             DataError: what the mapping names is not there, what is there cannot be used, an id twice, a question whose
@@ -70,21 +69,14 @@ class MappedReader:
             for entry in self._records(paths, "question"):
                 name = entry.place.name(self._find("question.dialogue", *entry[1:]), "question.dialogue")
                 asked.setdefault(name, []).append(entry)
-        draft: Draft | None = None
         for number, (key, place, value) in enumerate(self._records(paths, "dialogue"), start=1):
             name = self._name("dialogue.id", place, value) or key or f"{place.path.stem}-{number:05d}"
-            whole = self._name("dialogue.join", place, value)
-            if draft is None or draft.id != whole:
-                if draft is not None:
-                    yield draft
-                draft = Draft(place.at(whole or name), whole or name)
-            before = draft.images
-            ids = self._add_sessions(draft, place.at(name), value, f"{name}:" if whole else "")
+            draft = Draft(place.at(name), name)
+            ids = self._add_sessions(draft, draft.place, value)
             nested = self._find("dialogue.questions", place, value)
-            questions = _entries(place.at(name), nested, "question", one=nested is value) + asked.pop(name, [])
+            questions = _entries(draft.place, nested, "question", one=nested is value) + asked.pop(name, [])
             for count, entry in enumerate(questions):
-                self._add_question(draft, entry, entry.key or f"{name}-q{count:03d}", ids, before)
-        if draft is not None:
+                self._add_question(draft, entry, entry.key or f"{name}-q{count:03d}", ids)
             yield draft
         for name, questions in asked.items():
             raise questions[0].place.error(f"its dialogue {shown(name)} is missing")
@@ -102,7 +94,7 @@ class MappedReader:
                 else:
                     yield _Entry(None, place, value)
 
-    def _add_sessions(self, draft: Draft, place: Place, record: object, prefix: str) -> dict[str, str]:
+    def _add_sessions(self, draft: Draft, place: Place, record: object) -> dict[str, str]:
         """Turn ids by what evidence names them by: id, session and turn as `_pair` joins them, or line.
 
         Args:
@@ -129,9 +121,7 @@ class MappedReader:
                     turn_id = f"{session}:{given}"
                 turn = {name: self._find(f"turn.{name}", where, value) for name in ("speaker", "text", "time")}
                 images = _entries(where, self._find("turn.images", where, value), "image", one=True)
-                turns.append(
-                    {"id": prefix + turn_id, **turn, "images": [self._image(image) for image in images if image.value]}
-                )
+                turns.append({"id": turn_id, **turn, "images": [self._image(image) for image in images if image.value]})
                 names = {turn_id}
                 if self._has("evidence.session"):
                     names = {_pair(named or str(count + first), given or str(number + first))}
@@ -140,9 +130,9 @@ class MappedReader:
                     names = {" ".join(line.split()) for line in lines} - {""}
                     # a line that several turns have names none of them
                     repeated |= names & ids.keys()
-                ids |= dict.fromkeys(names, prefix + turn_id)
+                ids |= dict.fromkeys(names, turn_id)
             time = self._find("session.time", entry.place, entry.value)
-            rows.append({"id": prefix + session, "time": time, "turns": turns})
+            rows.append({"id": session, "time": time, "turns": turns})
         refmem.add_sessions(draft, rows)
         return {name: turn_id for name, turn_id in ids.items() if name not in repeated}
 
@@ -152,13 +142,12 @@ class MappedReader:
             return {"path": entry.value}
         return {name: self._find(f"image.{name}", entry.place, entry.value) for name in names}
 
-    def _add_question(self, draft: Draft, entry: _Entry, name: str, ids: dict[str, str], before: int) -> None:
+    def _add_question(self, draft: Draft, entry: _Entry, name: str, ids: dict[str, str]) -> None:
         """Add a question.
 
         Args:
             name: its id where it has none of its own.
             ids: turn ids by what names them in the file.
-            before: number of images of the dialogue that stand before those of its own record.
         """
         place, record = entry.place, entry.value
         name = self._name("question.id", place, record) or name
@@ -179,9 +168,7 @@ class MappedReader:
         answers = self._answers(place, self._find("question.answers", place, record), options, direct)
         evidence = _entries(place, self._find("question.evidence", place, record), "evidence", one=True)
         images = self._find("question.images", place, record)
-        counted = [
-            self._counted(index) for index in (images if isinstance(images, list) else [images]) if index is not None
-        ]
+        listed_images = images if isinstance(images, list) else [images]
         row = {
             **fields,
             "id": name,
@@ -190,7 +177,7 @@ class MappedReader:
             "options": [text for _, text in options],
             "answers": answers,
             "evidence": [self._reference(piece, ids) for piece in evidence],
-            "images": [n + before if isinstance(n, int) and n >= 0 else n for n in counted],
+            "images": [self._counted(index) for index in listed_images if index is not None],
         }
         refmem.add_question(draft, entry.place, row)
 

@@ -21,7 +21,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     A turn belongs to the session that lists it: its `dia_id` names another one in many files.
 
     Raises:
-        DataError: a record that lacks what it needs, a session under two keys.
+        DataError: a record that lacks what it needs.
         ImagePathError: a photo that leaves the folder of the file. A missing photo is no error: the chats are usually
             published without them.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 _TURNS = [
@@ -48,6 +49,16 @@ _SHOWN = [
     {"utterance": "nice", "speaker": "B", "shared_image": [], "description": "d"},
 ]
 DIALOGCC = [{"dialogue_id": "d1", "dialogue": _SHOWN}]
+_ASKED_IN = {"questions": {"default": "Who paints?"}, "options": ["Ana", "Ben", "I don't know."], "answer": "ana"}
+_SCENE = {"date": "March 1, 1994", "script": "Ana: I paint.\nAll day.\nBen: Nice.", "hard_q": {"past": [_ASKED_IN]}}
+DIALSIM = {"S01E01": {1: _SCENE | {"easy_q": {"ans_w_time": {7: _ASKED_IN}, "before_event_unans": {8: _ASKED_IN}}}}}
+_REMEMBERED: dict[str, Any] = {"profile": {"Age": 28}, "social_relationship": "{}"}
+_REMEMBERED |= {"events": {"1_0_0": {"content": "They met.", "Creation Time": "May 2022"}}}
+_REMEMBERED |= {"dialogues": {"1_0_0#1": {"events": "1_0_0", "contents": {"2022-05-12 10:00": ["Ana: hi", "Ben: ho"]}}}}
+_ON_MEMORY = {"Question": "When?", "Answer": "In May.", "Reference Memory": "['1_0_0#1', '9']", "Memory Anchors": []}
+_ON_PROFILE = _ON_MEMORY | {"Reference Memory": "Age"}
+_ABOUT = {"profile": [_ON_PROFILE], "social_relationship": [], "events": [], "dialogues": [{"1_0_0#1": [_ON_MEMORY]}]}
+PERLTQA = [{"Ana": _REMEMBERED}, {"Ana": _ABOUT}]
 CHAT = [
     {"id": "a", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
     {"speaker": "Ana", "text": "one", "session": "S1", "dialogue": "b", "images": ["https://e.org/a.png"]},
@@ -103,7 +114,7 @@ def as_lines(values: list[Any]) -> bytes:
 
 
 #: Formats that are no JSON.
-CSV = ("friends", "friends_seasons")
+CSV = ("friends", "friends_seasons", "dialsim")
 #: Valid files by format.
 FILES: dict[str, tuple[bytes, ...]] = {
     "refmem": (as_lines(REFMEM), as_list(REFMEM), as_lines(REFMEM[::-1])),
@@ -112,6 +123,8 @@ FILES: dict[str, tuple[bytes, ...]] = {
     "realtalk": (as_list(REALTALK),),
     "msc": (as_lines(MSC),),
     "dialogcc": (as_list(DIALOGCC), as_lines(DIALOGCC)),
+    "dialsim": (pickle.dumps(DIALSIM),),
+    "perltqa": (as_list(PERLTQA),),
     "friends_seasons": (FRIENDS.encode(),),
     "friends": (FRIENDS.encode(), FRIENDS.replace("\n", "\r\n").encode()),
     "chat": (as_lines(CHAT), as_list(CHAT)),
