@@ -270,11 +270,11 @@ def write_page(
     path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]
 ) -> None:
     """Write the scores of several runs as a page; arguments as of `section`."""
-    body = Markup(section(scores, units, answered))
+    body = section(scores, units, answered)
     write_text(path, pages.page("sae.pages", "base.html.j2", title="Memory systems", body=body))
 
 
-def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> str:
+def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]) -> Markup:
     """What an evaluation's page shows of memory systems, as HTML.
 
     Args:
@@ -282,10 +282,25 @@ def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answe
         units: of the runs, for the questions side by side.
         answered: rows of predictions by system and question.
     """
-    datasets = list(dict.fromkeys(row["dataset"] for row in scores["rows"]))
-    sections = [
-        _section(name, scores, [unit for unit in units if unit["dataset"] == name], answered) for name in datasets
-    ]
+    sections = []
+    for dataset in dict.fromkeys(row["dataset"] for row in scores["rows"]):
+        rows = [row for row in scores["rows"] if row["dataset"] == dataset]
+        places = list(dict.fromkeys((row["at"], row["value"]) for row in rows))
+        systems = list(dict.fromkeys(row["system"] for row in rows))
+        at = {(row["system"], row["at"], row["value"]): row for row in rows}
+        printed = [(name, row, TABLE_1[row]) for name in map(title, systems) if (row := ROWS.get(name)) is not None]
+        sections.append(
+            {
+                "dataset": dataset,
+                "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
+                "table": [(title(name), [at.get((name, *place)) for place in places]) for name in systems],
+                "drawn": _recall(rows, systems),
+                "costs": [{**r, "system": title(r["system"])} for r in scores["costs"] if r["dataset"] == dataset],
+                "columns": COLUMNS,
+                "paper": printed,
+                "questions": _side_by_side([unit for unit in units if unit["dataset"] == dataset], answered),
+            }
+        )
     return pages.section(
         "remind.memory",
         "report.html.j2",
@@ -296,31 +311,12 @@ def section(scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answe
     )
 
 
-def _section(
-    dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]], answered: Mapping[str, Rows]
-) -> dict[str, Any]:
-    rows = [row for row in scores["rows"] if row["dataset"] == dataset]
-    places = list(dict.fromkeys((row["at"], row["value"]) for row in rows))
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    at = {(row["system"], row["at"], row["value"]): row for row in rows}
-    return {
-        "dataset": dataset,
-        "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
-        "table": [(title(name), [at.get((name, *place)) for place in places]) for name in systems],
-        "drawn": _recall(at, systems),
-        "costs": [{**row, "system": title(row["system"])} for row in scores["costs"] if row["dataset"] == dataset],
-        "columns": COLUMNS,
-        "paper": [(name, row, TABLE_1[row]) for name in map(title, systems) if (row := ROWS.get(name)) is not None],
-        "questions": _side_by_side(units, answered),
-    }
-
-
-def _recall(rows: Mapping[tuple[str, str, int], Mapping[str, Any]], systems: Sequence[str]) -> Markup:
+def _recall(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> Markup:
     """The recall of each system with its interval over the tokens that it took, as a plot."""
     figure = new_figure(4.8, 4.6)
     axes = figure.subplots()
     for number, name in enumerate(systems):
-        known = [row for (system, *_), row in rows.items() if system == name and row["recall"] is not None]
+        known = [row for row in rows if row["system"] == name and row["recall"] is not None]
         if points := sorted((row["tokens"], row["recall"], row["low"], row["high"]) for row in known):
             tokens, recall, low, high = zip(*points, strict=True)
             # seven colours that show on light and on dark, then another marker
@@ -328,8 +324,7 @@ def _recall(rows: Mapping[tuple[str, str, int], Mapping[str, Any]], systems: Seq
             axes.plot(tokens, recall, color=colour, marker=marker, markersize=4, linewidth=1.2, label=title(name))
             axes.vlines(tokens, low, high, color=colour, linewidth=0.6)
     axes.set_xscale("log", subs=(2, 5))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter("{x:,.0f}")
+    axes.xaxis.set(major_formatter="{x:,.0f}", minor_formatter="{x:,.0f}")
     axes.set(ylim=(0, 1.02), xlabel="tokens of what was retrieved", ylabel="evidence recall")
     figure.legend(frameon=False, fontsize=8, ncols=3, loc="outside lower left")
     return Markup(Picture(figure).svg())
@@ -344,16 +339,10 @@ def _side_by_side(units: Sequence[Mapping[str, Any]], answered: Mapping[str, Row
             answer = answered.get(unit["system"], {}).get(row["question"])
             if not row["shown"] and answer is None:
                 continue
-            gold = {*row["evidence"]}
             memories = [
-                {"text": text, "gold": bool(gold & {*(sources or ())}), "time": when, "tokens": tokens}
-                for text, (_, sources, tokens, when) in zip(row["shown"], row["top"], strict=False)
+                {"text": text, "gold": bool({*row["evidence"]} & {*(sources or ())}), "time": when}
+                for text, (_, sources, _, when) in zip(row["shown"], row["top"], strict=False)
             ]
             hits = sum(memory["gold"] for memory in memories)
             entry["systems"].append({"name": unit["system"], "memories": memories, "hits": hits, "answer": answer})
-
-    def spread(entry: Mapping[str, Any]) -> int:
-        hits = [one["hits"] for one in entry["systems"] if one["name"] not in ("gold", "full_context")]
-        return max(hits, default=0) - min(hits, default=0)
-
-    return sorted(by_question.values(), key=spread, reverse=True)[:_SHOWN]
+    return sorted(by_question.values(), key=lambda one: -len({system["hits"] for system in one["systems"]}))[:_SHOWN]

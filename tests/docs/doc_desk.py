@@ -43,7 +43,8 @@ RECIPES: dict[str, str] = {
     "check-sae": "--limit 20 --loss_windows 1",
     "compare": "",
     "compare-models": "--limit 2 --resamples 20",
-    "demo": "--world.train 1 --world.dev 1 --world.test 1 --trainer.max_steps 4 --trainer.eval_steps 4 "
+    "demo": "--world.train 1 --world.dev 1 --world.test 1 --world.sessions 2 --world.evidence '[1, 1]' "
+    "--world.contrary '[0, 1]' --world.second_voice 0 --trainer.max_steps 2 --trainer.eval_steps 2 "
     "--trainer.batch_size 4 --built.layers '[2]' --built.sae.steps 5 --built.sae.d_sae 128 --built.sae.k 8 "
     "--built.sae.batch_size 128 --built.talk 2 --workers 1",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
