@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from remind.core.settings import Checked
-from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare
+from remind.core.errors import ConfigError
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, check_ranges
 
 
 @dataclass
-class SegmentConfig(Checked):
+class SegmentConfig:
     """How a session is cut into segments."""
 
     max_tokens: PositiveInt | None = 128
@@ -23,9 +23,12 @@ class SegmentConfig(Checked):
     depth: FiniteFloat = 0.5
     """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass
-class RetrieveConfig(Checked):
+class RetrieveConfig:
     """What is retrieved, and how much of it."""
 
     method: Literal["cue", "hybrid"] = "cue"
@@ -41,6 +44,9 @@ class RetrieveConfig(Checked):
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass
