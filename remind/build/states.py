@@ -57,7 +57,7 @@ def build_states(
     backbone: str = "minilm",
     saes: str | Path | None = None,
     llm: LLMConfig | AuxiliaryLLM | None = None,
-    levels: Sequence[Any] = LEVELS,
+    levels: Any = LEVELS,
     out: str | Path | None = None,
     **settings: Any,
 ) -> DatasetDict:
@@ -72,7 +72,8 @@ def build_states(
         backbone: model whose hidden states the SAEs read.
         saes: folder of trained SAEs; None: small ones are trained first, and cached.
         llm: what writes cues, strategies and summaries; None: offline rules.
-        levels: x0 alone costs no SAE forward and no summary; x0 and x1 no summary.
+        levels: x0 alone costs no SAE forward and no summary; x0 and x1 no summary. Also by split: {"test": "x0"}, the
+            others all three.
         out: states folder to write; None: one in the cache.
         settings: other fields of `BuildStatesConfig`, for example `limit` or `perception`.
 
@@ -89,7 +90,7 @@ def build_states(
         out=None if out is None else str(out),
         backbone=backbone,
         sae=None if saes is None else str(saes),
-        levels=tuple(levels),
+        levels=levels,
         **settings,
     )
     own = corpus if isinstance(corpus, Corpus) else None

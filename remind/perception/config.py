@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare
+from remind.core.errors import ConfigError
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, check_ranges
 
 
 @dataclass
@@ -21,6 +22,9 @@ class SegmentConfig:
     """How many turns on each side of a gap are compared."""
     depth: FiniteFloat = 0.5
     """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -40,6 +44,9 @@ class RetrieveConfig:
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass

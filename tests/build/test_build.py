@@ -11,7 +11,7 @@ from datasets import DatasetDict, load_dataset
 from small_corpus import rows, strip_markers
 
 import remind.build.states
-from remind import PRAConfig, PRATrainer, load_states, read
+from remind import PRAConfig, PRATrainer, read
 from remind.build import BuildStatesConfig, build_states
 from remind.build.states import with_cap
 from remind.commands import main
@@ -46,29 +46,18 @@ def test_states_of_another_backbone_differ_in_their_marks_alone(corpus: Path, tm
     assert [record.x1 for record in first] != [record.x1 for record in second]
 
 
-@pytest.mark.parametrize("kind", ["turn twice", "key"])
 def test_bad_input_is_one_line_and_leaves_nothing(
-    kind: str, corpus: Path, tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    extra = ["--sae", str(minilm_sae)]
-    if kind == "turn twice":
-        corpus.write_text(corpus.read_text().replace('"t2", "speaker"', '"t1", "speaker"'))
-        place, word = corpus.name, "t1"
-    else:
-        settings = tmp_path / "settings.yaml"
-        settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
-        extra += ["--config", str(settings)]
-        place, word = f"{settings}:3: ", "alpah"
+    corpus.write_text(corpus.read_text().replace('"t2", "speaker"', '"t1", "speaker"'))
     before = sorted(tmp_path.iterdir())
-    given = ["--input", corpus, "--out", tmp_path / "new" / "out", "--cache", tmp_path.parent / "cache", *extra]
+    given = ["--input", corpus, "--out", tmp_path / "new" / "out", "--cache", tmp_path.parent / "cache"]
     with pytest.raises(SystemExit, match="2"):
-        main(["build-states", *map(str, given)])
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert word in errors
-    assert place in errors
-    assert sorted(tmp_path.iterdir()) == before
+        main(["build-states", *map(str, given), "--sae", str(minilm_sae)])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {corpus} [")
+    assert "turn id 't1' occurs twice" in error
+    assert (error.count("\n"), sorted(tmp_path.iterdir())) == (1, before)
 
 
 def test_retrieval_leaves_a_backbone_that_reads_x0_at_once_room_for_the_rest() -> None:
@@ -198,14 +187,13 @@ def test_lower_levels_cost_no_saes_and_no_summaries(
 
     monkeypatch.setattr(remind.build.states.Grounder, "ground", ground)
     monkeypatch.setattr(remind.build.states, "summarise", summarise)
-    words = ["--input", corpus, "--sae", minilm_sae, "--cache", cache, "--levels", "{train: [x0, x1, x2], test: x0}"]
     capsys.readouterr()
-    main(["build-states", *map(str, words), "--out", str(tmp_path / "split")])
+    by_split = {"train": ["x0", "x1", "x2"], "test": "x0"}
+    split = build_states(str(corpus), saes=minilm_sae, cache=cache, levels=by_split, out=tmp_path / "split")
     counts = read_manifest(tmp_path / "split")["counts"]
     assert counts["turns"] == 36
     each = f"36 turns in {counts['segments']} segments, {36 / counts['segments']:.1f} each"
     assert each in capsys.readouterr().out
-    split = load_states(tmp_path / "split")
     own = {name: set(part["question_id"]) for name, part in whole.items()}
     assert set(grounded) == set(summed) == own["train"] | own.get("dev", set())
     assert read_manifest(tmp_path / "split")["evidence_recall"]["all"]["n"] == 12

@@ -1,28 +1,12 @@
 from __future__ import annotations
 
-import pytest
-
 from remind.data.dialogue import Question
 from remind.perception.auxiliary import OfflineLLM
-from remind.text.words import target_speakers
 from tests.perception.conftest import build
 
 PEOPLE = build(
     ["Melanie Green: I paint lakes.", "Caroline: Nice.", "Mae O'Brien: A kayak trip, then paint.", "Carl: Paint."]
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("What did Caroline say?", ("Caroline",)),
-        ("What are Carolines plans?", ("Caroline",)),
-        ("Did Mel call?", ("Melanie Green",)),
-        ("Did Ms. Green call O'Brien?", ("Melanie Green", "Mae O'Brien")),
-    ],
-)
-def test_target_speakers(text: str, expected: tuple[str, ...]) -> None:
-    assert target_speakers(PEOPLE, text) == expected
 
 
 def test_anchors_name_what_to_look_for() -> None:

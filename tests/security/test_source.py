@@ -21,6 +21,13 @@ PLAIN = "remind/data/readers/dialsim.py"
 OWN = {("remind/train_pra/export.py", "kind"), ("experiments/cost/flops.py", "AutoConfig")}
 
 
+def dotted(node: ast.AST) -> str:
+    """The name of a function as it is called; of a value that has none, nothing."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def offences(tree: ast.Module, file: str) -> Iterator[str]:
     """Imports and calls that must not be."""
     for node in ast.walk(tree):
@@ -30,7 +37,7 @@ def offences(tree: ast.Module, file: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} != {"UnpicklingError"}:
             yield from {node.module or ""} & IMPORTS
         elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            name = dotted(node.func)
             kind = name.split(".")[0]
             options = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
             wanted = {"weights_only": True} if name == "torch.load" else {}
