@@ -245,11 +245,11 @@ def facts_of(record: StateRecord, capped: bool = False) -> dict[str, Any]:
     }
 
 
-def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
+def recall_of(facts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Mean evidence recall of x0 over questions with gold evidence, and of x1's blocks over those of them that have
     x1, by category, then "all"."""
     known = [fact for fact in facts if fact["recall"] is not None]
-    table: dict[str, dict[str, float | int | None]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for key in (*sorted({fact["category"] for fact in known}), "all"):
         shares = [fact["recall"] for fact in known if key in (fact["category"], "all")]
         marked = [share for _, share in shares if share is not None]
