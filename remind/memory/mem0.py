@@ -1,8 +1,8 @@
 """Mem0 as published (Chhikara et al., 2025, Section 2.1): facts are extracted from each batch of turns; a second call
 compares them with similar memories and decides: ADD, UPDATE, DELETE or NONE.
 
-The steps are those of mem0ai 1.0.11, to which they were compared (docs/memory.md). Later versions of the package only
-add. Where memories have equal texts, its order among them is not ours.
+The steps are those of mem0ai 1.0.11, which `tests/memory/test_mem0_official.py` runs beside these. Later versions of
+the package only add. Where memories have equal texts, its order among them is not ours.
 """
 
 from __future__ import annotations
