@@ -213,10 +213,11 @@ class Pictures(ImageFiles):
 
         height, width = super()._size(path)
         least, largest = (int(self._processor.size[name]) for name in ("shortest_edge", "longest_edge"))
-        if self.most is not None:
-            largest = min(largest, self.most * self._side**2)
+        most = largest if self.most is None else min(largest, self.most * self._side**2)
         try:
-            sides: tuple[int, int] = smart_resize(height, width, self._side, min(least, largest), largest)
+            sides: tuple[int, int] = smart_resize(height, width, self._side, min(least, most), most)
+            # an engine that processes what it is given must leave it as it is
+            sides = smart_resize(*sides, self._side, least, largest)
         except ValueError as error:  # extreme aspect ratios
             raise ImagePathError(f"an image of {width} x {height} pixels cannot be shown: {error}", path) from None
         return sides

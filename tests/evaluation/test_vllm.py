@@ -95,7 +95,9 @@ def test_answers_are_those_of_a_local_model(cfg: EvaluateConfig, engine: Any, tm
 
 def test_images_are_shown_as_to_a_local_model(cfg: EvaluateConfig, engine: Any, tmp_path: Path) -> None:
     records = [replace(record, split="test") for record in pictured_records(tmp_path / "data")]
-    cfg = replace(cfg, states=str(tmp_path / "pictured"), images="pixels", image_tokens=5, max_new_tokens=8)
+    cfg = replace(
+        cfg, states=str(tmp_path / "pictured"), images="pixels", image_tokens=5, max_new_tokens=8, dtype="float64"
+    )
     write_pictured(cfg.states, records, {"llm": "none"})
     run_evaluation(cfg)
     own = replace(cfg, answers="vllm", out=str(tmp_path / "vllm"), vllm=VLLMConfig(at_once=3))

@@ -94,7 +94,7 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
     assert captions == [0] * sum(COUNTS[:2]) + [1] * hill + [2] * COUNTS[2]
 
 
-@pytest.mark.parametrize("most", [4, 500])
+@pytest.mark.parametrize("most", [8, 500])
 def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: Path, most: int) -> None:
     """All at once, resized by the library."""
     paths = []
