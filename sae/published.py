@@ -196,6 +196,31 @@ def load_idf(folder: str | Path) -> Tensor | None:
     return idf.float()
 
 
+def release(name: str, sae_id: str) -> str:
+    """The path, for `load`, of an SAE that SAELens calls by a release and an id: a repository and a path in it, or a
+    name in the list of SAELens, if that is installed.
+
+    Raises:
+        FormatError: SAELens is not installed, or lists no such release or id.
+    """
+    from importlib.util import find_spec
+
+    import yaml
+
+    if "/" in name:
+        return f"{name}:{sae_id}"
+    spec = find_spec("sae_lens")
+    if spec is None or spec.origin is None:
+        raise FormatError("is a name of SAELens, which is not installed; give the repository and path", name)
+    listed = Path(spec.origin).with_name("pretrained_saes.yaml").read_text(encoding="utf-8")
+    # safe_load, in C where it is there: the list has tens of thousands of lines
+    entry = yaml.load(listed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get(name)
+    paths = {} if entry is None else {str(one["id"]): one["path"] for one in entry["saes"]}
+    if sae_id not in paths:
+        raise FormatError(f"SAELens lists no {sae_id!r} of it; there are: {', '.join([*paths][:8]) or 'none'}", name)
+    return f"{entry['repo_id']}:{paths[sae_id]}"
+
+
 # where SAEs are
 
 

@@ -203,6 +203,15 @@ class TopKSAE(nn.Module):
 
         return load(folder, device=device)
 
+    @classmethod
+    def from_pretrained(cls, release: str, sae_id: str, device: torch.device | str = "cpu") -> TopKSAE:
+        """As `SAE.from_pretrained` of SAELens: by a repository of the hub and a path in it, or by a release and an id
+        in the list of SAELens, if that is installed. Raises FormatError.
+        """
+        from sae import published
+
+        return published.load(published.release(release, sae_id), device=device)
+
 
 class JumpReLUSAE(TopKSAE):
     """An SAE whose feature j is active where its pre-activation exceeds `threshold[j]`, as many features as there are.

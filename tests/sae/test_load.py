@@ -336,6 +336,15 @@ def test_folders_of_sae_lens_before_version_6(sae_lens: Any, tmp_path: Path, old
 
 
 @pytest.mark.slow
+def test_a_release_of_sae_lens(snapshot: Any, sae_lens: Any) -> None:
+    publish("sae-lens", snapshot("jbloom/GPT2-Small-SAEs-Reformatted") / "blocks.8.hook_resid_pre")
+    for release in ("gpt2-small-res-jb", "jbloom/GPT2-Small-SAEs-Reformatted"):
+        assert TopKSAE.from_pretrained(release, "blocks.8.hook_resid_pre").d_sae == N
+    with pytest.raises(FormatError, match=r"lists no 'blocks\.99'"):
+        TopKSAE.from_pretrained("gpt2-small-res-jb", "blocks.99")
+
+
+@pytest.mark.slow
 def test_sae_lens_opens_ours_bit_for_bit_and_we_a_training_checkpoint_of_theirs(sae_lens: Any, tmp_path: Path) -> None:
     from sae_lens.training.activation_scaler import ActivationScaler
 
