@@ -12,7 +12,7 @@ from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import sha256_file
+from remind.core.files import read_json, sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows
 from remind.evaluation.conditions import bare, questions_of
@@ -152,7 +152,10 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
     ids = [record.question_id for record in asked]
     own = FileAnswers(name, path / PREDICTIONS if path.is_dir() else path, known, ids)
     rows = ask(setting, out, ["no_context"], answerer=own)["no_context"].rows
-    if own.explains:
+    manifest = path.parent / MANIFEST
+    # of a run, whether its prompt asks for evidence decides: a model that never gives any recalls nothing
+    asked_for = path.is_dir() and (not manifest.is_file() or read_json(manifest)["config"]["reader"] == "x0")
+    if own.explains or asked_for:
         return rows
     nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
     return {question: {**row, **nothing} for question, row in rows.items()}
