@@ -15,8 +15,8 @@ from typing import Any
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, turn_lines
-from remind.states.pyramid import one_line
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
+from remind.states.pyramid import one_line, turn_lines
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the authors' code asks for.

@@ -25,19 +25,10 @@ from remind.core.errors import ConfigError, DataError, ModelError, shown
 from remind.core.processes import locked
 from remind.data.dialogue import Image, Session, Turn
 from remind.llm.request import ChatModel, Reply, Request, Stage, from_template
-from remind.memory.base import (
-    QUESTION_STAGES,
-    Draft,
-    Memory,
-    Query,
-    Retrieval,
-    Services,
-    System,
-    turn_lines,
-    unnumbered,
-)
+from remind.memory.base import QUESTION_STAGES, Draft, Memory, Query, Retrieval, Services, System
 from remind.models.encoder import SentenceEncoder
 from remind.perception.perceive import BM25, standardise
+from remind.states.pyramid import turn_lines, unnumbered
 from remind.text.words import stems
 
 #: How memories are ranked. dense: by cosine. bm25: by stemmed words. hybrid: by the sum of both as z-scores over all

@@ -5,16 +5,15 @@ A system is one file with a `System`, its options, and a `Bank`, what is stored 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import Format, Question, Turn
+from remind.data.dialogue import Format, Question
 from remind.states import prompts
-from remind.states.pyramid import LETTERS, line_of, one_line
+from remind.states.pyramid import LETTERS, one_line
 from remind.text.thoughts import without_thoughts
 from sae.ranges import check_ranges
 
@@ -26,7 +25,6 @@ TEXT: Mapping[str, Any] = {"type": "string"}
 TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 #: Stages of chat models that belong to a question; the others belong to ingest.
 QUESTION_STAGES = ("strategy", "time_range", "read", "profile", "answer")
-_CAPTION = re.compile(r"\[Image #\d+ Caption\] (?:\(no caption\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +185,6 @@ class System:
             ConfigError: another process has it open.
         """
         return self.banks(folder, dialogue_id, self, services)
-
-
-def turn_lines(turn: Turn) -> str:
-    """A turn as a state's dialogue shows it: its line, and a line `[Image #N Caption] ...` for each image."""
-    captions = (f"[Image #{one.index} Caption] {one_line(one.caption or '') or '(no caption)'}" for one in turn.images)
-    return "\n".join([line_of(turn), *captions])
-
-
-def unnumbered(text: str) -> str:
-    """What a memory is found by: its text without the numbers of images."""
-    return _CAPTION.sub("", text)
 
 
 def words(reply: Reply) -> str:

@@ -18,8 +18,8 @@ from remind.data.readers.locomo import Annotations, read_annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import mapping
-from remind.memory.base import TEXTS, System, texts, turn_lines
-from remind.states.pyramid import one_line, turn_text
+from remind.memory.base import TEXTS, System, texts
+from remind.states.pyramid import one_line, turn_lines, turn_text
 from remind.text.words import key_sentences, rarity, sentences, stems, telling
 
 if TYPE_CHECKING:

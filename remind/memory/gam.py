@@ -14,8 +14,8 @@ from typing import Any
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, Method, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, turn_lines, words
-from remind.states.pyramid import one_line
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, texts, words
+from remind.states.pyramid import one_line, turn_lines
 from sae.ranges import PositiveInt
 
 _NUMBERS = {"type": "array", "items": {"type": "integer"}}

@@ -21,8 +21,8 @@ from remind.core import optional
 from remind.core.errors import ConfigError, RemindError
 from remind.data.dialogue import Session, Turn
 from remind.memory.bank import Bank
-from remind.memory.base import Draft, Query, System, turn_lines
-from remind.states.pyramid import one_line
+from remind.memory.base import Draft, Query, System
+from remind.states.pyramid import one_line, turn_lines
 from sae.ranges import PositiveInt
 
 #: What the package is told for an address, a key and a model: the meter reads none of them.

@@ -18,11 +18,11 @@ import torch
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, Draft, Query, System, turn_lines
+from remind.memory.base import TEXT, Draft, Query, System
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.states.pyramid import one_line
+from remind.states.pyramid import one_line, turn_lines
 from sae.ranges import PositiveInt, PositiveShare, Share
 
 #: Tokens of a reply; the paper names none.

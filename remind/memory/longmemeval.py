@@ -10,10 +10,10 @@ from typing import Any, Literal
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, Draft, Query, turn_lines
+from remind.memory.base import TEXT, Draft, Query
 from remind.memory.expansions import Replaying, Stretch, asked, replay
 from remind.memory.plain import cut
-from remind.states.pyramid import one_line, turn_text
+from remind.states.pyramid import one_line, turn_lines, turn_text
 from remind.text.days import Span, checked, day_of, one_day, spans, time_range
 
 #: By how many days an event may lie outside a range, which is itself often a guess.

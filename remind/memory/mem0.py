@@ -17,7 +17,8 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System, turn_lines
+from remind.memory.base import TEXT, TEXTS, Draft, Memory, Query, System
+from remind.states.pyramid import turn_lines
 from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the package's clients ask for.

@@ -16,8 +16,8 @@ from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Stage, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, read_value
 from remind.memory.bank import Bank, Method
-from remind.memory.base import TEXT, Draft, Memory, Query, System, turn_lines, words
-from remind.states.pyramid import one_line
+from remind.memory.base import TEXT, Draft, Memory, Query, System, words
+from remind.states.pyramid import one_line, turn_lines
 from sae.ranges import PositiveInt
 
 #: The core memory is the first memory of a bank; it has no vector.

@@ -18,8 +18,8 @@ from torch import Tensor
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, turn_lines, words
-from remind.states.pyramid import one_line
+from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts, words
+from remind.states.pyramid import one_line, turn_lines
 from remind.text.days import day_of
 from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 

@@ -13,11 +13,11 @@ from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
-from remind.memory.base import Draft, Query, System, turn_lines
+from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
-from remind.states.pyramid import AttentionalState
+from remind.states.pyramid import AttentionalState, turn_lines
 
 if TYPE_CHECKING:
     from torch import Tensor

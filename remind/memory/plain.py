@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
 from remind.memory.bank import Bank, Method
-from remind.memory.base import Draft, Query, System, turn_lines
-from remind.states.pyramid import turn_text
+from remind.memory.base import Draft, Query, System
+from remind.states.pyramid import turn_lines, turn_text
 
 Unit = Literal["turn", "round", "session"]
 

@@ -27,7 +27,7 @@ from remind.evaluation.judge import role_prompts
 from remind.evaluation.personalisation import TEMPLATE
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
-from remind.memory.base import Memory, Query, Retrieval, Services, System, turn_lines
+from remind.memory.base import Memory, Query, Retrieval, Services, System
 from remind.memory.config import Limit, RunMemoryConfig
 from remind.memory.learning import CiterName, keep, learning, tell, warning
 from remind.memory.meter import Meter
@@ -37,6 +37,7 @@ from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
 from remind.states import prompts
+from remind.states.pyramid import turn_lines
 
 _FORMAT = 4
 #: One of each endpoint that has a part in a unit.

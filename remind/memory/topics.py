@@ -16,13 +16,13 @@ from remind.data.readers.locomo import Annotations
 from remind.llm.request import from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
-from remind.memory.base import TEXT, turn_lines, unnumbered, words
+from remind.memory.base import TEXT, words
 from remind.memory.expansions import gist
 from remind.memory.plain import cut
 from remind.models.encoder import SentenceEncoder
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
-from remind.states.pyramid import one_line
+from remind.states.pyramid import one_line, turn_lines, unnumbered
 
 #: Tokens of a reply; the paper names none.
 ROOM = {"extract": 2000, "update": 1000}

@@ -21,8 +21,8 @@ from remind.core.errors import DataError
 from remind.data.dialogue import Session
 from remind.llm.request import Message, Request
 from remind.memory.bank import Bank
-from remind.memory.base import Memory, Query, System, turn_lines, words
-from remind.states.pyramid import one_line
+from remind.memory.base import Memory, Query, System, words
+from remind.states.pyramid import one_line, turn_lines
 from remind.text.thoughts import without_thoughts
 from sae.ranges import PositiveInt
 

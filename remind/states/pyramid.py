@@ -27,6 +27,7 @@ ANCHOR_KINDS = {
     "Temporal scope": "scope",
 }
 
+
 Span = tuple[int, int]
 
 
@@ -228,6 +229,17 @@ def line_of(turn: Turn) -> str:
 def turn_text(turn: Turn) -> str:
     """What retrieval reads of a turn: `Speaker: text`, then its captions, one line each."""
     return "\n".join([line_of(turn), *(one_line(image.caption) for image in turn.images if image.caption)])
+
+
+def turn_lines(turn: Turn) -> str:
+    """A turn as a state's dialogue shows it: its line, and a line `[Image #N Caption] ...` for each image."""
+    captions = (f"[Image #{one.index} Caption] {one_line(one.caption or '') or '(no caption)'}" for one in turn.images)
+    return "\n".join([line_of(turn), *captions])
+
+
+def unnumbered(text: str) -> str:
+    """What a memory is found by: its text without the numbers of images."""
+    return re.sub(r"\[Image #\d+ Caption\] (?:\(no caption\))?", "", text)
 
 
 def _put_dialogue(

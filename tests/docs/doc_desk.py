@@ -41,6 +41,7 @@ RECIPES: dict[str, str] = {
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     "build-states": "--limit 2 --workers 1",
     "check-sae": "--limit 20 --loss_windows 1",
+    "check-states": "--model nano --split test --questions 2",
     "compare": "",
     "compare-models": "--limit 2 --resamples 20",
     "demo": "--world.train 1 --world.dev 1 --world.test 1 --world.sessions 2 --world.evidence '[1, 1]' "
