@@ -70,8 +70,8 @@ COMMANDS = {
     "plot-run": Command("remind.viewing.config:PlotRunConfig", "remind.viewing.plots:plot_run"),
     "make-world": Command("remind.testbed.ladder:MakeWorldConfig", "remind.testbed.ladder:write_world"),
     "build-refmem": Command("remind.refmem.config:RefMemConfig", "remind.refmem.build:build_refmem"),
-    "annotate-refmem": Command("remind.refmem.annotate:AnnotateConfig", "remind.refmem.annotate:write_pages"),
-    "merge-annotations": Command("remind.refmem.merge:MergeConfig", "remind.refmem.merge:merge"),
+    "annotate-refmem": Command("remind.refmem.config:AnnotateConfig", "remind.refmem.annotate:write_pages"),
+    "merge-annotations": Command("remind.refmem.config:MergeConfig", "remind.refmem.merge:merge"),
 }
 
 

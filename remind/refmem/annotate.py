@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,48 +12,17 @@ from remind.core.files import sha256_json, write_text
 from remind.core.progress import track
 from remind.data.dialogue import Corpus, Dialogue, Image, Turn
 from remind.data.readers import read
+from remind.refmem.config import AnnotateConfig, file_name
 from remind.refmem.items import Item, dialogue_of, read_items
 from remind.states.pyramid import LETTERS
 from remind.text.words import guide
 from sae.pages import page
-from sae.ranges import NonNegativeInt, Seed, check_ranges
 
 T = TypeVar("T")
 #: Longer side of a picture in the page, in pixels.
 PICTURE_SIZE = 480
 #: Of an item as it is.
 SHOWN = ("id", "format", "question", "evidence", "images", "fingerprint")
-
-
-@dataclass
-class AnnotateConfig:
-    """Write the pages on which annotators check draft items."""
-
-    drafts: str
-    """Draft items (items.jsonl of a build's filtered stage)."""
-    input: str | list[str]
-    """The dialogues of that build; a list of several is merged."""
-    out: str
-    """Folder for the pages (annotate_NAME.html)."""
-    annotators: list[str] = field(default_factory=lambda: ["A", "B", "C"])
-    """Their names; a name and the seed set the order of items and candidate answers."""
-    format: str | None = None
-    """Format of the dialogues, or a mapping file (.yaml); None: recognised from the content."""
-    seed: Seed = 0
-    """Seed of the orders."""
-    around: NonNegativeInt = 4
-    """Turns shown before and after each proposed evidence turn; a key shows the rest of the dialogue."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-        names = [file_name(name) for name in self.annotators]
-        if not names or not all(name.strip() for name in self.annotators) or len(set(names)) < len(names):
-            raise ConfigError("annotators: give at least one name, all different as file names")
-
-
-def file_name(annotator: str) -> str:
-    """The file name of an annotator's page."""
-    return "annotate_" + re.sub(r"[^\w.-]+", "_", annotator.strip()) + ".html"
 
 
 def write_pages(cfg: AnnotateConfig) -> list[Path]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
@@ -13,6 +15,8 @@ from remind.llm.request import Stage
 from remind.perception.config import SegmentConfig
 from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
+#: Of a merge: conflicts that a person decides in a copy.
+CONFLICTS = "conflicts.jsonl"
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
 #: Endpoints that each style needs; of RefMem-Bench's own the first from items on, the second from filtered on.
 STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
@@ -162,3 +166,52 @@ class RefMemConfig:
                 without = ", or filters.blind_draws 0" if self.style == "reflective" and stage == "answer" else ""
                 where = "model, and base_url of an OpenAI-compatible server or `local`"
                 raise ConfigError(f"style {self.style} needs llm.{stage} or llm.default ({where}){without}")
+
+
+@dataclass
+class AnnotateConfig:
+    """Write the pages on which annotators check draft items."""
+
+    drafts: str
+    """Draft items (items.jsonl of a build's filtered stage)."""
+    input: str | list[str]
+    """The dialogues of that build; a list of several is merged."""
+    out: str
+    """Folder for the pages (annotate_NAME.html)."""
+    annotators: list[str] = field(default_factory=lambda: ["A", "B", "C"])
+    """Their names; a name and the seed set the order of items and candidate answers."""
+    format: str | None = None
+    """Format of the dialogues, or a mapping file (.yaml); None: recognised from the content."""
+    seed: Seed = 0
+    """Seed of the orders."""
+    around: NonNegativeInt = 4
+    """Turns shown before and after each proposed evidence turn; a key shows the rest of the dialogue."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+        names = [file_name(name) for name in self.annotators]
+        if not names or not all(name.strip() for name in self.annotators) or len(set(names)) < len(names):
+            raise ConfigError("annotators: give at least one name, all different as file names")
+
+
+def file_name(annotator: str) -> str:
+    """The file name of an annotator's page."""
+    return "annotate_" + re.sub(r"[^\w.-]+", "_", annotator.strip()) + ".html"
+
+
+@dataclass
+class MergeConfig:
+    """Merge annotations: agreement before discussion, conflicts, removal rates, the adjudicated items."""
+
+    drafts: str
+    """The items.jsonl the pages were made from."""
+    annotations: str | list[str]
+    """Each annotator's JSON Lines file; a folder stands for all its .jsonl files."""
+    out: str
+    """Folder for agreement.json, report.md, conflicts.jsonl, decisions.jsonl and final.jsonl."""
+    resolutions: str | None = None
+    """JSON Lines that decide conflicts: item_id and what was agreed on of answers, evidence, images and remove."""
+
+    def __post_init__(self) -> None:
+        if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
+            raise ConfigError(f"resolutions: {self.resolutions} is overwritten by the merge; give an edited copy")

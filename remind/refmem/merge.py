@@ -20,38 +20,21 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from remind.core.errors import ConfigError, DataError, named, shown
+from remind.core.errors import DataError, named, shown
 from remind.core.files import write_json, write_rows, write_text
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.data.readers.builder import Place
 from remind.evaluation.statistics import fleiss_kappa
 from remind.evaluation.tables import markdown_table
+from remind.refmem.config import CONFLICTS, MergeConfig
 from remind.refmem.items import ImageIndices, Item, Text, Texts, read_items, read_records, write_items
 from remind.states.pyramid import LETTERS
 from sae.ranges import NonNegativeFloat, Range
 
 T = TypeVar("T")
-FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
+FINAL, DECISIONS = "final.jsonl", "decisions.jsonl"
 #: What is decided of an item.
 PARTS = ("answers", "evidence", "images", "remove")
-
-
-@dataclass
-class MergeConfig:
-    """Merge annotations: agreement before discussion, conflicts, removal rates, the adjudicated items."""
-
-    drafts: str
-    """The items.jsonl the pages were made from."""
-    annotations: str | list[str]
-    """Each annotator's JSON Lines file; a folder stands for all its .jsonl files."""
-    out: str
-    """Folder for agreement.json, report.md, conflicts.jsonl, decisions.jsonl and final.jsonl."""
-    resolutions: str | None = None
-    """JSON Lines that decide conflicts: item_id and what was agreed on of answers, evidence, images and remove."""
-
-    def __post_init__(self) -> None:
-        if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
-            raise ConfigError(f"resolutions: {self.resolutions} is overwritten by the merge; give an edited copy")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ CONFIGS = ROOT / "configs"
 HEAVY = ("torch", "transformers", "pyarrow", "sklearn", "scipy", "sentence_transformers", "matplotlib", "sae_lens")
 #: For each kind of shipped config the command, or the config class of an experiment, that takes it, and required words.
 KINDS = {
+    # a part of a config, given after one that names the rest
+    "baselines": ("run-memory", "--input i"),
     "build": ("build-states", "--input i --out o"),
     "adrpo": ("train-memory", ""),
     "chain": ("experiments.chain.config:ChainConfig", "--build.input i --out o"),
