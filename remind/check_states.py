@@ -51,7 +51,7 @@ def questions_of(folder: str | Path, split: str, most: int) -> list[StateRecord]
     """At most so many questions of a split with a gold answer, spread evenly."""
     from remind.states.dataset import iterate_states
 
-    there = [record for record in iterate_states(folder) if record.split == split and record.target and record.answers]
+    there = [record for record in iterate_states(folder, split) if record.target and record.answers]
     count = min(most, len(there))
     return [there[place * len(there) // count] for place in range(count)]
 
@@ -71,22 +71,20 @@ def measure(
         by dialogue.
 
     Raises:
-        DataError: a level that was not built.
+        DataError: a level that was not built, or a question that is too long for the model.
     """
     from remind.core.progress import track
-    from remind.evaluation.likelihood import log_probability
+    from remind.evaluation.likelihood import log_probabilities
     from remind.evaluation.statistics import bootstrap, several
 
-    read = {name: list(records) for name in ("x0", *(levels or records[0].levels[1:]))}
-    if "x2" in read and len(records) > 1 and (control := with_other_summaries(records)):
-        read[OTHER] = control
-    for name in read.keys() - {OTHER}:
+    read = ["x0", *(levels or records[0].levels[1:])]
+    for name in read:
         records[0].level(name)
-    values: dict[str, list[float]] = {name: [] for name in read}
-    tasks = [(name, place) for place in range(len(records)) for name in read]
-    for name, place in track(tasks, "check states", len(tasks)):
-        level = "x2" if name == OTHER else name
-        values[name].append(log_probability(backbone, read[name][place], level, shown))
+    rows = [log_probabilities(backbone, one, read, shown) for one in track(records, "check states", len(records))]
+    values = {name: [row[place] for row in rows] for place, name in enumerate(read)}
+    if "x2" in read and (control := with_other_summaries(records)):
+        tracked = track(control, "check the control", len(control))
+        values[OTHER] = [log_probabilities(backbone, one, ["x2"], shown)[0] for one in tracked]
     dialogues = several([record.dialogue_id for record in records])
 
     def less(one: str, other: str) -> Any:
@@ -109,19 +107,23 @@ def others(n: int) -> list[int]:
 
 
 def with_other_summaries(records: Sequence[StateRecord]) -> list[StateRecord]:
-    """The records with the summary of another question in x2; none where no x2 is x1 with a summary."""
+    """The records with the summary of another question in x2, or as it is without one; none where no two have one."""
     from remind.states.records import summary_of
 
     try:
         summaries = [summary_of(record) for record in records]
     except DataError:
         return []
-    changed = []
-    for record, own, place in zip(records, summaries, others(len(records)), strict=True):
-        text, at = record.x2.text, record.x2.text.index(own, record.x2.strategy_end)
-        text = text[:at] + summaries[place] + text[at + len(own) :]
-        changed.append(replace(record, x2=replace(record.x2, text=text)))
-    return changed if any(summaries) else []
+    having, changed = [place for place, summary in enumerate(summaries) if summary], list(records)
+    if len(having) < 2:
+        return []
+    for place, other in zip(having, others(len(having)), strict=True):
+        x2 = records[place].x2
+        start, end = x2.text[: x2.strategy_end], x2.text[x2.strategy_end :]
+        # a summary has lines of its own
+        text = start + end.replace(f"\n{summaries[place]}\n", f"\n{summaries[having[other]]}\n", 1)
+        changed[place] = replace(records[place], x2=replace(x2, text=text))
+    return changed
 
 
 def told(found: dict[str, Any], split: str) -> str:
@@ -168,10 +170,15 @@ def before_training(cfg: TrainConfig, trainer: PRATrainer) -> dict[str, Any] | N
     taught = [edge.teacher for edge in trainer.objective.active]
     if not taught or trainer.args.sharded:
         return None
+    from remind.alignment.examples import example_of
+
+    most, tokenizer = trainer.args.max_length or trainer.backbone.max_length, trainer.backbone.tokenizer
     chosen = questions_of(cfg.states, cfg.data.eval_split, _QUESTIONS)
+    # training leaves out the others, too
+    chosen = [one for one in chosen if example_of(tokenizer, one, trainer.shown).longest <= most]
     levels = [f"x{level}" for level in sorted(set(taught))]
     if not chosen or not set(levels) <= set(chosen[0].levels):
-        why = "has a gold answer" if not chosen else f"has {levels[-1]}"
+        why = "has a gold answer and fits the model" if not chosen else f"has {levels[-1]}"
         print(f"no question of split {cfg.data.eval_split} {why}: what PRA can teach is not measured", file=sys.stderr)
         return None
     trainer.model.eval()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from remind.check_states import check_states, measure, questions_of, with_other_summaries
+from remind.check_states import check_states, measure, questions_of, warn_of, with_other_summaries
 from remind.commands import run
 from remind.core.errors import DataError
 from remind.core.files import read_json
-from remind.evaluation.likelihood import log_probability
+from remind.evaluation.likelihood import log_probabilities
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import write_states
 from remind.states.records import StateRecord, summary_of
@@ -53,7 +53,7 @@ def test_log_p_is_that_of_the_words_between_the_tags(nano: Backbone, made: list[
     inside = [p for p in range(len(whole)) if ends[p] < start + len(said) and ends[p + 1] > start]
     expected = [float(logits[place - 1, whole[place]]) for place in inside]
     assert inside
-    assert log_probability(nano, one, "x2") == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+    assert log_probabilities(nano, one, ["x2"]) == pytest.approx([sum(expected) / len(expected)], abs=1e-4)
 
 
 def test_what_the_states_of_a_world_add(nano: Backbone, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,15 +67,30 @@ def test_what_the_states_of_a_world_add(nano: Backbone, folder: Path, capsys: py
     found = check_states(CheckStatesConfig(str(folder), questions=16))
     assert found["gain"]["x2"]["low"] > 0
     assert found["own"]["low"] > 0
-    by_hand = [log_probability(nano, r, "x2") - log_probability(nano, r, "x0") for r in dev]
-    assert found["gain"]["x2"]["value"] == pytest.approx(sum(by_hand) / 16)
+    by_hand = [log_probabilities(nano, record, ["x0", "x2"]) for record in dev]
+    assert found["gain"]["x2"]["value"] == pytest.approx(sum(x2 - x0 for x0, x2 in by_hand) / 16)
     assert "warning" not in capsys.readouterr().err
 
 
-def test_it_warns_where_the_teacher_adds_nothing(nano: Backbone, made: list[StateRecord]) -> None:
-    same = [replace(record, x2=record.x1, x1=record.x1) for record in made[:6]]
+def test_it_warns_where_the_teacher_adds_nothing(
+    nano: Backbone, made: list[StateRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = [replace(record, x1=record.x0, x2=record.x0) for record in made[:6]]
     assert with_other_summaries(same) == []
-    assert measure(nano, same)["own"] is None
+    found = measure(nano, same)
+    assert found["own"] is None
+    warn_of(found, "x2")
+    assert "x2 is not shown to make the gold answers more probable than x0" in capsys.readouterr().err
+    # as good, and so is that of another question
+    warn_of({"gain": {"x2": {"low": 0.1}}, "own": {"value": 0.0, "low": -0.1, "high": 0.1}}, "x2")
+    assert "another question's summary does as well" in capsys.readouterr().err
+
+
+def test_a_question_without_a_summary_stays_as_it_is(made: list[StateRecord]) -> None:
+    bare = replace(made[1], x2=made[1].x1)
+    changed = with_other_summaries([made[0], bare, made[2]])
+    assert changed[1] == bare
+    assert [summary_of(changed[place]) for place in (0, 2)] == [summary_of(made[place]) for place in (2, 0)]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +110,14 @@ def test_states_that_cannot_be_checked(
 
 
 def test_train_pra_checks_its_teacher_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("train-pra", ["--states", str(folder), "--out", str(tmp_path / "run"), "--trainer.max_steps", "1"])
+    command = ["--states", str(folder), "--out", str(tmp_path / "run"), "--trainer.lr_scheduler_type", "constant"]
+    command += ["--trainer.warmup_steps", "0", "--trainer.max_steps"]
+    run("train-pra", [*command, "1"])
     assert "nats a token, 16 dev questions" in capsys.readouterr().err
     check = read_json(tmp_path / "run" / "data.json")["check"]
     assert check["questions"] == 16
     assert check["own"]["n"] == 16
+    # a run that is gone on with keeps it, and measures nothing of a model that has learned
+    run("train-pra", [*command, "2", "--resume", "true"])
+    assert "nats a token" not in capsys.readouterr().err
+    assert read_json(tmp_path / "run" / "data.json")["check"] == check

@@ -24,9 +24,9 @@ from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.data.readers import read
+from remind.evaluation import likelihood
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.likelihood import log_probability
 from remind.evaluation.predictions import PREDICTIONS, read_rows
 from remind.evaluation.run import run_evaluation
 from remind.models.backbone import Backbone, load_backbone
@@ -137,9 +137,8 @@ def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level:
 
     Answers of a small model are few words that are right or wrong; this says how near it was.
     """
-    return {
-        r.question_id: log_probability(backbone, r, level) for r in track(records, "score gold answers", len(records))
-    }
+    asked = track(records, "score gold answers", len(records))
+    return {one.question_id: likelihood.log_probabilities(backbone, one, [level])[0] for one in asked}
 
 
 class Chain:

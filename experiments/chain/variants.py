@@ -102,11 +102,11 @@ def with_x0(
         state = factual_of(record, *sources[record.question_id])
         places = state.dialogue.positions
         gold = {places[name] for name in state.question.evidence if name in places}
-        others = [position for position in state.positions if position not in gold]
+        beside = [position for position in state.positions if position not in gold]
         kept = sorted(gold) if held == "all" else []
-        spare = min(turns - len(kept), len(others))
+        spare = min(turns - len(kept), len(beside))
         if gold and spare >= 0:
-            kept += random.Random(f"remind-chain:{seed}:{record.question_id}").sample(others, spare)
+            kept += random.Random(f"remind-chain:{seed}:{record.question_id}").sample(beside, spare)
             whole = replace(state, segments=segments_of(state.dialogue, sorted(kept)))
             made.append(record_of(whole, record.split))
     return made

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from remind.alignment.examples import example_of
+from remind.core.errors import DataError
 from remind.models.backbone import Backbone, modality
 from remind.models.chat import tokenize
 from remind.models.images import Pictures
@@ -31,9 +32,10 @@ def score_answer(
     """Read a prompt and its gold answer, and score the answer's tokens between the tags.
 
     Args:
-        prompt, answer: token ids; of the answer with its end token.
+        prompt: token ids [P].
+        answer: token ids [L], the end token included.
         target: the answer as text, without the end token.
-        images: pixel values of the images in the prompt.
+        images: pixel_values and image_grid_thw of the images in the prompt.
     """
     inputs = {"input_ids": torch.cat([prompt, answer[:-1]]).long()[None], **(images or {})}
     inputs = {name: value.to(backbone.device) for name, value in inputs.items()}
@@ -50,13 +52,21 @@ def score_answer(
     return AnswerScore(float((logits.argmax(-1) == gold).all()), float(chances.mean()))
 
 
-def log_probability(backbone: Backbone, record: Any, level: str, shown: Pictures | None = None) -> float:
-    """log p of a question's gold answer under a state, in nats a token.
+def log_probabilities(
+    backbone: Backbone, record: Any, levels: Sequence[str], shown: Pictures | None = None
+) -> list[float]:
+    """log p of a question's gold answer under some of its states, in nats a token.
 
     Args:
         record: a `StateRecord` with a target.
         shown: shows images as pixels; None: by their captions.
+
+    Raises:
+        DataError: more tokens than the model takes.
     """
     example = example_of(backbone.tokenizer, record, shown)
-    prompt = example.prompts[LEVELS.index(level)]
-    return score_answer(backbone, prompt, example.answer, record.target, example.pixels()).log_probability
+    if example.longest > backbone.max_length:
+        what = f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states"
+        raise DataError(what, record=record.question_id)
+    prompts, images = (example.prompts[LEVELS.index(level)] for level in levels), example.pixels()
+    return [score_answer(backbone, one, example.answer, record.target, images).log_probability for one in prompts]

@@ -38,7 +38,7 @@ class RunMemoryConfig:
     """Memory systems, by name; no_context, full_context and gold are always included. A name of one's own needs
     `system` among its options."""
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Settings of systems by name, e.g. --options '{lme_facts: {keys: merge}, two: {system: mem0, batch: 4}}'."""
+    """Settings of systems by name, e.g. --options '{lme_facts: {value: session}, two: {system: mem0, batch: 4}}'."""
     models: dict[str, EndpointConfig] = field(default_factory=dict)
     """Chat models of single systems by name, in place of llm's: for what they ask and for their answers."""
     format: str | None = None

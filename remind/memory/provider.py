@@ -174,7 +174,6 @@ class SystemContexts:
         settings = {k: v for k, v in asdict(run.cfg).items() if k not in _ELSEWHERE}
         models = [one and one.identity for one in map(run.cfg.llm_of(self.name).endpoint, _STAGES)]
         limit = repr(run.cfg.limits.get(self.name))
-        limit = repr(run.cfg.limits.get(self.name))
         made_by = [_FORMAT, run.about.get(self.name), models, settings, limit, run.citer, run.reads, begins]
         key = sha256_json([*made_by, dataset, dialogue.id, said, list(map(asdict, questions))])
         path = f"units/{self.name}/{key[:24]}.json"

@@ -141,6 +141,7 @@ def batches(
         image_tokens: as for `make_windows`.
     """
     before, after = backbone.frame
+    pictures = Pictures(backbone, image_tokens) if image_tokens else None
     pad = backbone.tokenizer.pad_token_id or 0
     for group in _groups(windows, count):
         rows = [torch.tensor([*before, *window.ids, *after]) for window in group]
@@ -149,7 +150,8 @@ def batches(
         mask = pad_sequence(list(map(torch.ones_like, rows)), True)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if images := [path for window in group for path in window.images]:
-            inputs |= Pictures(backbone, image_tokens).tensors(images)
+            assert pictures is not None  # only then are there images in windows
+            inputs |= pictures.tensors(images)
         on_device = {name: value.to(backbone.device) for name, value in inputs.items()}
         if (positions := backbone.position_ids(on_device)) is not None:
             on_device["position_ids"] = positions

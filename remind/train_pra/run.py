@@ -21,7 +21,7 @@ from remind.alignment.model import add_marker, fingerprint, marker_id, opened, t
 from remind.alignment.trainer import PRATrainer
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import none_empty, sha256_file, write_json
+from remind.core.files import none_empty, read_json, sha256_file, write_json
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 from remind.models import BUILT_IN
@@ -47,8 +47,10 @@ def train(
         ConfigError, DataError, ModelError: as `PRATrainer` and its `train`.
     """
     trainer = make_trainer(cfg, *callbacks)
-    if before is not None and trainer.is_world_process_zero() and not (cfg.resume and checkpoints(cfg.out)):
-        trainer.check = before(cfg, trainer)
+    if before is not None and trainer.is_world_process_zero():
+        about = Path(cfg.out) / DATA
+        resumed = cfg.resume and checkpoints(cfg.out) and about.is_file()
+        trainer.check = read_json(about).get("check") if resumed else before(cfg, trainer)
     trainer.train(resume_from_checkpoint=cfg.resume)
     if trainer.is_world_process_zero():
         trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)

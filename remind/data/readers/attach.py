@@ -6,11 +6,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import Corpus, Image, Turn
+from remind.data.dialogue import Corpus, Image
 
 #: How a file names its image, whatever its suffix.
 NAMING = "the SHA-256 of its URL, <dialogue id>-<index>, or the last part of its URL"
@@ -46,13 +47,6 @@ def attached(piece: Corpus, files: Mapping[str, str], taken: dict[str, str]) -> 
                 return replace(image, path=files[stem])
         return image
 
-    def illustrated(dialogue: str, turn: Turn) -> Turn:
-        return replace(turn, images=tuple(found(dialogue, image) for image in turn.images)) if turn.images else turn
-
     if not files:
         return piece
-    dialogues = []
-    for one in piece.dialogues:
-        sessions = (replace(s, turns=tuple(illustrated(one.id, turn) for turn in s.turns)) for s in one.sessions)
-        dialogues.append(replace(one, sessions=tuple(sessions)))
-    return replace(piece, dialogues=tuple(dialogues))
+    return replace(piece, dialogues=tuple(one.illustrated(partial(found, one.id)) for one in piece.dialogues))

@@ -72,10 +72,8 @@ def _add(draft: Draft, place: Place, name: str, scene: dict[str, Any]) -> None:
             forms = here.mapping(question.get("questions"), "questions")
             given = here.sequence(question.get("options"), "options")
             options = list(dict.fromkeys(here.text(option, "an option") for option in given))
-            lowered, answer = (
-                [option.lower() for option in options],
-                here.text(question.get("answer"), "answer").lower(),
-            )
+            lowered = [option.lower() for option in options]
+            answer = here.text(question.get("answer"), "answer").lower()
             row: dict[str, Any] = {"id": f"{name}-{category}-{key}", "format": "single", "options": options}
             row |= {"question": forms.get("default") or next(iter(forms.values()), None), "time": date}
             if answer in lowered[:26]:
