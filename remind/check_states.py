@@ -80,11 +80,12 @@ def measure(
     read = ["x0", *(levels or records[0].levels[1:])]
     for name in read:
         records[0].level(name)
-    rows = [log_probabilities(backbone, one, read, shown) for one in track(records, "check states", len(records))]
-    values = {name: [row[place] for row in rows] for place, name in enumerate(read)}
+    asked = [[(record, name) for name in read] for record in records]
     if "x2" in read and (control := with_other_summaries(records)):
-        tracked = track(control, "check the control", len(control))
-        values[OTHER] = [log_probabilities(backbone, one, ["x2"], shown)[0] for one in tracked]
+        asked = [[*states, (other, "x2")] for states, other in zip(asked, control, strict=True)]
+        read.append(OTHER)
+    rows = [log_probabilities(backbone, states, shown) for states in track(asked, "check states", len(asked))]
+    values = {name: [row[place] for row in rows] for place, name in enumerate(read)}
     dialogues = several([record.dialogue_id for record in records])
 
     def less(one: str, other: str) -> Any:

@@ -19,6 +19,7 @@ PROBES = {
     "other": ("x2",),
     "quoted": ("x2",),
     "quoted_other": ("x2",),
+    **{f"top{turns}": ("x2",) for turns in (1, 2, 4, 8)},
 }
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these; the others are told by x0 alone.
@@ -70,6 +71,10 @@ ARMS = {
     "pra_on_policy_other": _pra("the same, summary of another question", "other", "on_policy"),
     "pra_quoted": _pra("PRA without labels, gold evidence quoted", "quoted"),
     "pra_quoted_other": _pra("control: another question's evidence quoted", "quoted_other"),
+    **{
+        f"pra_top{turns}": _pra(f"PRA without labels, the {turns} most salient turns quoted", f"top{turns}")
+        for turns in (2, 4)
+    },
     "pra_quoted_labels": Arm("PRA with labels, gold evidence quoted", "sft", True, True, "quoted"),
     "pra_quoted_on_policy": _pra("the same without labels, at its own answers", "quoted", "on_policy"),
     "sft_quoted": Arm("SFT on its own answers, gold evidence quoted", "sft", False, True, "quoted", "decoded"),

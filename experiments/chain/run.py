@@ -132,13 +132,13 @@ def chain(cfg: ChainConfig) -> Path:
     return out
 
 
-def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level: str) -> dict[str, float]:
-    """Mean log-probability of the gold answer's tokens under a state, in nats, by question.
+def log_probabilities(backbone: Backbone, questions: Sequence[Sequence[tuple[StateRecord, str]]]) -> list[list[float]]:
+    """Mean log-probability of the gold answer's tokens under each state of each question, in nats.
 
     Answers of a small model are few words that are right or wrong; this says how near it was.
     """
-    asked = track(records, "score gold answers", len(records))
-    return {one.question_id: likelihood.log_probabilities(backbone, one, [level])[0] for one in asked}
+    asked = track(questions, "score gold answers", len(questions))
+    return [likelihood.log_probabilities(backbone, states) for states in asked]
 
 
 class Chain:
@@ -199,31 +199,29 @@ class FoldRuns:
 
     def perform(self, name: str) -> None:
         """Train an arm and have it answer, as far as that has not been done."""
-        asked = [Asked()]
+        asked, scored = [Asked()], []
         if name in PROBED:
-            probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
-            asked += [Asked(level="oracle"), *probes] if self.cfg.probe_answers else probes
+            scored = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
+        if scored and self.cfg.probe_answers:
+            asked, scored = [*asked, Asked(level="oracle"), *scored], []
         answers = self._folder(name) / "answers"
-        if missing := [one for one in asked if not (answers / f"{one.name}.jsonl").exists()]:
+        if missing := [one for one in [*asked, *scored] if not (answers / f"{one.name}.jsonl").exists()]:
             model = self._model(name)
             backbone = load_backbone(model, dtype=self.cfg.answer_dtype, device=self.cfg.build.device)
             answerer = LocalAnswers(backbone, model, self.cfg.max_new_tokens, self.cfg.batch_size)
-            for one in missing:
+            about = {"fold": self.number, "seed": self.seed if ARMS[name].trained else None, "arm": name}
+            for one in (one for one in missing if one in asked):
                 rows = self._answer(answerer, one, answers / one.name)
-                about = {"fold": self.number, "seed": self.seed if ARMS[name].trained else None, "arm": name}
                 write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
+            if left := [one for one in missing if one in scored]:
+                for one, rows in zip(left, self._score(backbone, left), strict=True):
+                    write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
         if name not in map(self.cfg.begins, self.cfg.plan):
             shutil.rmtree(self._folder(name) / "model", ignore_errors=True)
 
     def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
         """The outcome of every test question."""
-        records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
-        if asked.level != "x0" and not self.cfg.probe_answers:
-            sure = log_probabilities(answerer.backbone, records, asked.level)
-            kept = ("question_id", "dialogue_id", "category")
-            return [
-                {**{name: getattr(r, name) for name in kept}, "log_probability": sure[r.question_id]} for r in records
-            ]
+        records = self._tested(asked.variant)
         states = self.out / "states" / f"test-{asked.variant}"
         evaluation = EvaluateConfig(
             states=str(self.chain.write(states, records)),
@@ -237,11 +235,25 @@ class FoldRuns:
         )
         run_evaluation(evaluation, answerer=answerer)
         by_id = {record.question_id: record for record in records}
-        sure = log_probabilities(answerer.backbone, records, asked.level) if asked.level in LEVELS else {}
+        sure: dict[str, float] = {}
+        if asked.level in LEVELS:
+            found = log_probabilities(answerer.backbone, [[(record, asked.level)] for record in records])
+            sure = {record.question_id: one for record, [one] in zip(records, found, strict=True)}
         rows = (row for _, row in read_rows(out / PREDICTIONS, "an output"))
         return [
             outcome(row, by_id[row["question_id"]]) | {"log_probability": sure.get(row["question_id"])} for row in rows
         ]
+
+    def _score(self, backbone: Backbone, asked: Sequence[Asked]) -> list[list[dict[str, object]]]:
+        """log p of the gold answers alone, a list for each of what is asked."""
+        states = [[(record, one.level) for record in self._tested(one.variant)] for one in asked]
+        found = log_probabilities(backbone, list(zip(*states, strict=True)))
+        about = [{name: getattr(r, name) for name in ("question_id", "dialogue_id", "category")} for r, _ in states[0]]
+        sure = zip(*found, strict=True)
+        return [[{**a, "log_probability": value} for a, value in zip(about, own, strict=True)] for own in sure]
+
+    def _tested(self, variant: str) -> list[StateRecord]:
+        return self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", variant)
 
     def _model(self, name: str) -> str:
         """The model of an arm, trained first where it is not there."""
@@ -308,6 +320,7 @@ class FoldRuns:
 
         def measure(model: Any) -> dict[str, float]:
             model.eval()
-            return {"log_probability": fmean(log_probabilities(replace(base, model=model), self._dev, "x0").values())}
+            found = log_probabilities(replace(base, model=model), [[(record, "x0")] for record in self._dev])
+            return {"log_probability": fmean(value for [value] in found)}
 
         train(settings, Probe(measure, self.cfg.trace_every))

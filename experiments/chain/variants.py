@@ -7,6 +7,7 @@
 - other: the marks as built, with the summary of another question.
 - quoted: no marks, and the summary repeats the gold evidence that x0 holds.
 - quoted_other: the same with the gold evidence of another question.
+- top1, top2, top4, top8: no marks, and the summary repeats so many turns of x0, those of the highest salience.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def with_variant(
         # every turn marked is no turn singled out
         summaries = [state.summary for state in summarise(llm, [_marked(state, lambda _: True) for state in states])]
     else:
-        quotes = [_key_lines(state.factual) for state in states]
-        summaries = quotes if name == "quoted" else [quotes[place] for place in others(len(records))]
+        most = int(name[3:]) if name.startswith("top") else None
+        quotes = [_key_lines(state.factual, None if most is None else _salient(state, most)) for state in states]
+        summaries = [quotes[place] for place in others(len(records))] if name == "quoted_other" else quotes
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
@@ -81,10 +83,16 @@ def _gold(record: StateRecord, state: AttentionalState) -> StateRecord:
     return _record(record, _marked(state, gold.__contains__), _key_lines(state.factual))
 
 
-def _key_lines(state: FactualState) -> str:
-    """The gold evidence that x0 holds, quoted; "" where it holds none."""
-    gold = gold_turns(state)
-    return "\n".join(["Key lines:", *(line_of(turn) for turn in state.turns if turn.id in gold)]) if gold else ""
+def _key_lines(state: FactualState, chosen: set[str] | None = None) -> str:
+    """These turns of x0, or the gold evidence, quoted; "" where there are none."""
+    chosen = gold_turns(state) if chosen is None else chosen
+    return "\n".join(["Key lines:", *(line_of(turn) for turn in state.turns if turn.id in chosen)]) if chosen else ""
+
+
+def _salient(state: AttentionalState, most: int) -> set[str]:
+    """Ids of the turns of the highest salience."""
+    ranked = sorted(zip(state.salience, state.factual.turns, strict=True), key=lambda pair: -pair[0])
+    return {turn.id for _, turn in ranked[:most]}
 
 
 def with_x0(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from remind.alignment.examples import example_of
+from remind.alignment.step import common_prefix
 from remind.core.errors import DataError
 from remind.models.backbone import Backbone, modality
 from remind.models.chat import tokenize
@@ -27,7 +29,12 @@ class AnswerScore(NamedTuple):
 
 @torch.no_grad()
 def score_answer(
-    backbone: Backbone, prompt: Tensor, answer: Tensor, target: str, images: Mapping[str, Tensor] | None = None
+    backbone: Backbone,
+    prompt: Tensor,
+    answer: Tensor,
+    target: str,
+    images: Mapping[str, Tensor] | None = None,
+    past: Any = None,
 ) -> AnswerScore:
     """Read a prompt and its gold answer, and score the answer's tokens between the tags.
 
@@ -36,13 +43,17 @@ def score_answer(
         answer: token ids [L], the end token included.
         target: the answer as text, without the end token.
         images: pixel_values and image_grid_thw of the images in the prompt.
+        past: the model's cache of what stands before the prompt; it grows by what is read.
     """
     inputs = {"input_ids": torch.cat([prompt, answer[:-1]]).long()[None], **(images or {})}
     inputs = {name: value.to(backbone.device) for name, value in inputs.items()}
     if images and (kinds := modality(backbone.model, inputs["input_ids"])) is not None:
         inputs["mm_token_type_ids"] = kinds
     places = backbone.position_ids(inputs)
-    logits = backbone.model(**inputs, position_ids=places, logits_to_keep=len(answer), use_cache=False).logits[0]
+    if past is not None:
+        places, inputs["past_key_values"] = places + past.get_seq_length(), past
+    reading = {"position_ids": places, "logits_to_keep": len(answer), "use_cache": past is not None}
+    logits = backbone.model(**inputs, **reading).logits[0]
     # tokens that share a character with what stands between the tags; the end token does not
     start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
     offsets = tokenize(backbone.tokenizer, target).offsets
@@ -52,21 +63,35 @@ def score_answer(
     return AnswerScore(float((logits.argmax(-1) == gold).all()), float(chances.mean()))
 
 
+@torch.no_grad()
 def log_probabilities(
-    backbone: Backbone, record: Any, levels: Sequence[str], shown: Pictures | None = None
+    backbone: Backbone, states: Sequence[tuple[Any, str]], shown: Pictures | None = None
 ) -> list[float]:
     """log p of a question's gold answer under some of its states, in nats a token.
 
+    What the prompts begin with alike, mostly the dialogue, is read once, unless there are images.
+
     Args:
-        record: a `StateRecord` with a target.
+        states: `StateRecord`s of the question, with their target, and the level of each.
         shown: shows images as pixels; None: by their captions.
 
     Raises:
         DataError: more tokens than the model takes.
     """
-    example = example_of(backbone.tokenizer, record, shown)
-    if example.longest > backbone.max_length:
-        what = f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states"
-        raise DataError(what, record=record.question_id)
-    prompts, images = (example.prompts[LEVELS.index(level)] for level in levels), example.pixels()
-    return [score_answer(backbone, one, example.answer, record.target, images).log_probability for one in prompts]
+    record, prompts = states[0][0], []
+    for one, level in states:
+        example = example_of(backbone.tokenizer, one, shown)
+        if example.longest > backbone.max_length:
+            what = f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states"
+            raise DataError(what, record=one.question_id)
+        prompts.append(example.prompts[LEVELS.index(level)])
+    images = example.pixels()
+    common = 0 if images else min((common_prefix(prompts[0], prompt) for prompt in prompts[1:]), default=0)
+    past, found = None, []
+    if common:
+        start = prompts[0][None, :common].long().to(backbone.device)
+        past = backbone.model(input_ids=start, logits_to_keep=1, use_cache=True).past_key_values
+    for prompt in prompts:
+        args = (prompt[common:], example.answer, record.target, images, copy.deepcopy(past))
+        found.append(score_answer(backbone, *args).log_probability)
+    return found

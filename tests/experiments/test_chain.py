@@ -49,9 +49,9 @@ def made(index: int) -> StateRecord:
     positions = sorted(gold | set(rng.sample(range(len(dialogue.turns)), 12)))
     state = FactualState(dialogue, question, segments_of(dialogue, positions), Strategy(("look",)))
     blocks = mark_blocks(state, {turn.id for turn in rng.sample(state.turns, 4)})
-    return record_of(
-        ReflectiveState(AttentionalState(state, blocks), f"summary of {question.id}\nof two lines"), "test"
-    )
+    salience = tuple(rng.random() for _ in state.turns)
+    marked = AttentionalState(state, blocks, salience)
+    return record_of(ReflectiveState(marked, f"summary of {question.id}\nof two lines"), "test")
 
 
 RECORDS = [made(index) for index in range(0, len(CORPUS.questions), 3)]
@@ -80,6 +80,7 @@ def test_variants_by_brute_force(name: str) -> None:
         assert (after.x0, after.target) == (before.x0, before.target)
         shown = [turn.turn_id for turn in after.x0.turns]
         lines = {r.question_id: [line_of(SOURCES[r.question_id][0].turn(t)) for t in gold_of(r)] for r in RECORDS}
+        salience = dict(zip(shown, before.salience, strict=True))
         same = {"built": marked(before), "other": marked(before), "gold": gold_of(after)}
         assert marked(after) == same.get(name, [])
         own, summary = f"summary of {after.question_id}\nof two lines", summary_of(after)
@@ -88,6 +89,11 @@ def test_variants_by_brute_force(name: str) -> None:
         elif name == "quoted_other":
             others = [found for question, found in lines.items() if question != after.question_id]
             assert summary.removeprefix("Key lines:\n").split("\n") in [found or [""] for found in others]
+        elif name.startswith("top"):
+            best = sorted(before.x1.turns, key=lambda turn: -salience[turn.turn_id])[: int(name[3:])]
+            kept = [turn.turn_id for turn in after.x0.turns if turn.turn_id in {one.turn_id for one in best}]
+            dialogue = SOURCES[after.question_id][0]
+            assert summary == "\n".join(["Key lines:", *(line_of(dialogue.turn(one)) for one in kept)])
         elif name in ("gold", "quoted"):
             quoted = lines[after.question_id]
             assert summary == ("\n".join(["Key lines:", *quoted]) if quoted else "")
@@ -154,9 +160,18 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(tmp_path: Path, 
     assert not (out / "fold-0" / "seed-1" / "pra" / "answers").exists()
     chain(small(folder, out))
     rows = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
-    chain(small(folder, tmp_path / "whole", arms=("pra",), probes=()))
+    chain(small(folder, tmp_path / "whole", arms=("pra",), probe_answers=False))
     whole = [json.loads(line) for line in (tmp_path / "whole" / "runs.jsonl").read_text().splitlines()]
-    assert [row for row in rows if row["arm"] in ("sft", "pra") and row["level"] in ("x0", "oracle")] == whole
+    assert [row for row in rows if row["arm"] in ("sft", "pra") and row["level"] == "x0"] == [
+        row for row in whole if row["level"] == "x0"
+    ]
+    # without answers log p alone is there, and the same
+    probed = [
+        {row["question_id"]: row["log_probability"] for row in own if (row["arm"], row["variant"]) == ("sft", "other")}
+        for own in (rows, whole)
+    ]
+    assert len(probed[1])
+    assert probed[1] == pytest.approx(probed[0], abs=1e-4)
 
     asked = {(row["arm"], row["variant"], row["level"]) for row in rows}
     probes = {("built", "x0"), ("built", "oracle"), ("other", "x2")}
