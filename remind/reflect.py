@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remind.core.errors import DataError
+from remind.data.dialogue import Turn
 from remind.perception.auxiliary import AuxiliaryLLM
-from remind.states.pyramid import AttentionalState, ReflectiveState, blind_state
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, blind_state, line_of
 
 
 def summarise(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
@@ -21,3 +22,19 @@ def summarise(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[Ref
             raise DataError(f"{llm.name} wrote an empty summary", record=state.factual.question.id)
         reflective_states.append(ReflectiveState(state, text.strip()))
     return reflective_states
+
+
+def quote_evidence(states: Sequence[AttentionalState]) -> list[ReflectiveState]:
+    """x2 of each state with the gold evidence that x0 holds in place of a summary; without any it is x1."""
+    return [ReflectiveState(state, key_lines(evidence_in(state.factual))) for state in states]
+
+
+def evidence_in(state: FactualState) -> list[Turn]:
+    """The turns in x0 that are gold evidence, or have a gold image."""
+    evidence, images = set(state.question.evidence), set(state.question.images)
+    return [turn for turn in state.turns if turn.id in evidence or images & {image.index for image in turn.images}]
+
+
+def key_lines(turns: Sequence[Turn]) -> str:
+    """Turns, quoted; "" for none."""
+    return "\n".join(["Key lines:", *map(line_of, turns)]) if turns else ""

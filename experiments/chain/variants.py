@@ -19,17 +19,10 @@ from dataclasses import replace
 from experiments.chain.config import VARIANTS
 from remind.check_states import others
 from remind.core.errors import ConfigError
-from remind.data.dialogue import Dialogue, Question
+from remind.data.dialogue import Dialogue, Question, Turn
 from remind.perception.auxiliary import AuxiliaryLLM
-from remind.reflect import summarise
-from remind.states.pyramid import (
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    line_of,
-    render,
-    segments_of,
-)
+from remind.reflect import evidence_in, key_lines, summarise
+from remind.states.pyramid import AttentionalState, ReflectiveState, render, segments_of
 from remind.states.records import StateRecord, attentional_of, factual_of, record_of, summary_of
 from remind.testbed.ladder import mark_blocks
 
@@ -65,34 +58,23 @@ def with_variant(
         summaries = [state.summary for state in summarise(llm, [_marked(state, lambda _: True) for state in states])]
     else:
         most = int(name[3:]) if name.startswith("top") else None
-        quotes = [_key_lines(state.factual, None if most is None else _salient(state, most)) for state in states]
+        shown = [evidence_in(state.factual) if most is None else salient(state, most) for state in states]
+        quotes = [key_lines(turns) for turns in shown]
         summaries = [quotes[place] for place in others(len(records))] if name == "quoted_other" else quotes
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
 
 
-def gold_turns(state: FactualState) -> set[str]:
-    """Ids of the turns in x0 that are gold evidence, or have a gold image."""
-    evidence, images = set(state.question.evidence), set(state.question.images)
-    return {turn.id for turn in state.turns if turn.id in evidence or images & {image.index for image in turn.images}}
-
-
 def _gold(record: StateRecord, state: AttentionalState) -> StateRecord:
-    gold = gold_turns(state.factual)
-    return _record(record, _marked(state, gold.__contains__), _key_lines(state.factual))
+    gold = evidence_in(state.factual)
+    return _record(record, _marked(state, gold.__contains__), key_lines(gold))
 
 
-def _key_lines(state: FactualState, chosen: set[str] | None = None) -> str:
-    """These turns of x0, or the gold evidence, quoted; "" where there are none."""
-    chosen = gold_turns(state) if chosen is None else chosen
-    return "\n".join(["Key lines:", *(line_of(turn) for turn in state.turns if turn.id in chosen)]) if chosen else ""
-
-
-def _salient(state: AttentionalState, most: int) -> set[str]:
-    """Ids of the turns of the highest salience."""
-    ranked = sorted(zip(state.salience, state.factual.turns, strict=True), key=lambda pair: -pair[0])
-    return {turn.id for _, turn in ranked[:most]}
+def salient(state: AttentionalState, most: int) -> list[Turn]:
+    """The turns of the highest salience, in order of time."""
+    best = sorted(range(len(state.salience)), key=lambda place: -state.salience[place])[:most]
+    return [state.factual.turns[place] for place in sorted(best)]
 
 
 def with_x0(
@@ -120,12 +102,10 @@ def with_x0(
     return made
 
 
-def _marked(state: AttentionalState, chosen: Callable[[str], bool]) -> AttentionalState:
-    turns = {turn.id for turn in state.factual.turns if chosen(turn.id)}
+def _marked(state: AttentionalState, chosen: Callable[[Turn], bool]) -> AttentionalState:
+    turns = {turn.id for turn in state.factual.turns if chosen(turn)}
     return replace(state, blocks=mark_blocks(state.factual, turns))
 
 
 def _record(record: StateRecord, state: AttentionalState, summary: str) -> StateRecord:
-    """With x1 and x2; without anything to say, x2 is x1."""
-    x1 = render(state)
-    return replace(record, x1=x1, x2=render(ReflectiveState(state, summary)) if summary else x1)
+    return replace(record, x1=render(state), x2=render(ReflectiveState(state, summary)))

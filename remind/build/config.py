@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from remind.core.errors import ConfigError, shown
 from remind.data.dialogue import SPLITS
@@ -39,6 +40,9 @@ class BuildStatesConfig:
     sae: str | None = None
     """Folder of trained SAEs (from `remind train-sae`). None: a small SAE is trained on synthetic small talk first, and
     cached."""
+    summary: Literal["llm", "evidence"] = "llm"
+    """What x2 adds. llm: a summary of x1 by llm. evidence: the gold evidence that x0 holds, quoted, and x1 without
+    marks, which needs no SAE: for PRA where no model writes better summaries than the one trained."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for other JSON formats; None: recognised from the content."""
     images: str | None = None

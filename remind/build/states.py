@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from multiprocessing import current_process
 from pathlib import Path
@@ -35,7 +35,7 @@ from remind.models.backbone import BackboneSize, load_backbone, model_folder, si
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
 from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
-from remind.reflect import summarise
+from remind.reflect import quote_evidence, summarise
 from remind.states.dataset import CARD, MANIFEST, finish, load_states, read_manifest, write_part
 from remind.states.pyramid import LEVELS, AttentionalState, State
 from remind.states.records import ABSENT, FACTUAL, StateRecord, evidence_share, marked_share, record_of
@@ -125,7 +125,7 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
         raise ConfigError(f"{out} exists and holds no states; choose another out")
     plan = outline(cfg, corpus)
     size, saes, levels = size_of(cfg.backbone), None, plan.levels(cfg)
-    if "x1" in levels:
+    if "x1" in levels and cfg.summary == "llm":
         cache = Path(cfg.cache).expanduser()
         with locked(cache / "sae.lock"):  # trained now if none are given
             saes = folder_of_saes(cfg.sae, (), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
@@ -169,7 +169,7 @@ class DialogueBuilder:
 
     Args:
         levels: that any question of the corpus gets.
-        saes: folder of the SAEs; None: no x1.
+        saes: folder of the SAEs; None: no marks in x1.
         out: the states folder. unfinished: where accounts of dialogues are written.
         encoder: of texts; its device is that of this process. llm: of the settings, with the same encoder.
     """
@@ -210,10 +210,12 @@ class DialogueBuilder:
         times.append(perf_counter())
         splits = [task.splits[state.question.id] for state in factual]
         levels = [self.cfg.levels_of(split) for split in splits]
-        attentional = {n: self.grounder.ground(factual[n]) for n, built in enumerate(levels) if "x1" in built}
+        ground = self.grounder.ground if self.saes else partial(AttentionalState, blocks=())
+        attentional = {n: ground(factual[n]) for n, built in enumerate(levels) if "x1" in built}
         times.append(perf_counter())
         asked = [n for n, built in enumerate(levels) if "x2" in built]
-        reflective = dict(zip(asked, summarise(self.llm, [attentional[n] for n in asked]), strict=True))
+        reflect = quote_evidence if self.cfg.summary == "evidence" else partial(summarise, self.llm)
+        reflective = dict(zip(asked, reflect([attentional[n] for n in asked]), strict=True))
         times.append(perf_counter())
         states: list[State] = [reflective.get(n) or attentional.get(n) or base for n, base in enumerate(factual)]
         records = [record_of(state, split) for state, split in zip(states, splits, strict=True)]
@@ -452,7 +454,9 @@ def _dry_run(cfg: BuildStatesConfig, corpus: Corpus | None, encoder: SentenceEnc
     perception = Perception(cfg.perception, encoder, chat)
     for task in tasks(cfg, outline(cfg, corpus), corpus):
         states = perception.perceive(task.dialogue, task.questions, task.abstention)
-        asked = [state for state in states if "x2" in cfg.levels_of(task.splits[state.question.id])]
+        asked = [
+            state for state in states if cfg.summary == "llm" and "x2" in cfg.levels_of(task.splits[state.question.id])
+        ]
         chat.summaries([AttentionalState(state, ()) for state in asked])
     print(chat.dry.report())
     return chat.dry.path

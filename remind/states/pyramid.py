@@ -315,7 +315,7 @@ def render(state: State) -> Rendered:
     """The prompt of a state, as the user message of a chat (the chat template comes with the tokenizer).
 
     x1's dialogue section without the marker lines is byte-identical to x0's; x1 and x2 agree up to the summary. An x1
-    without blocks has no marker and no reminder: it is x0.
+    without blocks has no marker and no reminder: it is x0. An x2 with an empty summary is x1.
     """
     marked = state.attentional if isinstance(state, ReflectiveState) else state
     factual = marked.factual if isinstance(marked, AttentionalState) else marked
@@ -330,7 +330,7 @@ def render(state: State) -> Rendered:
     reasoning, anchors = _put_strategy(out, factual.strategy)
     if blocks:
         out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
-    if isinstance(state, ReflectiveState):
+    if isinstance(state, ReflectiveState) and state.summary:
         out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{state.summary.strip()}\n")
     out.put(closing)
     return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))

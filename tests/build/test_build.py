@@ -23,6 +23,7 @@ from remind.grounding import Grounder
 from remind.models.backbone import load_backbone, size_of
 from remind.states.dataset import iterate_states, read_manifest, read_states
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState
+from remind.states.records import summary_of
 from sae import TopKSAE, layer_folder
 
 
@@ -44,6 +45,18 @@ def test_states_of_another_backbone_differ_in_their_marks_alone(corpus: Path, tm
     first, second = map(read_states, folders)
     assert [record.x0 for record in first] == [record.x0 for record in second]
     assert [record.x1 for record in first] != [record.x1 for record in second]
+
+
+def test_a_teacher_that_sees_the_evidence_quoted(corpus: Path, tmp_path: Path) -> None:
+    states = build_states(str(corpus), summary="evidence", limit=1, out=tmp_path / "out", cache=str(tmp_path / "cache"))
+    assert read_manifest(tmp_path / "out")["sae"] == {}
+    for record in read_states(tmp_path / "out"):
+        held = [line for line in record.evidence_lines if f"\n{line}\n" in record.x0.text]
+        assert record.x1.text == record.x0.text
+        assert summary_of(record) == ("\n".join(["Key lines:", *held]) if held else "")
+    assert any(
+        x2["text"] != x0["text"] for part in states.values() for x0, x2 in zip(part["x0"], part["x2"], strict=True)
+    )
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(
