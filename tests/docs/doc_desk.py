@@ -66,6 +66,7 @@ RECIPES: dict[str, str] = {
 #: The same for what one config asks for beyond that: servers, and a model that has a test of its own.
 BY_CONFIG = {
     "configs/refmem.yaml": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
+    "configs/pra_evidence.yaml": "--model nano",
     "configs/pra_smollm2.yaml": "--model nano",
 }
 #: Options that name what is written, not read.
