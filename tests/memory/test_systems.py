@@ -58,7 +58,6 @@ def test_what_needs_a_chat_model_says_so(name: str, tmp_path: Path, encoder: Sen
     [
         ("denser", {}, "no memory system 'denser'; there are dense, bm25"),
         ("dense", {"uni": "turn"}, "dense has no option 'uni'; there are unit, method, keys"),
-        ("dense", {"unit": "page"}, "dense.unit: Input should be 'turn', 'round' or 'session', not 'page'"),
         ("remind_x1", {}, "remind_x1.sae: Field required"),
         ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
     ],
