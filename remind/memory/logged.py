@@ -13,8 +13,7 @@ from remind.core.files import sha256_json
 from remind.llm.request import Reply, Request
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, System
-from remind.memory.operations import Entry, Operation, State, fold, made
-from remind.memory.proposals import Occasion, Role, propose, undated
+from remind.memory.operations import Entry, Occasion, Operation, Role, State, fold, made, propose, undated
 from remind.states.pyramid import one_line
 from remind.text.days import day_of
 

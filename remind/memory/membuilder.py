@@ -12,8 +12,7 @@ from remind.data.dialogue import Session
 from remind.llm.request import Request, from_template
 from remind.memory.base import Memory, Query, words
 from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
-from remind.memory.operations import Entry, Operation
-from remind.memory.proposals import Occasion, Role, schema
+from remind.memory.operations import Entry, Occasion, Operation, Role, schema
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 

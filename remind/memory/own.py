@@ -17,7 +17,7 @@ from remind.memory.base import Draft, Query, System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
-from remind.states.pyramid import AttentionalState, turn_lines
+from remind.states.pyramid import turn_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,7 +135,7 @@ class RemindBank(Bank, of=RemindSystem):
         return self.system.perception
 
     def remember(self, session: Session) -> None:
-        self._built = None
+        self.__dict__.pop("built", None)
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
         self.put_all(drafts, [turn_lines(turn) for turn in session.turns], encoded=False)
 
@@ -145,10 +145,6 @@ class RemindBank(Bank, of=RemindSystem):
             self._index().cues(None)
         if isinstance(self.llm, ChatLLM):
             self.llm.check(self.services.max_failed)
-
-    def report(self) -> dict[str, Any]:
-        """As `Bank.report`, with the name of the LLM and what could not be had from it since the bank was opened."""
-        return {**super().report(), "llm": self.llm.name, "failures": [asdict(one) for one in self.llm.failures]}
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         if not self.store.count():
@@ -177,17 +173,14 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[Dialogue, Perception] | None = None
-
-    def _perception(self) -> tuple[Dialogue, Perception]:
+    @cached_property
+    def built(self) -> tuple[Dialogue, Perception]:
         """The dialogue as it is stored now, and what indexes it."""
-        if self._built is None:
-            dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
-            self._built = (dialogue, Perception(self.settings, self.encoder, self.llm))
-        return self._built
+        dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
+        return dialogue, Perception(self.settings, self.encoder, self.llm)
 
     def _index(self) -> DialogueIndex:
-        dialogue, perception = self._perception()
+        dialogue, perception = self.built
         return perception.index(dialogue)
 
 
@@ -212,9 +205,12 @@ class GroundedBank(RemindBank, of=GroundedSystem):
         if not self.store.count():
             return ()
         question = self._told(query, trace)
-        dialogue, perception = self._perception()
+        dialogue, perception = self.built
         (factual,) = perception.perceive(dialogue, [query.question(self.dialogue_id)])
-        salience = marked(self.grounder.ground(factual))
+        state, positions = self.grounder.ground(factual), factual.positions
+        inside = [n for start, end in state.blocks for n in range(start, end + 1)]
+        # by position in the dialogue, falling (ties: earlier first)
+        salience = {positions[n]: state.salience[n] for n in sorted(inside, key=lambda n: -state.salience[n])}
         turns = dialogue.turns
         trace["strategy"] = asdict(factual.strategy)
         # a turn without tokens has none, and JSON no infinity
@@ -222,10 +218,3 @@ class GroundedBank(RemindBank, of=GroundedSystem):
         others = (position for position, _ in self._ranked(question) if position not in salience)
         numbers = self.store.numbers()
         return ((numbers[p], float(len(numbers) - place)) for place, p in enumerate(chain(salience, others)))
-
-
-def marked(state: AttentionalState) -> dict[int, float]:
-    """Salience of the turns in blocks by their positions in the dialogue, falling (ties: earlier first)."""
-    positions = state.factual.positions
-    inside = [n for start, end in state.blocks for n in range(start, end + 1)]
-    return {positions[n]: state.salience[n] for n in sorted(inside, key=lambda n: -state.salience[n])}

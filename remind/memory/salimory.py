@@ -15,8 +15,7 @@ from remind.llm.structured import object_schema
 from remind.memory.bank import mapping
 from remind.memory.base import TEXT, Memory, Query
 from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
-from remind.memory.operations import Operation
-from remind.memory.proposals import BANKS, Occasion, schema
+from remind.memory.operations import BANKS, Occasion, Operation, schema
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import day_of
 from sae.ranges import PositiveInt

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from remind.core.errors import ModelError
 from remind.llm.request import Request
 from remind.memory.membuilder import MemBuilderSystem, request
-from remind.memory.operations import Entry, Operation, State, fold
-from remind.memory.proposals import BANKS, Occasion, Role, propose
+from remind.memory.operations import BANKS, Entry, Occasion, Operation, Role, State, fold, propose
 from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt
 from remind.memory_training.rewards import ROLES, SALIMORY, task_reward
 from remind.models.backbone import Backbone

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,51 +151,34 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
 
 
-def instances(path: Path) -> Path:
-    """LongMemEval's file of three questions about one session: of time, of taste, and one that has no answer."""
-    talk = [
-        {"role": "user", "content": "I run since March, and like quiet parks."},
-        {"role": "assistant", "content": "I see."},
-    ]
+def test_the_judge_of_the_benchmark_and_its_file_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three questions about one session: of time, of taste, and one that has no answer."""
+    use_words(monkeypatch.setattr)
+    talk = [{"role": "user", "content": "I like quiet parks."}, {"role": "assistant", "content": "I see."}]
     kinds = {"q1": "temporal-reasoning", "q2": "single-session-preference", "q3_abs": "multi-session"}
     about = {"haystack_dates": ["2023/05/20 (Sat) 02:21"], "haystack_session_ids": ["s1"], "answer_session_ids": ["s1"]}
+    about |= {"answer": "gold", "question_date": "2023/06/01 (Thu) 10:00", "haystack_sessions": [talk]}
     rows = [
-        {"question_id": name, "question_type": kind, "question": f"What of {name}?", "answer": "gold", **about}
-        | {"question_date": "2023/06/01 (Thu) 10:00", "haystack_sessions": [talk]}
+        {"question_id": name, "question_type": kind, "question": f"What of {name}?", **about}
         for name, kind in kinds.items()
     ]
+    path = tmp_path / "lme.json"
     path.write_text(json.dumps(rows))
-    return path
-
-
-def test_the_judge_of_the_benchmark_and_its_file_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_words(monkeypatch.setattr)
-    roles: dict[str, list[str]] = {"too many or one too few": [], "satisfies the rubric": [], "recognises that": []}
+    asked = Counter[str]()
 
     def serve(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        system, user = (message["content"] for message in body["messages"])
-        role = next((words for words in roles if words in system), None)
-        if role is None:
-            return 200, {}, completion("a quiet park")
-        roles[role].append(user)
-        return 200, {}, completion(f'{{"verdict": {"false" if "rubric" in role else "true"}}}')
+        roles = ("too many or one too few", "satisfies the rubric", "recognises that")
+        role = next((words for words in roles if words in body["messages"][0]["content"]), None)
+        asked[str(role)] += 1
+        verdict = f'{{"verdict": {"false" if "rubric" in str(role) else "true"}}}'
+        return 200, {}, completion("a quiet park" if role is None else verdict)
 
-    path = instances(tmp_path / "lme.json")
     with Proxy(answer=serve) as server:
         llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
         given = {"k": [1], "budgets": [], "judge": "longmemeval", "export": "official"}
         out = run_memory(RunMemoryConfig(str(path), str(tmp_path / "run"), ["bm25"], llm=llm, **given))  # type: ignore[arg-type]
-    assert [len(asked) for asked in roles.values()] == [4, 4, 4]
-    assert all("What of q3_abs?" in asked and "a quiet park" in asked for asked in roles["recognises that"])
-    written = [json.loads(line) for line in (out / "bm25" / "hypotheses.jsonl").read_text().splitlines()]
-    assert [(row["question_id"], row["autoeval_label"]["label"]) for row in written] == [
-        ("q1", True),
-        ("q2", False),
-        ("q3_abs", True),
-    ]
-    # it is a file of the benchmark's
+    assert list(asked.values()) == [12, 4, 4, 4]
     official = ScoreOfficialConfig(str(out / "bm25" / "hypotheses.jsonl"), str(tmp_path / "scores"), str(path))
-    scores = score_official(official)
-    report = json.loads((out / "bm25" / "report.json").read_text())
+    scores, report = score_official(official), json.loads((out / "bm25" / "report.json").read_text())
     assert scores["overall"]["value"] == report["overall"]["accuracy"]["value"] == pytest.approx(2 / 3)
     assert scores["abstention"]["value"] == 1
