@@ -6,25 +6,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from remind.build.config import BuildStatesConfig
+from remind.build.states import with_cap
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
+from remind.grounding.ground import Grounder, load_saes
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
+from remind.models.backbone import Backbone, load_backbone, size_of
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
 from remind.states.pyramid import turn_lines
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remind.grounding.ground import Grounder
-    from remind.models.backbone import Backbone
-    from sae import TopKSAE
+from sae import SAEError, TopKSAE
+from sae.published import file_hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +89,17 @@ class GroundedSystem(RemindSystem):
         Raises:
             ModelError: no such backbone, or no folder of SAEs.
         """
-        from remind.grounding.ground import load_saes
-        from remind.models.backbone import load_backbone
-
         saes, idf = load_saes(self.sae)
         return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
 
     @cached_property
     def bounded(self) -> PerceptionConfig:
         """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
-        from remind.build.config import BuildStatesConfig
-        from remind.build.states import with_cap
-        from remind.models.backbone import size_of
-
         build = BuildStatesConfig("", "", perception=self.perception, grounding=self.grounding)
         return with_cap(build, size_of(self.backbone)).perception
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where the folder holds no SAEs."""
-        from sae import SAEError
-        from sae.published import file_hashes
-
         try:
             hashes = file_hashes(self.sae)
         except SAEError as error:
@@ -196,8 +187,6 @@ class GroundedBank(RemindBank, of=GroundedSystem):
     @cached_property
     def grounder(self) -> Grounder:
         """Raises ModelError where SAEs and backbone do not fit together."""
-        from remind.grounding.ground import Grounder
-
         backbone, saes, idf = self.system.models
         return Grounder(backbone, saes, idf, self.system.grounding, self.encoder)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from remind.memory.base import System
+from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
 _MEASURES = {

@@ -109,8 +109,6 @@ class PolicyGradientConfig:
 
     group: Literal[2, 4, 8, 16] = 8
     """G: rollouts of each session."""
-    micro_groups: PositiveInt = 1
-    """Groups whose gradients are computed at once, on each process; less memory, same result."""
     inner_epochs: PositiveInt = 1
     """Optimiser steps on each generation."""
     clip: PositiveFloat = 0.2

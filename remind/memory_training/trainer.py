@@ -45,7 +45,7 @@ from remind.models.chat import end_token_id
 #: Methods of reinforcement learning.
 RL = ("adrpo", "salimory")
 #: Settings that may change when a run is resumed.
-FREE = frozenset({"out", "resume", "save_every", "rl.micro_groups", "world.evaluate", "llm.cache"})
+FREE = frozenset({"out", "resume", "save_every", "world.evaluate", "llm.cache"})
 Weighting = Literal["advantage", "printed"]
 #: Models of plain causal attention, which a mask and positions say all about.
 KINDS = ("llama", "qwen2", "qwen3")
@@ -60,7 +60,8 @@ def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
         ConfigError: a batch that the processes cannot share.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    updates, size = (cfg.rl.inner_epochs, cfg.rl.micro_groups) if cfg.method in RL else (1, cfg.batch_size // processes)
+    # a group of rollouts at a time
+    updates, size = (cfg.rl.inner_epochs, 1) if cfg.method in RL else (1, cfg.batch_size // processes)
     if not size or cfg.batch_size % (size * processes):
         raise ConfigError(f"batch_size {cfg.batch_size} is not a multiple of {size or 1} x {processes} processes")
     args = TrainingArguments(
@@ -197,7 +198,7 @@ Group = Sequence[Sequence[tuple[Prompt, list[int]]]]
 
 
 class Chunk(NamedTuple):
-    """Whole groups of one generation: what one forward and backward pass takes, B traces.
+    """A group of one generation: what one forward and backward pass takes, B traces.
 
     Attributes:
         advantage, weight: [B].
@@ -265,9 +266,7 @@ class EpisodeTrainer(PolicyTrainer):
         traces: list[Group] = [[own for _, own in group] for group in groups]
         self._note(scores, traces)
         total, count = self.summed(sum(len(own) for group in traces for own in group), len(rows))
-        share = self.cfg.rl.micro_groups
-        parts = [slice(start, start + share) for start in range(0, len(rows), share)]
-        return [self._chunk(scores[part], traces[part], max(total, 1), count) for part in parts]
+        return [self._chunk(*both, max(total, 1), count) for both in zip(scores, traces, strict=True)]
 
     def _sample(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Completions of prompts. Every process asks equally many: a server takes those of all together."""
@@ -291,23 +290,22 @@ class EpisodeTrainer(PolicyTrainer):
                 self._seen["groups_without_signal"].append(not any(advantages(rewards)))
         self._seen["completion_length"] += [len(reply) for group in groups for own in group for _, reply in own]
 
-    def _chunk(self, scores: Sequence[Scores], groups: Sequence[Group], total: float, count: float) -> Chunk:
+    def _chunk(self, score: Scores, group: Group, total: float, count: float) -> Chunk:
         rows: list[tuple[Prompt, list[int], float, float]] = []
-        pairs: list[tuple[str, float, Tensor, Tensor]] = []
         device = self.accelerator.device
-        for score, group in zip(scores, groups, strict=True):
-            by_role = {role: advantages(r) for role, r in score.rewards.items()}
-            places: dict[tuple[str, int], list[int]] = defaultdict(list)
-            for n, rollout in enumerate(group):
-                for prompt, reply in rollout:
-                    weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
-                    places[prompt.role, n].append(len(rows))
-                    rows.append((prompt, reply, by_role[prompt.role][n], weight))
-            for pair in score.pairs:
-                winner, loser = (places[pair.role, n] for n in (pair.winner, pair.loser))
-                if winner and loser:
-                    ends = torch.tensor(winner, device=device), torch.tensor(loser, device=device)
-                    pairs.append((pair.role, pair.gap, *ends))
+        by_role = {role: advantages(r) for role, r in score.rewards.items()}
+        places: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for n, rollout in enumerate(group):
+            for prompt, reply in rollout:
+                weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
+                places[prompt.role, n].append(len(rows))
+                rows.append((prompt, reply, by_role[prompt.role][n], weight))
+        ends = ((pair, places[pair.role, pair.winner], places[pair.role, pair.loser]) for pair in score.pairs)
+        pairs = [
+            (pair.role, pair.gap, torch.tensor(winner, device=device), torch.tensor(loser, device=device))
+            for pair, winner, loser in ends
+            if winner and loser
+        ]
         # every process makes equally many passes
         prompts, replies, *numbers = zip(*(rows or [(Prompt("", [self.end, self.end]), [], 0.0, 1.0)]), strict=True)
         packed = self.packed([prompt.ids for prompt in prompts], replies)

@@ -53,11 +53,7 @@ def test_a_query_knows_no_gold() -> None:
     assert Query.of(question) == Query("When?", "q7", "2024", "single", ("May", "June"))
 
 
-def test_a_session_that_comes_again_and_one_that_tells_of_before(bank: Bank) -> None:
-    before = dump(bank)
-    bank.ingest(TALK[4])
-    assert dump(bank) == before
-    # the order is the dialogue's, not that of the times
+def test_the_order_is_the_dialogues_not_that_of_the_times(bank: Bank) -> None:
     bank.ingest(session("S11", "2019", "Ann: a", "Bob: b"))
     assert [memory.text for memory in map(bank.store.memory, bank.store.numbers())][30:] == ["Ann: a", "Bob: b"]
 

@@ -56,20 +56,19 @@ def make(policy: Backbone, out: Path, rl: Any = None, **changes: Any) -> Episode
     return trainer
 
 
-@pytest.mark.parametrize(("attention", "passes"), [("sdpa", 2), ("eager", 1)])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_loss_and_gradient_are_those_of_single_traces(
-    attention: str, passes: int, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attention: str, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that share their prompts, and rows as they are, against the loss by its definition in plain forwards."""
     policy.model.set_attn_implementation(attention)
     seen: list[Any] = []
-    rl = {"micro_groups": 2 // passes}
-    trainer = make(policy, tmp_path, rl, salimory=SaliMoryConfig(boost=0.3))
+    trainer = make(policy, tmp_path, salimory=SaliMoryConfig(boost=0.3))
     monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
     chunks = trainer.chunks([[0], [1]])
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(1.5)  # away from the reference
-    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * passes
+    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * 2
     found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
 
     def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
@@ -123,8 +122,10 @@ def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: 
 
 
 def test_what_cannot_be_trained(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="batch_size 3 is not a multiple of 2 x 1 processes"):
-        make(policy, tmp_path, rl={"micro_groups": 2}, batch_size=3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="batch_size 3 is not a multiple of 1 x 2 processes"):
+        make(policy, tmp_path, batch_size=3)
+    monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr(TwoRoles, "__len__", lambda self: 0)
     with pytest.raises(DataError, match="nothing to train on"):
         make(policy, tmp_path)
