@@ -1,7 +1,8 @@
-"""DialSim and PerLTQA: small files made by hand after what their repositories document."""
+"""RefMem-Bench, DialogCC, DialSim and PerLTQA: small files made by hand after what their repositories document."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -11,6 +12,92 @@ import pytest
 from fuzzing import seeds
 
 from remind import read
+from remind.core.errors import DataError, ImagePathError
+from remind.data.readers import write_refmem
+
+IMAGES = [{"path": "img/a.png", "caption": "a", "source": "orig.png"}, {"path": None, "caption": "b", "source": None}]
+FIRST = [{"id": "s1:1", "speaker": "Ana", "text": "hi"}, {"id": "s1:2", "speaker": "Ben", "text": "", "images": IMAGES}]
+LAST = [{"id": "s2:1", "speaker": "Cem", "text": "x", "images": [{"path": "https://e.org/c"}]}]
+SESSIONS = [{"id": "s1", "time": "2024-03-01T18:30", "turns": FIRST}, {"id": "s2", "turns": LAST}]
+CONTEXT = {"type": "context", "id": "c01", "sessions": SESSIONS}
+QUESTION = {"type": "question", "id": "q1", "context_id": "c01", "question": "Which?", "format": "multi"}
+QUESTION |= {"options": ["one", "two", "three"], "answers": ["A", "C"], "evidence": ["s1:1", "gone"]}
+QUESTION |= {"images": [0, 2], "dimension": "pattern_induction", "split": "train", "category": None, "time": None}
+
+
+def write(folder, *records):
+    (folder / "img").mkdir()
+    (folder / "img" / "a.png").write_bytes(b"x")
+    path = folder / "bench.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_round_trip_of_real_dialogues(remind_data, tmp_path):
+    corpus = read(remind_data / "locomo" / "locomo_dev.json")
+    write_refmem(corpus, tmp_path / "locomo.jsonl")
+    back = read(tmp_path / "locomo.jsonl")
+    assert (back.dialogues, back.questions, back.dangling) == (corpus.dialogues, corpus.questions, corpus.dangling)
+
+
+def test_images_stay_beside_the_file(tmp_path):
+    corpus = read(write(tmp_path, CONTEXT, QUESTION))
+    write_refmem(corpus, tmp_path / "copy.jsonl")
+    first = json.loads((tmp_path / "copy.jsonl").read_text().splitlines()[0])
+    assert first["sessions"][0]["turns"][1]["images"][0] == IMAGES[0]
+    assert read(tmp_path / "copy.jsonl") == corpus
+    (tmp_path / "else").mkdir()
+    with pytest.raises(ImagePathError, match="lies outside"):
+        write_refmem(corpus, tmp_path / "else" / "copy.jsonl")
+
+
+def test_published_schema(tmp_path, written):
+    (tmp_path / "dog.jpg").write_bytes(b"x")
+    shared = ["https://example.org/2.jpg", {"image_path": "dog.jpg", "caption": "a dog"}]
+    turns = [
+        {"utterance": "", "speaker": "A", "shared_image": shared, "description": "a lake"},
+        {"utterance": "hm", "speaker": "B", "shared_image": None, "description": "nothing shared"},
+        {"utterance": "hm", "speaker": "A", "shared_image": [{}, {"image_url": "https://example.org/3.jpg"}]},
+    ]
+    records = [{"dialogue_id": "d:1", "dialogue": turns}, {"dialogue": [turns[1] | {"speaker": 0}]}]
+    corpus = read(written("train.json", *records))
+    assert [dialogue.id for dialogue in corpus.dialogues] == ["d:1", "train-00002"]
+    assert [(t.id, t.speaker) for t in corpus.dialogues[0].turns] == [("S1:T1", "A"), ("S1:T2", "B"), ("S1:T3", "A")]
+    assert [(i.index, i.path, i.caption, i.source) for i in corpus.dialogues[0].images] == [
+        (0, None, "a lake", "https://example.org/2.jpg"),
+        (1, str((tmp_path / "dog.jpg").resolve()), "a dog", None),
+        (2, None, None, "https://example.org/3.jpg"),
+    ]
+
+
+def test_local_files_take_the_place_of_urls(tmp_path, written):
+    url = "https://example.org/{}/my%20cat.jpg?size=9"
+    turns = [
+        {"utterance": "", "speaker": "A", "shared_image": [url.format(n), f"https://h/{n}"], "description": "a cat"}
+        for n in range(2)
+    ]
+    path = written("train.json", {"dialogue_id": "d", "dialogue": turns})
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    # by its whole URL, by the id of its dialogue, by the end of its URL
+    names = [f"{hashlib.sha256(url.format(0).encode()).hexdigest()}.png", "more/d-1", "my cat.jpg"]
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    [dialogue] = read(path, images=folder).dialogues
+    assert [image.path for image in dialogue.images] == [*(str(folder / name) for name in names), None]
+    assert [(image.source, image.caption) for image in dialogue.images] == [
+        (image.source, image.caption) for image in read(path).dialogues[0].images
+    ]
+    (folder / names[0]).unlink()
+    with pytest.raises(DataError, match=r"^[^\n]*my cat\.jpg \[d\]: [^\n]*/0/my[^\n]*/1/my[^\n]* end alike[^\n]*$"):
+        read(path, images=folder)
+    (folder / "my cat.jpg").unlink()
+    (folder / "more" / "d-1").rename(folder / "other")
+    with pytest.raises(DataError, match=r"^[^\n]*pictures: no file in it is named after an image of [^\n]*$"):
+        read(path, images=folder)
+    with pytest.raises(DataError, match=r"^[^\n]*nowhere: no such folder of images, or an empty one$"):
+        read(path, images=tmp_path / "nowhere")
+
 
 OPTIONS = ["Rachel", "Monica", "Monica", "Carol", "I don't know."]
 ASKED = {"questions": {"Joey": "Who left him?", "default": "Who left Ross?"}, "options": OPTIONS, "answer": "carol"}
