@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -57,8 +56,6 @@ class Outer:
     """Optional."""
     limit: PositiveInt | None = 9
     """A number or nothing."""
-    kind: Literal["a", "b"] = "a"
-    """A choice."""
     words: list[str] | None = None
     """Some."""
 
@@ -121,13 +118,12 @@ def test_mistakes_on_the_command_line(argv: list[str], word: str, capsys: pytest
     assert word in refused(argv, capsys)
 
 
-#: Content of a config file, the line that is named (None: none), and words of the error.
+#: Content of a config file, the line that is named, and words of the error.
 MISTAKES = {
     "unknown": (b"input: a\nbogus_key: 3\n", 2, "bogus_key: no such option"),
     "range": (b"input: a\nextra:\n  note: a\n  rank: 0\n", 4, "extra.rank: Input should be greater than"),
     "broken": (b"input: a\ninner: {lr: 3\nsize: 3\n", 3, "not YAML"),
     "twice": (b"size: 3\ninput: a\nsize: 4\n", 3, "size: the key occurs twice"),
-    "object": (b"input: !!python/object/apply:os.getcwd []\n", None, "could not determine a constructor"),
 }
 
 
@@ -138,7 +134,7 @@ def test_mistakes_in_a_config_file(name: str, tmp_path: Path, capsys: pytest.Cap
     file.write_bytes(content)
     error = refused(["--config", str(file), "--input", "b"], capsys)
     assert words in error
-    assert error.startswith(f"error: {file}:{line}: ") or (line is None and str(file) in error)
+    assert error.startswith(f"error: {file}:{line}: ")
 
 
 def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

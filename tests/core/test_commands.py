@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import subprocess
 import sys
+from dataclasses import MISSING
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -20,31 +21,20 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 #: Libraries that take long to import; none may be needed for help or for a mistake on the command line.
 HEAVY = ("torch", "transformers", "pyarrow", "sklearn", "scipy", "sentence_transformers", "matplotlib", "sae_lens")
-#: For each kind of shipped config the command, or the config class of an experiment, that takes it, and required words.
+#: The command, or the config class of an experiment, that takes a kind of shipped config no command is named after.
+#: Some are a part of a config, given after one that names the rest.
 KINDS = {
-    # a part of a config, given after one that names the rest
-    "baselines": ("run-memory", "--input i"),
-    "build": ("build-states", "--input i --out o"),
-    "adrpo": ("train-memory", ""),
-    "chain": ("experiments.chain.config:ChainConfig", "--build.input i --out o"),
-    "demo": ("demo", ""),
-    "evaluate": ("evaluate", "--states s --model m --out o"),
-    "feature": ("feature-pages", ""),
-    # a part of a config, given after one that names the rest
-    "grounding": ("build-states", "--input i --out o"),
-    "inference": ("experiments.cost:InferenceCostConfig", ""),
-    "inspect": ("inspect", "--question q"),
-    "objective": ("train-pra", "--states s --out o"),
-    "pra": ("train-pra", "--states s --out o"),
-    "policies": ("experiments.policies:PoliciesConfig", ""),
-    "proof": ("experiments.proof.config:ProofConfig", "--model m --out o"),
-    "membuilder": ("train-memory", ""),
-    "memory": ("run-memory", ""),
-    "refmem": ("build-refmem", "--input i --out o"),
-    "sae": ("train-sae", "--out o"),
-    "salimory": ("train-memory", ""),
-    "world": ("make-world", "--out o"),
+    **dict.fromkeys(("baselines", "memory"), "run-memory"),
+    **dict.fromkeys(("build", "grounding"), "build-states"),
+    **dict.fromkeys(("adrpo", "membuilder", "salimory"), "train-memory"),
+    "objective": "train-pra",
+    "chain": "experiments.chain.config:ChainConfig",
+    "inference": "experiments.cost:InferenceCostConfig",
+    "policies": "experiments.policies:PoliciesConfig",
+    "proof": "experiments.proof.config:ProofConfig",
 }
+#: Words that are needed besides those that all must give.
+MORE = {"chain": ["--build.input=i"], "inspect": ["--question=q"]}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -60,9 +50,12 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name !=
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_shipped_config_is_taken_by_its_command(path: Path) -> None:
-    name, required = KINDS[path.stem.split("_")[0]]
+    kind = path.stem.split("_")[0]
+    name = KINDS.get(kind) or next(name for name in COMMANDS if kind in name.split("-"))
     config = COMMANDS[name].config_type() if name in COMMANDS else resolve_name(name)
-    settings = parse(config, "", ["--config", str(path), *required.split()])
+    needed = [field.name for field in dataclasses.fields(config) if field.default is field.default_factory is MISSING]
+    words = [*(f"--{name}=x" for name in needed), *MORE.get(kind, ())]
+    settings = parse(config, "", ["--config", str(path), *words])
     assert isinstance(settings, config)
     taken, given = flatten(as_dict(settings)), flatten(yaml.safe_load(path.read_text(encoding="utf-8")))
     # those of groups, too, arrive; names of choices and numbers, but no lists
