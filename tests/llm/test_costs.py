@@ -80,15 +80,11 @@ def test_endpoints_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1")
     assert cfg.endpoint("cues") == EndpointConfig("small", "http://i:2/v1")
     assert cfg.endpoint("judge") == EndpointConfig("wise", extra_body={"seed": 1})
-    for wrong, reason in (
-        (["--llm.judge.retries", "-1"], "llm.judge.retries: Input should be greater than or equal to 0"),
-        (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
-    ):
-        with pytest.raises(SystemExit):
-            parse(Config, "", ["--out", "o", *wrong])
-        message = capsys.readouterr().err
-        assert reason in message
-        assert (message.count("\n"), "pass@" in message) == (1, False)
+    with pytest.raises(SystemExit):
+        parse(Config, "", ["--out", "o", "--llm.judge.base_url", "http://me:pass@h/v1"])
+    message = capsys.readouterr().err
+    assert "keys come from the environment" in message
+    assert (message.count("\n"), "pass@" in message) == (1, False)
 
 
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path) -> None:
@@ -119,7 +115,6 @@ def test_what_may_be_a_key_is_refused_and_not_told(url: str) -> None:
         assert KEY not in str(refused.value)
 
 
-def test_https_needs_a_key_and_every_endpoint_a_model() -> None:
-    assert [EndpointConfig("m", f"{scheme}://h/v1").needs_key for scheme in ("HTTPS", "HTTP")] == [True, False]
+def test_every_endpoint_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="no model is named"):
         LLMConfig(judge=EndpointConfig(base_url="http://[::1]:80/v1"))
