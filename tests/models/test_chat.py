@@ -1,4 +1,4 @@
-"""Prompts as tokens: special tokens written in a dialogue stay text, and offsets are right."""
+"""Prompts as tokens: special tokens written in a dialogue stay text, offsets are right, any text round-trips."""
 
 from __future__ import annotations
 
@@ -125,3 +125,10 @@ def test_templates_that_do_not_show_a_message_are_refused(template):
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=r"^[^\n]*does not show every message[^\n]*$"):
         prompt_ids(tokenizer, "Where is it?")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.sampled_from(["e\u0301 \u00e9", "👩‍👩‍👧‍👦 ok", "  two  spaces , kept .", "I 'm , don 't"]))
+def test_any_text_round_trips(text):
+    ids = TOKENIZER(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert TOKENIZER.decode(ids) == text

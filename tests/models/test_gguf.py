@@ -35,19 +35,14 @@ def write_gguf(path: Path, model, architecture: str = "llama") -> Path:
     writer.add_token_merges(["o g"])
     writer.add_eos_token_id(len(LETTERS))
     writer.add_bos_token_id(len(LETTERS))
-    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
-    names |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    names |= {"model.layers": "blk", "model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":
             continue
         for heads, part in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):
             if part in name:
                 tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-        for long, short in names.items():
-            name = name.replace(long, short)
-        writer.add_tensor(name, tensor.numpy())
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
