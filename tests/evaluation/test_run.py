@@ -171,7 +171,7 @@ SCRIPT = """
 import os, signal
 from pathlib import Path
 from remind.commands import run
-from remind.evaluation import stages
+from remind.evaluation import run as stages
 
 row, rows, killed = stages.Task.row, [], Path({killed!r})
 

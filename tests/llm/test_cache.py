@@ -20,8 +20,7 @@ from fault_proxy import Proxy
 from forked import Forked
 
 from remind.core.errors import DataError
-from remind.llm.cache import ReplyCache
-from remind.llm.client import OpenAIChat
+from remind.llm.client import OpenAIChat, ReplyCache
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request

@@ -11,8 +11,7 @@ from chat_samples import ask
 
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, ModelError
-from remind.llm.cache import ReplyCache
-from remind.llm.client import Chats
+from remind.llm.client import Chats, ReplyCache
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import Reply

@@ -16,8 +16,7 @@ from transformers import AddedToken
 
 from remind.core.errors import ModelError
 from remind.evaluation.parse import parse_answer
-from remind.llm.cache import ReplyCache
-from remind.llm.client import OpenAIChat
+from remind.llm.client import OpenAIChat, ReplyCache
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import NotValid, object_schema, read_value

@@ -9,8 +9,7 @@ import torch
 from transformers import BertConfig, BertForTokenClassification, BertTokenizerFast
 
 from remind.core.errors import ModelError
-from remind.models.compressor import Compressor
-from remind.models.encoder import SentenceEncoder
+from remind.models.encoder import Compressor, SentenceEncoder
 
 
 @pytest.fixture(scope="module")

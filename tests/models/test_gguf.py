@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from remind.core.errors import ModelError
-from remind.models import gguf as ours
+from remind.models import backbone as ours
 from remind.models.backbone import load_backbone
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'remind-toolkit[smollm2]'")

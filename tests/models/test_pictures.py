@@ -12,7 +12,7 @@ from PIL import Image as Picture
 from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.evaluation.conditions import Asked, Prompter
+from remind.evaluation.contexts import Asked, Prompter
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone, load_backbone

@@ -39,7 +39,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         order = list(range(len(haystack)))
         if all(_TIME.fullmatch(date.strip()) for date in dates):
             # the oracle files are not in time order
-            order.sort(key=times.__getitem__)
+            order.sort(key=lambda position: str(times[position]))
 
         draft = Draft(place, question_id)
         flagged: list[str] = []
