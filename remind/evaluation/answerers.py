@@ -173,9 +173,9 @@ class VLLMAnswers(Answerer):
         self.pictures = Pictures(known, cfg.image_tokens, cfg.image_root) if cfg.images == "pixels" else None
         self.name, self.max_new_tokens, self.at_once = name, cfg.max_new_tokens, config.at_once
         self.limit = config.max_model_len or max_length(known.config, known.tokenizer, known.kind)
-        self.tokenizer, self.stops = known.tokenizer, end_tokens(known.tokenizer, _own(known.folder, known.config))
+        self.tokenizer, self.stops = known.tokenizer, end_tokens(known.tokenizer, _own(known.name, known.config))
         settings = {
-            "model": known.folder,
+            "model": known.name,
             "dtype": cfg.dtype,
             "max_model_len": self.limit,
             "seed": 0,

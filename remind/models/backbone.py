@@ -240,18 +240,14 @@ class BackboneSize(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A model without its weights: its folder or hub id, that of adapters, and the rest as in `Backbone`."""
+    """A model without its weights: its folder or hub id as name, the folder of adapters, the rest as in `Backbone`."""
 
-    folder: str
+    name: str
     adapters: Path | None
     config: Any
     kind: Kind
     tokenizer: Any
     processor: Any
-
-    @property
-    def name(self) -> str:
-        return self.folder
 
 
 def load_backbone(
@@ -285,7 +281,7 @@ def load_backbone(
             model = model.to(precision)
     else:
         placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
-        model = _model(known.folder, known.kind, precision, **placed)
+        model = _model(known.name, known.kind, precision, **placed)
         if known.adapters is not None:
             model = _adapted(model, known.adapters, len(known.tokenizer))
     if quantization is None:

@@ -1,8 +1,6 @@
 """Formats, folders and streams; files and records that cannot be read, each refused with one line."""
 
 import json
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
@@ -57,11 +55,6 @@ def test_a_folder_of_one_format(tmp_path, caplog, refused):
     assert "not of format locomo" in refused(tmp_path, "locomo")
     make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
     assert refused(tmp_path).endswith("several formats (msc, chat); name one")
-
-
-def test_reading_needs_no_torch():
-    code = "import sys, remind; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'pyarrow')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

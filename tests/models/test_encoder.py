@@ -80,8 +80,3 @@ def test_the_likeliest_words_stay_in_their_order(folder: Path) -> None:
     assert Compressor(folder, 0.6).compress(said) == "cat is tom runs", "shares are rounded up"
     assert Compressor(folder, 1.0).compress(" the  cat ") == " the  cat "
     assert Compressor(folder, 0.1).compress("the") == "the"
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="not a model folder"):
-        Compressor(tmp_path / "absent", 0.5).compress("the cat")
