@@ -97,14 +97,10 @@ def none_empty(folder: str | Path) -> Iterator[None]:
                 one.rmdir()
 
 
-def sweep(folder: str | Path, name: str = "?*") -> None:
-    """Remove what killed processes left half-written in a folder; for its sole writer.
-
-    Args:
-        name: pattern of the names that they were to have.
-    """
+def sweep(folder: str | Path) -> None:
+    """Remove what killed processes left half-written in a folder; for its sole writer."""
     for ending in ("tmp", "old"):  # `atomic_path`
-        for leftover in Path(folder).glob(f".{name}.????????.{ending}"):
+        for leftover in Path(folder).glob(f".?*.????????.{ending}"):
             _remove(leftover)
 
 

@@ -517,12 +517,11 @@ def smollm2_file() -> Path:
     return files[0]
 
 
-def gguf_folder(file: Path, cache: str | Path = CACHE) -> Path:
+def gguf_folder(file: Path) -> Path:
     """A GGUF file as a Hugging Face folder: float32 safetensors, config and tokenizer. Converted at the first call.
 
     Args:
         file: a GGUF file of a causal language model of an architecture that transformers reads.
-        cache: the folder is `cache/<name of the file>-<start of its SHA-256>`.
 
     Raises:
         ModelError: the file is missing or broken, its architecture is not read, the package gguf is missing, or the
@@ -531,7 +530,7 @@ def gguf_folder(file: Path, cache: str | Path = CACHE) -> Path:
     if not file.is_file():
         raise ModelError(f"{file}: no such file")
     try:
-        folder = Path(cache).expanduser() / f"{file.stem}-{sha256_file(file)[:16]}"
+        folder = Path(CACHE).expanduser() / f"{file.stem}-{sha256_file(file)[:16]}"
         with locked(folder.parent / f".{folder.name}.lock"):
             if not folder.is_dir():
                 optional("gguf", f"{file}: a GGUF file")
@@ -539,7 +538,7 @@ def gguf_folder(file: Path, cache: str | Path = CACHE) -> Path:
                 with atomic_folder(folder) as target:
                     _convert(file, target)
     except OSError as error:
-        raise ModelError(f"{file}: cannot be converted to {cache}: {error.strerror or error}") from None
+        raise ModelError(f"{file}: cannot be converted to {CACHE}: {error.strerror or error}") from None
     return folder
 
 

@@ -28,16 +28,15 @@ class SentenceEncoder:
     Args:
         name: "minilm", or a sentence-transformers folder or hub id.
         device: where it runs; vectors are always returned on the CPU.
-        batch_size: texts per forward.
         load: whether to load it now; else at first use.
 
     Raises:
         ModelError: the model cannot be loaded; without `load` at first use.
     """
 
-    def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
+    def __init__(self, name: str = MINILM, device: str = "cpu", load: bool = True) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.name, self.batch_size, self.device = name, batch_size, device
+        self.name, self.device = name, device
         self._held: OrderedDict[str, Tensor] = OrderedDict()
         if load:
             _ = self.dimension
@@ -87,7 +86,7 @@ class SentenceEncoder:
             return torch.zeros(0, self.dimension)
         vectors: Tensor = self._model.encode(
             list(texts),
-            batch_size=self.batch_size,
+            batch_size=64,
             show_progress_bar=False,
             convert_to_tensor=True,
             normalize_embeddings=True,

@@ -190,7 +190,7 @@ def llama():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading.gguf_folder, "__defaults__", (tmp_path / "cache",))
+    monkeypatch.setattr(loading, "CACHE", tmp_path / "cache")
     return tmp_path / "cache"
 
 

@@ -205,15 +205,15 @@ class MappedReader:
                 else:
                     yield _Entry(None, place, value)
 
-    def _add_sessions(self, draft: Draft, place: Place, record: object) -> dict[str, str]:
-        """Turn ids by what evidence names them by: id, session and turn as `_pair` joins them, or line.
+    def _add_sessions(self, draft: Draft, place: Place, record: object) -> dict[object, str]:
+        """Turn ids by what evidence names them by: id, session and turn, or line.
 
         Args:
             place: of the record.
         """
         first = self.count_from
-        ids: dict[str, str] = {}
-        repeated: set[str] = set()
+        ids: dict[object, str] = {}
+        repeated: set[object] = set()
         if self.has("dialogue.turns"):
             sessions = [(_Entry(None, place, None), self.find("dialogue.turns", place, record))]
         else:
@@ -233,12 +233,12 @@ class MappedReader:
                 turn = {name: self.find(f"turn.{name}", where, value) for name in ("speaker", "text", "time")}
                 images = _entries(where, self.find("turn.images", where, value), "image", one=True)
                 turns.append({"id": turn_id, **turn, "images": [self._image(image) for image in images if image.value]})
-                names = {turn_id}
+                names: set[object] = {turn_id}
                 if self.has("evidence.session"):
-                    names = {_pair(named or str(count + first), given or str(number + first))}
+                    names = {(named or str(count + first), given or str(number + first))}
                 elif self.has("evidence.line"):
                     lines = (str(turn["text"]), f"{turn['speaker']}: {turn['text']}")
-                    names = {" ".join(line.split()) for line in lines} - {""}
+                    names = {words for line in lines if (words := " ".join(line.split()))}
                     # a line that several turns have names none of them
                     repeated |= names & ids.keys()
                 ids |= dict.fromkeys(names, turn_id)
@@ -253,7 +253,7 @@ class MappedReader:
             return {"path": entry.value}
         return {name: self.find(f"image.{name}", entry.place, entry.value) for name in names}
 
-    def _add_question(self, draft: Draft, entry: _Entry, name: str, ids: dict[str, str]) -> None:
+    def _add_question(self, draft: Draft, entry: _Entry, name: str, ids: dict[object, str]) -> None:
         """Add a question.
 
         Args:
@@ -318,13 +318,13 @@ class MappedReader:
                 answers.append(_letter(named[kind].index(name)))
         return answers
 
-    def _reference(self, entry: _Entry, ids: dict[str, str]) -> str:
+    def _reference(self, entry: _Entry, ids: dict[object, str]) -> str:
         """The turn that a piece of evidence names; where there is none, what it says."""
         place, value = entry.place, entry.value
         if self.has("evidence.session"):
             parts = (self.find(f"evidence.{part}", place, value) for part in ("session", "turn"))
             session, turn = (_words(place, part, "evidence") for part in parts)
-            return ids.get(_pair(session, turn), f"{session}:{turn}")
+            return ids.get((session, turn), f"{session}:{turn}")
         if self.has("evidence.line"):
             line = _words(place, self.find("evidence.line", place, value), "evidence")
             return ids.get(" ".join(line.split()), line)
@@ -349,10 +349,6 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 def _letter(number: int) -> str:
     """Of an option; what is none for the 27th, which is refused later."""
     return string.ascii_uppercase[number : number + 1] or str(number)
-
-
-def _pair(session: str, turn: str) -> str:
-    return f"{len(session)}:{session}:{turn}"
 
 
 def _words(place: Place, value: object, what: str) -> str:
