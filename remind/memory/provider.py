@@ -23,8 +23,7 @@ from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
-from remind.evaluation.judge import role_prompts
-from remind.evaluation.personalisation import TEMPLATE
+from remind.evaluation.judge import TEMPLATE, role_prompts
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Retrieval, Services, System

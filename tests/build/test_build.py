@@ -18,7 +18,7 @@ from remind.commands import main
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION
 from remind.data.sample import sample_path
-from remind.evaluation.conditions import Prompter, questions_of
+from remind.evaluation.contexts import Prompter, questions_of
 from remind.grounding import Grounder
 from remind.models.backbone import load_backbone, size_of
 from remind.states.dataset import iterate_states, read_manifest, read_states

@@ -1,0 +1,153 @@
+"""RefMem-Bench, DialogCC, DialSim and PerLTQA: small files made by hand after what their repositories document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import seeds
+from fuzzing.seeds import changed
+
+from remind import read
+from remind.core.errors import DataError, ImagePathError
+from remind.data.readers import write_refmem
+
+
+def test_images_stay_beside_the_file(tmp_path):
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img" / "a.png").write_bytes(b"x")
+    rows = changed(seeds.REFMEM, "0.sessions.0.turns.1.images.0.path", "img/a.png")
+    (tmp_path / "bench.jsonl").write_bytes(seeds.as_lines(changed(rows, "1.evidence", ["t1", "gone"])))
+    corpus = read(tmp_path / "bench.jsonl")
+    write_refmem(corpus, tmp_path / "copy.jsonl")
+    first = json.loads((tmp_path / "copy.jsonl").read_text().splitlines()[0])
+    assert first["sessions"][0]["turns"][1]["images"] == rows[0]["sessions"][0]["turns"][1]["images"]
+    assert read(tmp_path / "copy.jsonl") == corpus
+    assert [lost.reference for lost in corpus.dangling] == ["gone"]
+    (tmp_path / "else").mkdir()
+    with pytest.raises(ImagePathError, match="lies outside"):
+        write_refmem(corpus, tmp_path / "else" / "copy.jsonl")
+
+
+def test_published_schema(tmp_path, written):
+    (tmp_path / "dog.jpg").write_bytes(b"x")
+    shared = ["https://example.org/2.jpg", {"image_path": "dog.jpg", "caption": "a dog"}]
+    turns = [
+        {"utterance": "", "speaker": "A", "shared_image": shared, "description": "a lake"},
+        {"utterance": "hm", "speaker": "B", "shared_image": None, "description": "nothing shared"},
+        {"utterance": "hm", "speaker": "A", "shared_image": [{}, {"image_url": "https://example.org/3.jpg"}]},
+    ]
+    records = [{"dialogue_id": "d:1", "dialogue": turns}, {"dialogue": [turns[1] | {"speaker": 0}]}]
+    corpus = read(written("train.json", *records))
+    assert [dialogue.id for dialogue in corpus.dialogues] == ["d:1", "train-00002"]
+    assert [(t.id, t.speaker) for t in corpus.dialogues[0].turns] == [("S1:T1", "A"), ("S1:T2", "B"), ("S1:T3", "A")]
+    assert [(i.index, i.path, i.caption, i.source) for i in corpus.dialogues[0].images] == [
+        (0, None, "a lake", "https://example.org/2.jpg"),
+        (1, str((tmp_path / "dog.jpg").resolve()), "a dog", None),
+        (2, None, None, "https://example.org/3.jpg"),
+    ]
+
+
+def test_local_files_take_the_place_of_urls(tmp_path, written):
+    url = "https://example.org/{}/my%20cat.jpg?size=9"
+    turns = [
+        {"utterance": "", "speaker": "A", "shared_image": [url.format(n), f"https://h/{n}"], "description": "a cat"}
+        for n in range(2)
+    ]
+    path = written("train.json", {"dialogue_id": "d", "dialogue": turns})
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    # by its whole URL, by the id of its dialogue, by the end of its URL
+    names = [f"{hashlib.sha256(url.format(0).encode()).hexdigest()}.png", "more/d-1", "my cat.jpg"]
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    [dialogue] = read(path, images=folder).dialogues
+    assert [image.path for image in dialogue.images] == [*(str(folder / name) for name in names), None]
+    assert [(image.source, image.caption) for image in dialogue.images] == [
+        (image.source, image.caption) for image in read(path).dialogues[0].images
+    ]
+    (folder / names[0]).unlink()
+    with pytest.raises(DataError, match=r"^[^\n]*my cat\.jpg \[d\]: [^\n]*/0/my[^\n]*/1/my[^\n]* end alike[^\n]*$"):
+        read(path, images=folder)
+    (folder / "my cat.jpg").unlink()
+    (folder / "more" / "d-1").rename(folder / "other")
+    with pytest.raises(DataError, match=r"^[^\n]*pictures: no file in it is named after an image of [^\n]*$"):
+        read(path, images=folder)
+    with pytest.raises(DataError, match=r"^[^\n]*nowhere: no such folder of images, or an empty one$"):
+        read(path, images=tmp_path / "nowhere")
+
+
+def test_a_show_of_dialsim(tmp_path: Path) -> None:
+    script = "Teleplay: Somebody\n\n[Scene: A cafe]\nMonica: Hi!\nAnd?\nRoss: Carol left.\n"
+    scene = {**seeds.DIALSIM["S01E01"][1], "script": script}
+    late = {**scene["hard_q"]["past"][0], "answer": "I don't know."}
+    odd = [late | {"answer": "Phoebe"}, late]  # none of the options
+    last = {"date": "that night", "script": "All: Bye.", "hard_q": {"past": odd, "past_fu": [late]}}
+    (tmp_path / "friends_oracle_tkg.pickle").write_bytes(b"\x80")
+    show = {"S01E01 The Pilot.txt": {1: scene, 3: last}, "S01E02": {}}
+    (tmp_path / "friends_dialsim.pickle").write_bytes(pickle.dumps(show))
+    corpus = read(tmp_path)
+    (dialogue,) = corpus.dialogues
+    assert dialogue.id == "friends_dialsim"
+    assert [(s.id, s.time) for s in dialogue.sessions] == [("e001:S1", "1994-03-01"), ("e001:S3", "that night")]
+    assert [(turn.id, turn.speaker, turn.text) for turn in dialogue.turns] == [
+        ("e001:S1:T1", "[Scene", "A cafe]"),
+        ("e001:S1:T2", "Monica", "Hi!\nAnd?"),
+        ("e001:S1:T3", "Ross", "Carol left."),
+        ("e001:S3:T1", "All", "Bye."),
+    ]
+    assert {q.options for q in corpus.questions} == {("Ana", "Ben", "I don't know.")}
+    assert [(q.id, q.text, q.answers, q.category, q.time) for q in corpus.questions] == [
+        ("e001:S1-past-0", "Who paints?", ("A",), "past", "1994-03-01"),
+        ("e001:S1-ans_w_time-7", "Who paints?", ("A",), "ans_w_time", "1994-03-01"),
+        ("e001:S3-past-1", "Who paints?", ("C",), "past", "that night"),
+    ]
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.canary,))
+
+
+@pytest.mark.parametrize("content", ["bomb", "no show", "cut"])
+def test_a_pickle_that_is_no_show_runs_nothing(tmp_path: Path, refused: Any, content: str) -> None:
+    path, canary = tmp_path / "x_dialsim.pickle", tmp_path / "canary"
+    held = {"bomb": pickle.dumps({"S01E01": Bomb(canary)}), "no show": pickle.dumps([1])}
+    path.write_bytes(held.get(content) or pickle.dumps(seeds.DIALSIM)[:-9])
+    message = {"bomb": "no pickle of plain values: it names pathlib", "no show": "a show should be an object"}
+    assert message.get(content, "no pickle of plain values: ") in refused(path)
+    assert not canary.exists()
+
+
+def test_lives_of_perltqa(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    relation = {"Supporting Characters": "Wei", "Description": "They row together.", "Relationship": "friend"}
+    # as part of the published file has it
+    memories = changed(seeds.PERLTQA[0], "Ana.social_relationship", repr({"1_0": relation}))
+    questions = seeds.PERLTQA[1]["Ana"]
+    (tmp_path / "perltmem_en_v2.json").write_text(json.dumps(memories, indent=1))
+    (tmp_path / "perltqa_en_v2.json").write_text(json.dumps([{"Ana": questions}, {"Dragon": questions}]))
+    corpus = read(tmp_path)
+    (dialogue,) = corpus.dialogues
+    assert [(turn.id, turn.speaker, turn.text, turn.time) for turn in dialogue.turns] == [
+        ("Age", "Ana", "Age: 28", None),
+        ("1_0", "Ana", "Wei: friend: They row together.", None),
+        ("1_0_0", "Ana", "They met.", "May 2022"),
+        ("1_0_0#1:T1", "Ana", "hi", None),
+        ("1_0_0#1:T2", "Ben", "ho", None),
+    ]
+    assert [session.time for session in dialogue.sessions] == [None, None, None, "2022-05-12 10:00"]
+    assert [(q.id, q.category, q.evidence) for q in corpus.questions] == [
+        ("Ana-q000", "profile", ("Age",)),
+        ("Ana-q001", "dialogues", ("1_0_0#1:T1", "1_0_0#1:T2")),
+    ]
+    assert [(one.question_id, one.reference) for one in corpus.dangling] == [("Ana-q001", "9")]
+    assert caplog.messages == ["questions about Dragon, of whom nothing is remembered, are left out"]
