@@ -116,12 +116,12 @@ def test_paths_and_links_are_there() -> None:
 
 def test_modules_the_text_names_can_be_imported() -> None:
     # the page on migration names what is gone
-    for span in (span for span in spans() if not span.place.startswith("docs/migration.md")):
+    for span in (span for span in spans() if not span.page.startswith("docs/migration.md")):
         if re.fullmatch(r"(?:remind|sae|experiments|benchmarks)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
             module, _, attribute = span.text.split("(")[0].rpartition(".")
             imported = importlib.import_module(module)
             is_module = hasattr(imported, "__path__") and importlib.util.find_spec(f"{module}.{attribute}")
-            assert is_module or hasattr(imported, attribute), f"{span.place}: {span.text}"
+            assert is_module or hasattr(imported, attribute), f"{span.page}: {span.text}"
 
 
 def test_files_of_the_page_on_data_are_read_as_it_says(tmp_path: Path) -> None:
