@@ -16,42 +16,30 @@ from typing import Any
 import pytest
 import yaml
 from forked import ROOT, Forked
+from small_corpus import rows
 from transformers import TrainerCallback
 
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import write_rows
 from remind.core.run_folder import as_dict
+from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding.check import check_sae
 from remind.models.nano import save_nano
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, train_sae
+from remind.train_sae.corpus import NAMES, with_names
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
 
-def write_chat(path: Path, n_dialogues: int = 6) -> Path:
-    """Dialogues of two sessions of 12 turns in the toolkit's own format."""
-    words = ("tea", "river", "piano", "winter", "bread", "garden", "train", "letter")
-
-    def turn(d: int, s: int, t: int) -> dict[str, Any]:
-        text = " ".join(words[(d * 5 + s * 3 + t * i) % 8] for i in range(1, 9))
-        return {"id": f"s{s}:{t}", "speaker": ("Ana", "Ben")[t % 2], "text": text}
-
-    def session(d: int, s: int) -> dict[str, Any]:
-        return {"id": f"s{s}", "time": None, "turns": [turn(d, s, t) for t in range(12)]}
-
-    rows = [{"type": "context", "id": f"c{d}", "sessions": [session(d, s) for s in (1, 2)]} for d in range(n_dialogues)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]:
     """A run with a buffer that the corpus does not fit into, so that it is harvested on the way."""
     folder = tmp_path_factory.mktemp("sae")
-    data = write_chat(folder / "chat.jsonl")
-    common: dict[str, Any] = {"data": str(data), "backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.3}
-    cfg = TrainSAEConfig(out=str(folder / "out"), trainer=TINY, buffer_tokens=600, **common)
+    write_rows(folder / "chat.jsonl", rows(24))
+    common: dict[str, Any] = {"backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.25}
+    cfg = TrainSAEConfig(str(folder / "out"), str(folder / "chat.jsonl"), trainer=TINY, buffer_tokens=600, **common)
     assert train_sae(cfg) == folder / "out"
     return folder / "out", cfg
 
@@ -63,11 +51,24 @@ def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig]) -> None:
         assert (coder.d_in, coder.d_sae, coder.k) == (128, 256, 8)
         record = json.loads((layer_folder(out, layer) / "training.json").read_text())
         assert (record["layer"], record["steps"], record["tokens"]) == (layer, 30, 30 * 256)
-        assert record["turns"] == {"training": 96, "held_out": 48}
+        assert record["turns"] == {"training": 108, "held_out": 36}
         assert set(record["loss_recovered"]) == {str(layer), "all"}
         assert coder.metadata["hook_name"] == {2: "blocks.2.hook_resid_pre", 4: "blocks.3.hook_resid_post"}[layer]
         # ln((1 + turns) / (1 + 0)), of features that never fire
-        assert float(load_idf(layer_folder(out, layer)).max()) == pytest.approx(math.log(97))
+        assert float(load_idf(layer_folder(out, layer)).max()) == pytest.approx(math.log(109))
+
+
+def test_numbered_speakers_get_names_and_others_keep_theirs() -> None:
+    def talk(*speakers: str) -> Dialogue:
+        turns = [tuple(Turn(f"{s}:{n}", speaker, "hi") for n, speaker in enumerate(speakers * 2)) for s in (1, 2)]
+        return Dialogue("d", tuple(Session(str(number), None, part) for number, part in enumerate(turns)))
+
+    named = with_names(talk("Speaker 1", "Speaker 2", "Ana"), 0)
+    first, second = ([turn.speaker for turn in session.turns] for session in named.sessions)
+    assert first[:3] == first[3:] == [first[0], first[1], "Ana"]
+    assert len({*first[:2]} & {*NAMES}) == 2
+    assert first[:2] != second[:2]
+    assert with_names(talk("Ana", "Dr. Who", "Speaker"), 0) == talk("Ana", "Dr. Who", "Speaker")
 
 
 def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
