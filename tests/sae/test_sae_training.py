@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import yaml
 from forked import ROOT, Forked
+from small_corpus import rows
 from transformers import TrainerCallback
 
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import write_rows
 from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
 from remind.models.nano import save_nano
@@ -29,27 +31,12 @@ from sae.config import SAETrainConfig
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
 
-def write_chat(path: Path, n_dialogues: int = 6) -> Path:
-    """Dialogues of two sessions of 12 turns in the toolkit's own format."""
-    words = ("tea", "river", "piano", "winter", "bread", "garden", "train", "letter")
-
-    def turn(d: int, s: int, t: int) -> dict[str, Any]:
-        text = " ".join(words[(d * 5 + s * 3 + t * i) % 8] for i in range(1, 9))
-        return {"id": f"s{s}:{t}", "speaker": ("Ana", "Ben")[t % 2], "text": text}
-
-    def session(d: int, s: int) -> dict[str, Any]:
-        return {"id": f"s{s}", "time": None, "turns": [turn(d, s, t) for t in range(12)]}
-
-    rows = [{"type": "context", "id": f"c{d}", "sessions": [session(d, s) for s in (1, 2)]} for d in range(n_dialogues)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]:
     """A run with a buffer that the corpus does not fit into, so that it is harvested on the way."""
     folder = tmp_path_factory.mktemp("sae")
-    data = write_chat(folder / "chat.jsonl")
+    data = folder / "chat.jsonl"
+    write_rows(data, rows(24))
     common: dict[str, Any] = {"data": str(data), "backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.3}
     cfg = TrainSAEConfig(out=str(folder / "out"), trainer=TINY, buffer_tokens=600, **common)
     assert train_sae(cfg) == folder / "out"
