@@ -64,7 +64,7 @@ def test_checks_run_without_the_packages_that_a_bare_machine_lacks(tmp_path: Pat
 
 
 def test_what_the_device_cannot_hold_is_not_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remind.alignment.memory.capacity", lambda _: 2**20)
+    monkeypatch.setattr("remind.alignment.step.capacity", lambda _: 2**20)
     monkeypatch.setattr(gpu, "_peak", lambda *_: pytest.fail("run"))
     (figure,) = CHECKS["memory-lora"].run(setting)
     assert "not run, since there are 0 GiB" in figure.quantity
