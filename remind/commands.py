@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from pkgutil import resolve_name
 
 
@@ -53,7 +54,7 @@ COMMANDS = {
     "run-memory": Command("memory.config:RunMemoryConfig", "memory.run:run_memory"),
     "score-memory": Command("memory.config:ScoreMemoryConfig", "memory.score:score_and_show"),
     "train-memory": Command("memory_training.config:TrainMemoryConfig", "memory_training.train:train_memory"),
-    "prompts": Command("states.prompts:PromptsConfig", "states.prompts:write_templates"),
+    "prompts": Command("commands:PromptsConfig", "commands:write_templates"),
     "inspect": Command("viewing.config:InspectConfig", "viewing.inspector:inspect_grounding"),
     "feature-pages": Command("viewing.config:FeaturePagesConfig", "viewing.workbench:write_feature_pages"),
     "compare-models": Command("viewing.config:CompareModelsConfig", "viewing.diff:compare_models"),
@@ -118,6 +119,33 @@ def _use_prompts(folder: str) -> None:
     except RemindError as error:
         print(f"error: --prompts: {told(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@dataclass
+class PromptsConfig:
+    """Write the prompt templates to a folder, to change them there and pass it as --prompts to any command."""
+
+    out: str
+    """Folder for them; FIELDS.md in it says what each may use. Templates that you do not change can be deleted."""
+
+
+def write_templates(cfg: PromptsConfig) -> None:
+    """See `PromptsConfig`. Raises ConfigError for a folder that is not empty."""
+    from remind.core.errors import ConfigError
+    from remind.core.files import write_text
+    from remind.states.prompts import FOLDER, outline
+
+    out = Path(cfg.out)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty; choose another out")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = ["| template | fields |", "|---|---|"]
+    for path in sorted(FOLDER.glob("*.j2")):
+        text = path.read_text(encoding="utf-8")
+        write_text(out / path.name, text)
+        rows.append(f"| {path.name} | {', '.join(sorted(outline(text, path)[0])) or '-'} |")
+    write_text(out / "FIELDS.md", "\n".join(rows) + "\n")
+    print(f"{len(rows) - 2} templates: {out}")
 
 
 def usage() -> str:

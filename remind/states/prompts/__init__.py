@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from jinja2.nodes import Block
 from jinja2.sandbox import SandboxedEnvironment
 
 from remind.core.errors import ConfigError
-from remind.core.files import write_text
 
 #: What states are rendered with, and what a chat model that helps to build them is asked with.
 RENDERED = ("answer", "strategy", "reminder", "summary")
@@ -100,29 +98,6 @@ def fingerprint(name: str) -> str:
 def prompt_id(name: str) -> str:
     """Name and hash of the template, as in `ask_cue-0123456789ab`."""
     return f"{name}-{fingerprint(name)}"
-
-
-@dataclass
-class PromptsConfig:
-    """Write the prompt templates to a folder, to change them there and pass it as --prompts to any command."""
-
-    out: str
-    """Folder for them; FIELDS.md in it says what each may use. Templates that you do not change can be deleted."""
-
-
-def write_templates(cfg: PromptsConfig) -> None:
-    """See `PromptsConfig`. Raises ConfigError for a folder that is not empty."""
-    out = Path(cfg.out)
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty; choose another out")
-    out.mkdir(parents=True, exist_ok=True)
-    rows = ["| template | fields |", "|---|---|"]
-    for path in sorted(FOLDER.glob("*.j2")):
-        text = path.read_text(encoding="utf-8")
-        write_text(out / path.name, text)
-        rows.append(f"| {path.name} | {', '.join(sorted(outline(text, path)[0])) or '-'} |")
-    write_text(out / "FIELDS.md", "\n".join(rows) + "\n")
-    print(f"{len(rows) - 2} templates: {out}")
 
 
 if _VARIABLE in os.environ:
