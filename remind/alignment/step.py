@@ -7,9 +7,11 @@ levels are run forward first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
-from remind.alignment.memory import MemoryPlan
 from remind.alignment.objective import FixedTeachers, Head, chunked_terms
-from remind.core.errors import ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.models.attention import Attention, attends_alone, exchanged_attention
 from remind.models.backbone import inner_model, position_ids
 
@@ -371,8 +372,10 @@ def run(
     return values
 
 
-# the memory that a step needs
+# the memory that a run needs: computed, said, and compared with what there is before it starts
 
+#: Bytes from which a run says what memory it needs.
+_WORTH_SAYING = 1 << 30
 #: Tensors of [positions, V] in float32 while a chunk of `chunked_terms` is differentiated: logits of two levels, their
 #: log-softmax, probabilities, differences and gradients. Measured.
 _LOGITS = 10
@@ -382,6 +385,53 @@ _BLOCK, _SAVED = 46, 38
 #: Bytes of both moments of a weight in 8 bits, with their scales.
 _EIGHT_BITS = 2.03
 _HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or more gradient_accumulation_steps"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose, for each process.
+
+    Attributes:
+        parts: bytes by purpose; "weights" are those of the model, "activations" those of its forward.
+        hint: settings that would lower the sum.
+        either: purposes of which one is needed at a time.
+    """
+
+    parts: Mapping[str, int]
+    hint: str
+    either: Collection[str] = ()
+
+    def total(self) -> int:
+        """Bytes at their highest point."""
+        sizes = dict(self.parts)
+        one = [sizes.pop(name) for name in self.either]
+        return sum(sizes.values()) + max(one, default=0)
+
+    def check(self, device: torch.device, say: bool = True) -> None:
+        """Print the sum to standard error where it is large, unless `say` is false.
+
+        Raises:
+            ConfigError: the device cannot hold what is planned.
+        """
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+        total, most = processes * self.total(), capacity(device)
+        sizes = {name: f"{name} {size / 1e9:.1f}" for name, size in self.parts.items()}
+        one = " or ".join(sizes.pop(name) for name in self.either)
+        each = f", for each of {processes} processes" if processes > 1 else ""
+        place = "main memory" if device.type == "cpu" else str(device)
+        said = " + ".join(filter(None, [*sizes.values(), one]))
+        line = f"{place}: {said}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
+        if total > most:
+            raise ConfigError(f"the run needs more memory than there is ({line}); {self.hint} would help")
+        if say and self.total() >= _WORTH_SAYING:
+            print(f"estimated memory: {line}", file=sys.stderr)
+
+
+def capacity(device: torch.device) -> int:
+    """Bytes of a device, or of main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:

@@ -185,7 +185,7 @@ MORE = {"chain": ["--build.input=i"], "inspect": ["--question=q"]}
 def test_a_command_names_a_config_and_a_function(name: str) -> None:
     command = COMMANDS[name]
     assert dataclasses.is_dataclass(command.config_type())
-    assert callable(resolve_name(command.function))
+    assert callable(resolve_name(f"remind.{command.function}"))
     assert set(command.positional) <= {field.name for field in dataclasses.fields(command.config_type())}
 
 
