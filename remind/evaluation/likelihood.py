@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from remind.alignment.examples import example_of
 from remind.alignment.step import common_prefix
 from remind.core.errors import DataError
-from remind.models.backbone import Backbone, modality
+from remind.models.attention import attends_alone
+from remind.models.backbone import Backbone, inner_model, modality
 from remind.models.chat import tokenize
 from remind.models.images import Pictures
 from remind.states.pyramid import LEVELS
@@ -69,7 +70,8 @@ def log_probabilities(
 ) -> list[float]:
     """log p of a question's gold answer under some of its states, in nats a token.
 
-    What the prompts begin with alike, mostly the dialogue, is read once, unless there are images.
+    What a prompt and the one before it begin with alike, mostly the dialogue, is read once, if attention alone carries
+    it on and there are no images.
 
     Args:
         states: `StateRecord`s of the question, with their target, and the level of each.
@@ -85,13 +87,15 @@ def log_probabilities(
             what = f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states"
             raise DataError(what, record=one.question_id)
         prompts.append(example.prompts[LEVELS.index(level)])
-    images = example.pixels()
-    common = 0 if images else min((common_prefix(prompts[0], prompt) for prompt in prompts[1:]), default=0)
-    past, found = None, []
-    if common:
-        start = prompts[0][None, :common].long().to(backbone.device)
-        past = backbone.model(input_ids=start, logits_to_keep=1, use_cache=True).past_key_values
+    images, found = example.pixels(), []
+    alone = not images and attends_alone(inner_model(backbone.model).get_decoder(), "each prompt is read whole")
+    past, read = DynamicCache() if alone else None, prompts[0][:0]
     for prompt in prompts:
-        args = (prompt[common:], example.answer, record.target, images, copy.deepcopy(past))
-        found.append(score_answer(backbone, *args).log_probability)
+        common = 0
+        if past is not None:
+            common = common_prefix(read, prompt)
+            past.crop(common - len(read))
+            read = torch.cat([prompt, example.answer[:-1]])
+        score = score_answer(backbone, prompt[common:], example.answer, record.target, images, past)
+        found.append(score.log_probability)
     return found
