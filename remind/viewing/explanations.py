@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
@@ -28,10 +28,8 @@ from remind.llm.structured import object_schema
 from remind.perception.auxiliary import Failure, plain
 from remind.states import prompts
 from remind.states.pyramid import one_line
-
-if TYPE_CHECKING:
-    from sae import TopKSAE
-    from sae.probe import Encoded, Example, TopExamples
+from sae import TopKSAE
+from sae.probe import Encoded, Example, TopExamples
 
 TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
