@@ -439,11 +439,11 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     if read:
         columns = {str(n): [one[:, n - 1] for one, _ in read] for n in range(1, read[0][0].shape[1] + 1)}
         columns["mean"] = [one.nanmean(1) for one, _ in read]
-        for layer, own in columns.items():
+        for column, values in columns.items():
             # some layers of hybrid models have no attention
-            if not isnan(own[0][0]):
-                rows = [(*pair.tolist(), name) for pair, (_, name) in zip(own, read, strict=True)]
-                attention[layer] = _paired(rows, resamples)
+            if not isnan(values[0][0]):
+                rows = [(*pair.tolist(), name) for pair, (_, name) in zip(values, read, strict=True)]
+                attention[column] = _paired(rows, resamples)
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)

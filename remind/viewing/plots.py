@@ -15,6 +15,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.grounding.ground import GroundingTrace
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids, tokenize
+from remind.models.generate import check_generates
 from remind.states.pyramid import LETTERS, LEVELS, one_line
 from remind.states.records import StateRecord
 from remind.viewing.config import PlotRunConfig
@@ -293,12 +294,11 @@ def answer_probabilities(backbone: Backbone, record: StateRecord) -> dict[str, d
         record: the states of a single-choice question.
 
     Raises:
-        ConfigError: a question of another format, or a model that does not generate.
+        ConfigError: a question of another format. ModelError: a model that does not generate.
     """
     if record.format != "single":
         raise ConfigError(f"{record.question_id} is not a single-choice question")
-    if not backbone.causal:
-        raise ConfigError(f"{backbone.name} does not generate: it gives no answer a probability")
+    check_generates(backbone)
     names, prompts = LETTERS[: len(record.options)], {level: record.level(level).text for level in LEVELS}
     return {level: {name: _probability(backbone, text, name) for name in names} for level, text in prompts.items()}
 
@@ -355,10 +355,9 @@ def plot_next(
         n: tokens shown, those with the largest probability under any edit.
 
     Raises:
-        ConfigError: nothing to compare, or a model that does not generate.
+        ModelError: a model that does not generate.
     """
-    if not under or not backbone.causal:
-        raise ConfigError("plot_next needs a causal model and at least one way to run it")
+    check_generates(backbone)
     ids = [*prompt_ids(backbone.tokenizer, prompt), *tokenize(backbone.tokenizer, start).ids]
     inputs = torch.tensor([ids], device=backbone.device)
     rows = {}

@@ -24,7 +24,7 @@ from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.generate import Generation, check_generates, generate
+from remind.models.generate import Generation, generate
 from remind.models.images import Pictures, level_content, thumbnail
 from remind.models.windows import Window, batches, make_windows, prompt_lines, window_size
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
@@ -168,7 +168,6 @@ def reply(
         ModelError: a model that does not generate. DataError, ConfigError: a damaged folder.
         ImagePathError: an image that is to be shown and cannot be.
     """
-    check_generates(model)
     images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
     pictures = Pictures(model, tokens, image_root, "grounding.") if images == "pixels" else None
     prompt = record.level(level).text if pictures is None else level_content(record, level)
