@@ -20,7 +20,7 @@ from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids, tokenize
 from remind.models.generate import generate
 from remind.models.images import open_image
-from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
+from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
 from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.pictures import draw
@@ -71,7 +71,9 @@ def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> viewing
     return viewing.Workbench(nano, corpus, Path("none"), coders, {})
 
 
-def test_a_workbench_says_what_is_missing() -> None:
+def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> None:
+    bench = viewing.open_workbench("nano", out=tmp_path)
+    assert bench.record(bench.trace(bench.state(bench.corpus.questions[0]))).levels == LEVELS
     with pytest.raises(ConfigError, match="no SAEs of minilm are at hand; train some"):
         viewing.open_workbench("minilm")
 
