@@ -12,6 +12,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -55,6 +56,12 @@ CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE learned (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
 """
+#: A memory beside each of its turns.
+_MEMORY = """
+SELECT m.text, m.kind, m.time, m.tokens, t.number, t.id, t.speaker, t.text, t.time, t.images
+FROM memories m LEFT JOIN sources ON memory = m.number LEFT JOIN turns t ON t.number = turn
+WHERE m.number = ? ORDER BY t.number
+"""
 _CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal", "learned")
 _log = logging.getLogger(__name__)
 
@@ -97,6 +104,7 @@ class Store:
             self._prepare(json.loads(json.dumps({"format": _FORMAT, **identity})))
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot be used as a memory bank: {error}; choose another folder", self._path) from None
+        self._changed()
 
     def _prepare(self, identity: Mapping[str, Any]) -> None:
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
@@ -112,6 +120,7 @@ class Store:
                 raise DataError(message, self.folder)
 
     def _changed(self) -> None:
+        self._memories: dict[int, Memory] = {}
         self.__dict__.pop("_keys", None)
 
     def close(self) -> None:
@@ -228,13 +237,14 @@ class Store:
 
     def memory(self, number: int, score: float = 0.0) -> Memory:
         """A memory by its number."""
-        query = "SELECT text, kind, time, tokens FROM memories WHERE number = ?"
-        ((text, kind, when, tokens),) = self.rows(query, number)
-        query = "SELECT id, number FROM turns JOIN sources ON turn = number WHERE memory = ? ORDER BY number"
-        found = self.rows(query, number)
-        sources, position = tuple(name for name, _ in found) or None, found[0][1] if found else None
-        text = self.words(sources or ()) if text is None else text
-        return Memory(f"m{number}", text, kind, sources, when, score, tokens, position)
+        if number not in self._memories:
+            rows = self.rows(_MEMORY, number)
+            text, kind, when, tokens, position = rows[0][:5]
+            turns = [_turn(row[5:]) for row in rows if row[4] is not None]
+            text = "\n".join(map(turn_lines, turns)) if text is None else text
+            sources = tuple(turn.id for turn in turns) or None
+            self._memories[number] = Memory(f"m{number}", text, kind, sources, when, 0.0, tokens, position)
+        return replace(self._memories[number], score=score)
 
     def words(self, turn_ids: Sequence[str]) -> str:
         """Turns in the order of the dialogue, as a prompt shows them."""
