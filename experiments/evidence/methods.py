@@ -13,7 +13,7 @@ from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.resonance import QuestionCodes, encode_questions, salience
 from remind.grounding.codes import WindowedCodes
 from remind.grounding.config import WEIGHTS, GroundingConfig
-from remind.grounding.fusion import TurnIndex, around, design, fill_lowest
+from remind.grounding.fusion import TurnIndex, around, design, fill_lowest, gaussian_shares
 from remind.grounding.resonance import standardise_turns
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import OfflineLLM
@@ -145,7 +145,7 @@ def plain_scores(one: Prepared, names: Sequence[str], setting: Setting) -> Tenso
     if setting.smoothing == "neighbours":
         own = around(own, one.run, [0.5])
     elif setting.smoothing == "context":
-        own = own + standardise_turns(around(own, one.run, SIGMA), inside)
+        own = own + standardise_turns(around(own, one.run, gaussian_shares(SIGMA)), inside)
     return own - setting.thrift * one.signals["length"]
 
 

@@ -34,19 +34,23 @@ if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
 
 
-def around(scores: Tensor, run: Tensor, sigma: float) -> Tensor:
-    """Gaussian mean of each turn and its neighbours in the same run, up to ceil(3σ) turns away.
+def gaussian_shares(sigma: float) -> list[float]:
+    """Weights of the neighbours 1, 2, … ceil(3σ) turns away, the turn itself weighing 1."""
+    return [math.exp(-0.5 * (step / sigma) ** 2) for step in range(1, math.ceil(3 * sigma) + 1)]
+
+
+def around(scores: Tensor, run: Tensor, shares: Sequence[float]) -> Tensor:
+    """Weighted mean of each turn and its neighbours in the same run.
 
     Where the run ends only the turns that are there count, so that an edge is not drawn towards zero.
 
     Args:
         scores: [n, Q].
         run: int64 [n, Q] or [n, 1], run of each turn, equal numbers standing together; -1: not at hand.
-        sigma: width in turns.
+        shares: weight of a turn 1, 2, … places away, the turn itself weighing 1.
     """
     total, weight = scores.clone(), torch.ones_like(scores)
-    for step in range(1, min(math.ceil(3 * sigma), len(scores) - 1) + 1):
-        share = math.exp(-0.5 * (step / sigma) ** 2)
+    for step, share in enumerate(shares[: len(scores) - 1], start=1):
         joined = share * ((run[step:] == run[:-step]) & (run[step:] >= 0)).to(scores.dtype)
         total[step:] += joined * scores[:-step]
         total[:-step] += joined * scores[step:]
@@ -75,7 +79,7 @@ def design(signals: Mapping[str, Tensor], run: Tensor, sigma: float) -> Tensor:
     for name in SCORES:
         if name in signals:
             own = standardise_turns(fill_lowest(signals[name].float(), inside), inside)
-            columns += [own, standardise_turns(around(own, run, sigma), inside)]
+            columns += [own, standardise_turns(around(own, run, gaussian_shares(sigma)), inside)]
         else:
             columns += [nothing, nothing]
     columns += [signals[name].float() if name in signals else nothing for name in FACTS]
