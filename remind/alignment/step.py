@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -387,46 +387,6 @@ _EIGHT_BITS = 2.03
 _HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or more gradient_accumulation_steps"
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes by purpose, for each process.
-
-    Attributes:
-        parts: bytes by purpose; "weights" are those of the model, "activations" those of its forward.
-        hint: settings that would lower the sum.
-        either: purposes of which one is needed at a time.
-    """
-
-    parts: Mapping[str, int]
-    hint: str
-    either: Collection[str] = ()
-
-    def total(self) -> int:
-        """Bytes at their highest point."""
-        sizes = dict(self.parts)
-        one = [sizes.pop(name) for name in self.either]
-        return sum(sizes.values()) + max(one, default=0)
-
-    def check(self, device: torch.device, say: bool = True) -> None:
-        """Print the sum to standard error where it is large, unless `say` is false.
-
-        Raises:
-            ConfigError: the device cannot hold what is planned.
-        """
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
-        total, most = processes * self.total(), capacity(device)
-        sizes = {name: f"{name} {size / 1e9:.1f}" for name, size in self.parts.items()}
-        one = " or ".join(sizes.pop(name) for name in self.either)
-        each = f", for each of {processes} processes" if processes > 1 else ""
-        place = "main memory" if device.type == "cpu" else str(device)
-        said = " + ".join(filter(None, [*sizes.values(), one]))
-        line = f"{place}: {said}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
-        if total > most:
-            raise ConfigError(f"the run needs more memory than there is ({line}); {self.hint} would help")
-        if say and self.total() >= _WORTH_SAYING:
-            print(f"estimated memory: {line}", file=sys.stderr)
-
-
 def capacity(device: torch.device) -> int:
     """Bytes of a device, or of main memory."""
     if device.type == "cuda":
@@ -434,8 +394,9 @@ def capacity(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:
-    """Of a step; "logits" and "block" (forward and backward of one, computed again) are not needed at the same time.
+def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> dict[str, int]:
+    """Bytes of a step by purpose, for each process; last "logits" and "block" (forward and backward of one, computed
+    again), of which one is needed at a time.
 
     Sequential steps with live teachers are counted; other teachers have weights or caches of their own. Under FSDP
     weights, gradients and moments are divided among the processes.
@@ -463,7 +424,32 @@ def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> Memory
     }
     if args.sharded:
         parts |= {name: parts[name] // args.world_size for name in ("weights", "gradients", "moments")}
-    return MemoryPlan(parts, _HINT, either=("logits", "block"))
+    return parts
+
+
+def most_memory(parts: Mapping[str, int]) -> int:
+    """Bytes of a memory plan at their highest point."""
+    return sum(parts.values()) - min(parts["logits"], parts["block"])
+
+
+def check_memory(model: Any, args: PRAConfig, tokens: int, answer: int, device: torch.device, say: bool = True) -> None:
+    """Print `memory_plan` to standard error where it is large, unless `say` is false.
+
+    Raises:
+        ConfigError: the device cannot hold what is planned.
+    """
+    parts = memory_plan(model, args, tokens, answer)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+    total, most = processes * most_memory(parts), capacity(device)
+    *sizes, logits, block = (f"{name} {size / 1e9:.1f}" for name, size in parts.items())
+    each = f", for each of {processes} processes" if processes > 1 else ""
+    place = "main memory" if device.type == "cpu" else str(device)
+    said = " + ".join([*sizes, f"{logits} or {block}"])
+    line = f"{place}: {said}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
+    if total > most:
+        raise ConfigError(f"the run needs more memory than there is ({line}); {_HINT} would help")
+    if say and most_memory(parts) >= _WORTH_SAYING:
+        print(f"estimated memory: {line}", file=sys.stderr)
 
 
 def out_of_memory(error: BaseException, examples: Sequence[Example]) -> str | None:

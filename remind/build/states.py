@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from multiprocessing import current_process
 from pathlib import Path
@@ -162,30 +162,28 @@ def with_cap(cfg: BuildStatesConfig, size: Backbone | BackboneSize) -> BuildStat
 # a dialogue
 
 
+@dataclass
 class DialogueBuilder:
     """Builds dialogues one after the other. Models are loaded by the first dialogue that needs them.
 
-    Args:
+    Attributes:
         levels: that any question of the corpus gets.
         saes: folder of the SAEs; None: no marks in x1.
         out: the states folder. unfinished: where accounts of dialogues are written.
         encoder: of texts; its device is that of this process. llm: of the settings, with the same encoder.
     """
 
-    def __init__(
-        self,
-        cfg: BuildStatesConfig,
-        levels: Sequence[str],
-        saes: Path | None,
-        out: Path,
-        unfinished: Path,
-        encoder: SentenceEncoder,
-        llm: AuxiliaryLLM,
-    ) -> None:
-        self.cfg, self.levels, self.saes, self.out, self.unfinished = cfg, levels, saes, out, unfinished
-        self.cache = Path(cfg.cache).expanduser()
-        self.encoder, self.llm = encoder, llm
-        self.perception = Perception(cfg.perception, encoder, llm, self.cache / "index")
+    cfg: BuildStatesConfig
+    levels: Sequence[str]
+    saes: Path | None
+    out: Path
+    unfinished: Path
+    encoder: SentenceEncoder
+    llm: AuxiliaryLLM
+
+    def __post_init__(self) -> None:
+        self.cache = Path(self.cfg.cache).expanduser()
+        self.perception = Perception(self.cfg.perception, self.encoder, self.llm, self.cache / "index")
 
     @cached_property
     def grounder(self) -> Grounder:

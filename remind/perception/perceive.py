@@ -173,7 +173,7 @@ class BM25:
         self.n_documents, self._model = len(documents), bm25s.BM25()
         self._known = any(documents)
         if self._known:
-            self._model.index([list(words) for words in documents], show_progress=False)
+            self._model.index([list(words) for words in documents], create_empty_token=False, show_progress=False)
 
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """Score of every document, float64 [n]; zeros if no query term occurs."""
