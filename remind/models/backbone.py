@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from remind.core import optional
-from remind.core.errors import ModelError, brief, unusable
+from remind.core.errors import ModelError, unusable
 from remind.core.files import atomic_folder, read_json, sha256_file
 from remind.core.processes import locked
 from remind.core.progress import without_loading_bars
@@ -285,10 +285,8 @@ def load_backbone(
         if known.adapters is not None:
             model = _adapted(model, known.adapters, len(known.tokenizer))
     if quantization is None:
-        try:
+        with unusable(f"device {device!r} cannot be used"):
             model = model.to(torch.device(device))
-        except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {device!r} cannot be used: {brief(error)}") from None
     return Backbone(name, model.eval(), known.tokenizer, known.processor, known.kind)
 
 
@@ -455,19 +453,14 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> n
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
-    weights = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else None
-    try:
-        with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
-            model, report = loader.from_pretrained(
-                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
-            )
-    except Exception as error:
-        folder = Path(name)
-        if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
-            reason = "its weights are pickle files, which are not opened; convert them to safetensors"
-        else:
-            reason = f"its weights cannot be loaded: {brief(error)}"
-        raise ModelError(f"{name}: {reason}") from None
+    weights = [file.stat().st_size for file in Path(name).glob("*.safetensors")]
+    if not weights and any(Path(name).glob("*.bin")):
+        raise ModelError(f"{name}: its weights are pickle files, which are not opened; convert them to safetensors")
+    quiet = without_loading_bars() if 0 < sum(weights) < _LARGE else nullcontext()
+    with unusable(f"{name}: its weights cannot be loaded"), quiet:
+        model, report = loader.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+        )
     # the pooler after the last block is not used
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:

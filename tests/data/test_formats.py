@@ -1,4 +1,4 @@
-"""RefMem-Bench, DialogCC, DialSim and PerLTQA: small files made by hand after what their repositories document."""
+"""Formats read from small files made by hand: RefMem-Bench, DialogCC, DialSim, PerLTQA, chats, JSON by a mapping."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fuzzing import seeds
 from fuzzing.seeds import changed
 
-from remind import read
-from remind.core.errors import DataError, ImagePathError
-from remind.data.readers import write_refmem
+from remind import Corpus, read
+from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.data.readers import stream, write_refmem
+from remind.data.sample import sample_path
 
 
 def test_images_stay_beside_the_file(tmp_path):
@@ -151,3 +153,154 @@ def test_lives_of_perltqa(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     ]
     assert [(one.question_id, one.reference) for one in corpus.dangling] == [("Ana-q001", "9")]
     assert caplog.messages == ["questions about Dragon, of whom nothing is remembered, are left out"]
+
+
+GOOD = {"speaker": "Ana", "text": "hi"}
+
+
+def test_turns_of_several_dialogues_and_sessions(written):
+    path = written(
+        "mine.jsonl",
+        {"speaker": "Ana", "text": "hi", "time": "2024-03-01T18:30", "session": "mon", "dialogue": "d1"},
+        {"role": "user", "content": "elsewhere", "dialogue": "d2"},
+        {"speaker": "Cem", "text": "new day", "session": 2, "dialogue": "d1", "id": "own"},
+        {"name": "Cem", "text": "no session named", "dialogue": "d1"},
+        {"id": "d3", "messages": [GOOD]},
+    )
+    d1, d2, d3 = read(path).dialogues
+    assert [(s.id, s.time, [t.id for t in s.turns]) for s in d1.sessions] == [
+        ("mon", "2024-03-01T18:30", ["mon:T1"]),
+        ("2", None, ["own", "2:T2"]),
+    ]
+    assert [(t.id, t.speaker, t.text) for t in d2.turns] == [("S1:T1", "user", "elsewhere")]
+    assert d3.id == "d3"
+
+
+CALL = [{"type": "tool_use", "name": "clock"}, {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": None}]
+RESULT = [{"type": "tool_result", "tool_use_id": "x", "content": "noon"}, {"type": "image_url", "image_url": None}]
+
+
+def test_blank_turns_are_left_out_and_counted(written, caplog):
+    for text in (None, " \n", float("nan"), [], [None, {}], CALL, RESULT):
+        path = written("x.json", {"messages": [GOOD, {"role": "tool", "content": text}]})
+        caplog.clear()
+        corpus = read(path)
+        assert (len(corpus.dialogues[0].turns), corpus.blank) == (1, 1), text
+        assert caplog.messages == [f"{path}: turns without words or images, which are left out: 1"]
+    inline = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    shown = [{"type": "image_url", "image_url": {"url": "https://e.org/x"}}, "Look!", inline, {"text": "Nice."}]
+    turn = read(written("x.json", {"messages": [GOOD, {"role": "user", "content": shown}]})).dialogues[0].turns[1]
+    assert (turn.text, len(turn.images)) == ("Look!\nNice.", 2)
+
+
+def test_dialogues_of_blank_turns_are_left_out_unless_somebody_asks(written, refused):
+    lost = {"messages": [{"role": "assistant", "tool_calls": [{}]}]}
+    corpus = read(written("x.jsonl", {"role": "assistant", "tool_calls": []}, {"messages": [GOOD]}, lost))
+    assert ([d.id for d in corpus.dialogues], corpus.blank) == (["x-00002"], 2)
+    assert refused(written("y.jsonl", lost)) == ": holds no dialogues"
+    assert "the dialogue has no turns" in refused(written("z.jsonl", lost | {"questions": [{"text": "?"}]}))
+
+
+ASKED = [
+    {"text": "Who?", "answers": "Ana", "evidence": ["S1:T1", "S9:T1"], "split": "train"},
+    {"question": "Which?", "options": ["hi", "ho"], "answer": "ho", "evidence": "S1:T2", "split": "test", "id": "own"},
+    {"text": "All?", "options": ["hi", "ho", "3"], "answers": ["A", 3]},
+]
+
+
+def test_questions_in_a_chat(written):
+    messages = [GOOD, {"speaker": "Ben", "text": "ho"}]
+    apart = {"dialogue": "us", "questions": ASKED}
+    forms = (
+        [{"id": "us", "messages": messages, "questions": ASKED}],
+        [{"id": "us", "messages": messages}, apart, {"id": "we", "messages": messages}],
+        [{**messages[0], "dialogue": "us"}, apart, {**messages[1], "dialogue": "us"}],
+    )
+    for form in forms:
+        corpus = read(written("mine.jsonl", *form))
+        assert len(corpus.dialogue("us").turns) == 2
+        found = [(q.id, q.text, q.format, q.answers, q.evidence, q.split) for q in corpus.questions]
+        assert found == [
+            ("us-q000", "Who?", "direct", ("Ana",), ("S1:T1",), "train"),
+            ("own", "Which?", "single", ("B",), ("S1:T2",), "test"),
+            ("us-q002", "All?", "multi", ("A", "C"), (), None),
+        ]
+        assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
+
+
+def test_local_images_stay_in_the_data_folder(tmp_path, written):
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(b"x")
+    (data / "link.png").symlink_to(tmp_path / "secret.png")
+    (data / "a.png").write_bytes(b"x")
+    (data / "b.png").symlink_to(data / "a.png")
+    outside, gone, unusable = "outside the data folder", "no such file", "not a usable path"
+    bad = {"../secret.png": outside, "link.png": outside, "gone.png": gone, "nul\0.png": unusable}
+    for reference, message in bad.items():
+        with pytest.raises(ImagePathError, match=rf"\[line 2\]: image .*{message}"):
+            read(written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]}))
+    (dialogue,) = read(written("data/x.jsonl", {**GOOD, "images": ["b.png", str(data / "a.png")]})).dialogues
+    assert [image.path for image in dialogue.images] == [str((data / "a.png").resolve())] * 2
+
+
+DATA = seeds.SHAPED
+# BaseLoader makes text, lists and dictionaries alone: `no` is a key here, and nothing can be constructed
+MAPPING = yaml.load(seeds.MAPPING, yaml.BaseLoader)
+
+
+def write(folder: Path, mapping: Any, **files: Any) -> tuple[Path, str]:
+    """The JSON files and the mapping; what `read` takes."""
+    (folder / "data").mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / "data" / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    path = folder / "mapping.yaml"
+    path.write_text(mapping if isinstance(mapping, str) else yaml.safe_dump(mapping), encoding="utf-8")
+    return folder / "data", str(path)
+
+
+@pytest.mark.parametrize(("nested", "answers"), [(True, "letter"), (False, "index"), (True, "text")])
+def test_the_bundled_sample_in_other_shapes(tmp_path: Path, nested: bool, answers: str) -> None:
+    """Other names and values; questions in their dialogues, or in files of their own; sessions by name."""
+    corpus = read(sample_path() / "dev.jsonl")
+    dialogues, asked = [], []
+    for dialogue, questions in corpus.by_dialogue():
+        rows = []
+        for q in questions:
+            places = ["ABCDEF".index(letter) for letter in q.answers] if q.options else []
+            told = {"letter": q.answers, "index": [n + 1 for n in places], "text": [q.options[n] for n in places]}
+            about = {"ask": q.text, "kind": f"<{q.format}>", "dim": q.dimension}
+            row = {"qid": q.id, "meta": about, "of": dialogue.id, "choices": [{"says": text} for text in q.options]}
+            row |= {"gold": told[answers] if q.options else q.answers, "part": q.split}
+            rows.append({**row, "why": q.evidence, "shown": [index + 1 for index in q.images]})
+        asked += rows
+        parts = {
+            s.id: {"when": s.time, "log": [[t.id, t.speaker, t.text, [[i.caption] for i in t.images]] for t in s.turns]}
+            for s in dialogue.sessions
+        }
+        dialogues.append({"name": dialogue.id, "parts": parts, **({"qa": rows} if nested else {})})
+    mapping = f"""\
+        count_from: 1
+        dialogue: {{id: name, sessions: parts, {"records: all.those, questions: qa" if nested else "file: talk*"}}}
+        session: {{time: when, turns: log}}
+        turn: {{id: 0, speaker: 1, text: 2, images: "3?"}}
+        image: {{caption: 0}}
+        question: {{id: qid, text: meta.ask, format: meta.kind, dimension: meta.dim, split: part, options: choices,
+                   answers: gold, evidence: why, images: shown{"" if nested else ", dialogue: of, file: 'ask?.json'"}}}
+        option: {{text: says}}
+        answer: {{{answers}: .}}
+        values: {{format: {{<single>: single, <multi>: multi, <direct>: direct}}}}
+    """
+    files = {"x": {"all": {"those": dialogues}}} if nested else {"talks": dialogues, "ask1": asked}
+    folder, format = write(tmp_path, mapping, **files)
+    assert read(folder, format) == corpus
+    pieces = list(stream(folder, format))
+    assert (Corpus.merge(pieces), len(pieces)) == (corpus, len(corpus.dialogues))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("turn.txt", "unknown key"), ("turn.text", "turn.text: 'a..b' is not a")]
+)
+def test_a_mapping_that_is_none(tmp_path: Path, path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"mapping\.yaml: {message}"):
+        read(*write(tmp_path, changed(MAPPING, path, "a..b"), x=DATA))

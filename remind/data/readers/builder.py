@@ -67,6 +67,13 @@ class Place:
             raise self.error(f"{what} should be a list, not {_kind(value)}")
         return value
 
+    def turns(self, value: object, what: str, name: str) -> Iterator[tuple[str, Place, dict[str, Any]]]:
+        """The objects of a list of turns, each with an id that `name` makes of its number from 1, and its place."""
+        for number, turn in enumerate(self.sequence(value, what), start=1):
+            turn_id = name.format(number)
+            where = self.at(turn_id)
+            yield turn_id, where, where.mapping(turn, "a turn")
+
     def text(self, value: object, what: str) -> str:
         """A string, possibly empty."""
         if not isinstance(value, str):
@@ -100,6 +107,9 @@ class Place:
         if value is None or not (text := self.text(value, what)).strip():
             raise self.error(f"{what} is missing or blank")
         return text
+
+    def optional_name(self, value: object, what: str) -> str | None:
+        return None if value is None else self.name(value, what)
 
 
 def _kind(value: object) -> str:

@@ -46,10 +46,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         in_gold: list[str] = []
         for number, position in enumerate(order, start=1):
             draft.session(f"S{number}", times[position])
-            for count, value in enumerate(place.sequence(haystack[position] or [], "a session"), start=1):
-                turn_id = f"S{number}:T{count}"
-                where = place.at(turn_id)
-                turn = where.mapping(value, "a turn")
+            for turn_id, where, turn in place.turns(haystack[position] or [], "a session", f"S{number}:T{{}}"):
                 flag = turn.get("has_answer")
                 if flag is not None and not isinstance(flag, bool):
                     raise where.error("has_answer should be true or false")

@@ -193,8 +193,7 @@ class MappedReader:
             raise questions[0].place.error(f"its dialogue {shown(name)} is missing")
 
     def _name(self, field: str, place: Place, record: object) -> str | None:
-        value = self.find(field, place, record)
-        return None if value is None else place.name(value, field)
+        return place.optional_name(self.find(field, place, record), field)
 
     def _records(self, paths: Sequence[Path], kind: str) -> Iterator[_Entry]:
         """The dialogues, or the questions in records of their own, of the files that hold them."""
