@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -123,16 +125,15 @@ def _replaced(model: Any, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> It
 
     text = getattr(model, "transformer", None) or getattr(model.model, "language_model", model.model)
     modules = [*find_blocks(model), text.ln_f if hasattr(text, "ln_f") else text.norm]
-    originals = {layer: modules[layer].forward for layer in edits}
-    for layer in edits:
-        modules[layer].forward = lambda h, *args, layer=layer, **kwargs: originals[layer](
-            edits[layer](h), *args, **kwargs
-        )
-    try:
+    with ExitStack() as stack:
+        for layer, edit in edits.items():
+            wrapped = partial(_edited, modules[layer].forward, edit)
+            stack.enter_context(mock.patch.object(modules[layer], "forward", wrapped))
         yield
-    finally:
-        for layer in edits:
-            del modules[layer].forward
+
+
+def _edited(forward: Any, edit: Callable[[Tensor], Tensor], h: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return forward(edit(h), *args, **kwargs)
 
 
 @pytest.fixture(scope="session")

@@ -33,11 +33,6 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(1)
-
-
 def topk(pre: Tensor, k: int = K) -> Tensor:
     return torch.zeros_like(pre).scatter(-1, *pre.topk(k, dim=-1)[::-1])
 
