@@ -180,12 +180,11 @@ def steps(setting: Setting, tune: Literal["full", "lora"] = "lora", **more: Any)
 def _whole(setting: Setting, cfg: BenchStepConfig, model: Any, what: str = "") -> list[Figure]:
     """Time and peak memory of steps of `PRATrainer`, the latter against what it computes beforehand."""
     from benchmarks.bench_pra_step import LoopStep, taken
-    from remind.alignment.memory import capacity
-    from remind.alignment.step import memory_plan
+    from remind.alignment.step import capacity, memory_plan, most_memory
 
     step, there = LoopStep("shared", model, cfg), capacity(torch.device(setting.device))
     longest = max(example.longest for example in step.trainer.train_dataset.items)
-    planned = memory_plan(model, step.trainer.args, longest, cfg.answer).total()
+    planned = most_memory(memory_plan(model, step.trainer.args, longest, cfg.answer))
     computed = Figure(f"{what}memory by computation", planned / 2**30, "GiB")
     if planned > there:
         return [computed._replace(quantity=f"{computed.quantity}; not run, since there are {there / 2**30:.0f} GiB")]

@@ -146,7 +146,7 @@ def policies(cfg: PoliciesConfig) -> dict[str, Any]:
     for start in (name for name in FIGURES if name in found):
         arms = {name: reports for name, reports in found.items() if start in (name, ARMS[name].start)}
         method = getattr(cfg, ARMS[start].settings).method
-        references = {title: [_reports(cfg, method, answer)] for title, answer in _references(cfg, method).items()}
+        references = {title: [_reports(cfg, method, answer)] for title, answer in _references(method).items()}
         rows += _rows(cfg, start, arms, references)
     results = {"config": asdict(cfg), "rows": rows}
     write_json(out / "results.json", results)
@@ -185,14 +185,13 @@ def _reports(cfg: PoliciesConfig, method: Method, answer: Answerer) -> list[Figu
     return remembered(method, answer, lives)
 
 
-def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
+def _references(method: Method) -> dict[str, Answerer]:
     """Who needs no training: the expert that is imitated, one without mistakes, and policies of no use."""
     from remind.memory_training import pico
     from remind.memory_training import salimory as sali
     from remind.testbed.memory_world import ORACLE, Expert
 
-    world, end = cfg.rl.world, pico.END
-    expert = Expert(world.blind, world.missed, world.kept, world.blurred)
+    expert, end = Expert(), pico.END
 
     def each(reply: Callable[[Any], str]) -> Answerer:
         return lambda views: list(map(reply, views))

@@ -102,7 +102,6 @@ class Answering:
         from remind.evaluation.answerers import LocalAnswers, answerer_of
         from remind.evaluation.run import Models, with_images
         from remind.evaluation.team import Team
-        from remind.models.backbone import BackboneSize
         from remind.perception import Perception
         from remind.perception.auxiliary import open_llm
 
@@ -111,9 +110,8 @@ class Answering:
         models = Models(asked, Team(), answerer=answerer_of(model, processing_class, asked))
         self.answerer, perception = models.answerer, cfg.perception
         if isinstance(self.answerer, LocalAnswers):
-            own = self.answerer.backbone
-            size = BackboneSize(own.name, own.n_layers, own.hidden_size, own.causal, own.max_length)
-            perception = with_cap(BuildStatesConfig("", None, levels=("x0",), perception=perception), size).perception
+            build = BuildStatesConfig("", None, levels=("x0",), perception=perception)
+            perception = with_cap(build, self.answerer.backbone).perception
         cache = None if cfg.cache is None else Path(cfg.cache).expanduser() / "index"
         self._perception = Perception(perception, models.encoder, open_llm(cfg.llm, models.encoder), cache)
 

@@ -49,11 +49,10 @@ def check_states(cfg: CheckStatesConfig) -> dict[str, Any]:
 
 def questions_of(folder: str | Path, split: str, most: int) -> list[StateRecord]:
     """At most so many questions of a split with a gold answer, spread evenly."""
+    from remind.data.dialogue import spread
     from remind.states.dataset import iterate_states
 
-    there = [record for record in iterate_states(folder, split) if record.target and record.answers]
-    count = min(most, len(there))
-    return [there[place * len(there) // count] for place in range(count)]
+    return spread([record for record in iterate_states(folder, split) if record.target and record.answers], most)
 
 
 def measure(

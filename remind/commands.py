@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from pkgutil import resolve_name
 
 
@@ -18,8 +19,8 @@ class Command:
     """A subcommand of `remind`.
 
     Attributes:
-        config: its config dataclass as "module:Name".
-        function: what runs it, as "module:name"; takes the config.
+        config: its config dataclass as "module:Name", in `remind`.
+        function: what runs it, as "module:name" there; takes the config.
         positional: fields that may be given as leading plain words, in this order.
         repeatable: fields that may be given several times.
     """
@@ -31,7 +32,7 @@ class Command:
 
     def config_type(self) -> type:
         """The config dataclass, imported; the first line of its docstring says what the command does."""
-        config: type = resolve_name(self.config)
+        config: type = resolve_name(f"remind.{self.config}")
         return config
 
     @property
@@ -40,38 +41,28 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("remind.demo:DemoConfig", "remind.demo:demo"),
-    "train-sae": Command("remind.train_sae.config:TrainSAEConfig", "remind.train_sae:train_sae"),
-    "check-sae": Command("remind.train_sae.config:CheckSAEConfig", "remind.grounding.check:check_sae"),
-    "build-states": Command("remind.build.config:BuildStatesConfig", "remind.build.states:build", repeatable=("ask",)),
-    "check-states": Command(
-        "remind.train_pra.config:CheckStatesConfig", "remind.check_states:check_states", positional=("states",)
-    ),
-    "train-pra": Command("remind.train_pra.config:TrainConfig", "remind.check_states:train"),
-    "export": Command("remind.train_pra.config:ExportConfig", "remind.train_pra.export:export"),
-    "evaluate": Command("remind.evaluation.config:EvaluateConfig", "remind.memory.run:evaluate_and_show"),
-    "answer": Command("remind.ask:AnswerConfig", "remind.ask:answer_and_show", repeatable=("ask",)),
-    "compare": Command(
-        "remind.evaluation.config:CompareConfig",
-        "remind.evaluation.compare:compare_and_show",
-        positional=("first", "second"),
-    ),
-    "run-memory": Command("remind.memory.config:RunMemoryConfig", "remind.memory.run:run_memory"),
-    "score-memory": Command("remind.memory.config:ScoreMemoryConfig", "remind.memory.score:score_and_show"),
-    "train-memory": Command(
-        "remind.memory_training.config:TrainMemoryConfig", "remind.memory_training.train:train_memory"
-    ),
-    "prompts": Command("remind.prompts:PromptsConfig", "remind.prompts:write_templates"),
-    "inspect": Command("remind.viewing.config:InspectConfig", "remind.viewing.inspector:inspect_grounding"),
-    "feature-pages": Command(
-        "remind.viewing.config:FeaturePagesConfig", "remind.viewing.workbench:write_feature_pages"
-    ),
-    "compare-models": Command("remind.viewing.config:CompareModelsConfig", "remind.viewing.diff:compare_models"),
-    "plot-run": Command("remind.viewing.config:PlotRunConfig", "remind.viewing.plots:plot_run"),
-    "make-world": Command("remind.testbed.ladder:MakeWorldConfig", "remind.testbed.ladder:write_world"),
-    "build-refmem": Command("remind.refmem.config:RefMemConfig", "remind.refmem.build:build_refmem"),
-    "annotate-refmem": Command("remind.refmem.config:AnnotateConfig", "remind.refmem.annotate:write_pages"),
-    "merge-annotations": Command("remind.refmem.config:MergeConfig", "remind.refmem.merge:merge"),
+    "demo": Command("demo:DemoConfig", "demo:demo"),
+    "train-sae": Command("train_sae.config:TrainSAEConfig", "train_sae:train_sae"),
+    "check-sae": Command("train_sae.config:CheckSAEConfig", "grounding.check:check_sae"),
+    "build-states": Command("build.config:BuildStatesConfig", "build.states:build", repeatable=("ask",)),
+    "check-states": Command("train_pra.config:CheckStatesConfig", "check_states:check_states", ("states",)),
+    "train-pra": Command("train_pra.config:TrainConfig", "check_states:train"),
+    "export": Command("train_pra.config:ExportConfig", "train_pra.export:export"),
+    "evaluate": Command("evaluation.config:EvaluateConfig", "memory.run:evaluate_and_show"),
+    "answer": Command("ask:AnswerConfig", "ask:answer_and_show", repeatable=("ask",)),
+    "compare": Command("evaluation.config:CompareConfig", "evaluation.compare:compare_and_show", ("first", "second")),
+    "run-memory": Command("memory.config:RunMemoryConfig", "memory.run:run_memory"),
+    "score-memory": Command("memory.config:ScoreMemoryConfig", "memory.score:score_and_show"),
+    "train-memory": Command("memory_training.config:TrainMemoryConfig", "memory_training.train:train_memory"),
+    "prompts": Command("commands:PromptsConfig", "commands:write_templates"),
+    "inspect": Command("viewing.config:InspectConfig", "viewing.inspector:inspect_grounding"),
+    "feature-pages": Command("viewing.config:FeaturePagesConfig", "viewing.workbench:write_feature_pages"),
+    "compare-models": Command("viewing.config:CompareModelsConfig", "viewing.diff:compare_models"),
+    "plot-run": Command("viewing.config:PlotRunConfig", "viewing.plots:plot_run"),
+    "make-world": Command("testbed.ladder:MakeWorldConfig", "testbed.ladder:write_world"),
+    "build-refmem": Command("refmem.config:RefMemConfig", "refmem.build:build_refmem"),
+    "annotate-refmem": Command("refmem.config:AnnotateConfig", "refmem.annotate:write_pages"),
+    "merge-annotations": Command("refmem.config:MergeConfig", "refmem.merge:merge"),
 }
 
 
@@ -110,7 +101,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
         del argv[place : place + 2]
     cli.main(
         command.config_type(),
-        command.function,
+        f"remind.{command.function}",
         command.help,
         argv,
         prog=f"remind {name}",
@@ -128,6 +119,33 @@ def _use_prompts(folder: str) -> None:
     except RemindError as error:
         print(f"error: --prompts: {told(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@dataclass
+class PromptsConfig:
+    """Write the prompt templates to a folder, to change them there and pass it as --prompts to any command."""
+
+    out: str
+    """Folder for them; FIELDS.md in it says what each may use. Templates that you do not change can be deleted."""
+
+
+def write_templates(cfg: PromptsConfig) -> None:
+    """See `PromptsConfig`. Raises ConfigError for a folder that is not empty."""
+    from remind.core.errors import ConfigError
+    from remind.core.files import write_text
+    from remind.states.prompts import FOLDER, outline
+
+    out = Path(cfg.out)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty; choose another out")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = ["| template | fields |", "|---|---|"]
+    for path in sorted(FOLDER.glob("*.j2")):
+        text = path.read_text(encoding="utf-8")
+        write_text(out / path.name, text)
+        rows.append(f"| {path.name} | {', '.join(sorted(outline(text, path)[0])) or '-'} |")
+    write_text(out / "FIELDS.md", "\n".join(rows) + "\n")
+    print(f"{len(rows) - 2} templates: {out}")
 
 
 def usage() -> str:

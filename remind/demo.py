@@ -50,7 +50,7 @@ class DemoConfig:
     """Run the whole pipeline once on a small world, and show what x0, x1, x2 and alignment do for a small model."""
 
     out: str = "runs/demo"
-    """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports, plot."""
+    """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports."""
     seed: Seed = 0
     """The world, and the order of the training examples."""
     world: WorldConfig = field(default_factory=lambda: WorldConfig(train=20, dev=1, test=8))
@@ -71,8 +71,6 @@ class DemoConfig:
     """The training loop, of SFT too."""
     workers: Workers = 2
     """Processes that build states; with more than one the two runs are trained at the same time."""
-    overwrite: bool = True
-    """Replace what an earlier demo left in out."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -83,13 +81,8 @@ def demo(cfg: DemoConfig) -> Path:
 
     Returns:
         The exported checkpoint.
-
-    Raises:
-        ConfigError: out exists and overwrite is off.
     """
     out = Path(cfg.out)
-    if out.exists() and not cfg.overwrite:
-        raise ConfigError(f"{out} exists; choose another out or set overwrite")
     from remind.evaluation.compare import compare
     from remind.evaluation.compare import table as compared
     from remind.evaluation.config import CompareConfig
@@ -131,8 +124,7 @@ def demo(cfg: DemoConfig) -> Path:
     if cfg.world.dev and cfg.trainer.eval_strategy != "no":
         _show(*_held_out({PRA: out / "run-pra", sft: out / "run-sft"}))
     write_json(out / "ladder.json", rows)
-    print(f"\nplot: {plot(rows, out / 'ladder.png')}")
-    print(f"dialogues: {out / 'states.jsonl'}; states: {states}; SAEs: {saes}")
+    print(f"\ndialogues: {out / 'states.jsonl'}; states: {states}; SAEs: {saes}")
     print(f"report: {out / 'evaluation' / 'report.html'}; before: {out / 'evaluation-before' / 'report.html'}")
     exported = out / "run-pra-exported"
     print(f"exported checkpoint: {exported}")
@@ -234,27 +226,6 @@ def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "
 
     levels = [(f"{title}, {level}", row, level) for title, row in rows.items() for level in LEVELS]
     return plain(["", *names], [[head, *(f"{row[name][level]:.2f}" for name in names)] for head, row, level in levels])
-
-
-def plot(rows: Mapping[str, Row], path: Path) -> Path:
-    """Accuracy under x0, x1, x2 before and after, over all formats."""
-    from remind.viewing.plots import LEVEL_COLOURS
-    from sae.figures import Picture, new_figure
-
-    figure = new_figure(7.5, 1.2 + 0.6 * len(rows))
-    axes = figure.subplots()
-    for place, row in enumerate(rows.values()):
-        for number, level in enumerate(LEVELS):
-            value = row["all"][level]
-            axes.barh(place + (number - 1) * 0.26, value, 0.24, color=LEVEL_COLOURS[level], label=level)
-            axes.text(value + 0.01, place + (number - 1) * 0.26, f"{value:.2f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.08)
-    axes.set_xlabel("test questions answered rightly")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[: len(LEVELS)], labels[: len(LEVELS)], loc="outside lower right", ncols=3, frameon=False)
-    return Picture(figure).save(path)
 
 
 def _example(questions: Sequence[StateRecord]) -> str:

@@ -10,6 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,3 +103,24 @@ def browser() -> Iterator[Any]:
         opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Any]:
+    """Opens a page from disk without a network, in a context of its own or a given one, with what its console says."""
+    contexts = []
+
+    def opened(path: Path, context: Any = None) -> SimpleNamespace:
+        if context is None:
+            contexts.append(browser.new_context(viewport={"width": 1280, "height": 860}, offline=True))
+        one = SimpleNamespace(page=(context or contexts[-1]).new_page(), said=[])
+        one.page.set_default_timeout(60_000)
+        one.page.on("console", lambda message: one.said.append(f"{message.type}: {message.text}"))
+        one.page.on("pageerror", lambda error: one.said.append(f"error: {error}"))
+        one.page.goto(path.as_uri())
+        one.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+        return one
+
+    yield opened
+    for context in contexts:
+        context.close()

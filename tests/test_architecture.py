@@ -12,7 +12,6 @@ ORDER = (
     "core",
     "data",
     "states",
-    "prompts",
     "text",
     "models",
     "train_sae",

@@ -35,7 +35,6 @@ def made() -> list[StateRecord]:
 @pytest.fixture(scope="module")
 def folder(made: list[StateRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("world") / "states"
-    path.mkdir()
     write_states(path, made, {"inputs": {}})
     return path
 
@@ -63,6 +62,8 @@ def test_what_the_states_of_a_world_add(nano: Backbone, folder: Path, capsys: py
     dev = questions_of(folder, "dev", 16)
     assert len(dev) == 16
     assert {record.split for record in dev} == {"dev"}
+    bare = replace(dev[1], x2=dev[1].x1)
+    assert with_other_summaries([bare, *dev[2:]])[0] == bare
     changed = with_other_summaries(dev)
     for before, after in zip(dev, changed, strict=True):
         assert summary_of(after) in {summary_of(other) for other in dev if other is not before}
@@ -89,27 +90,11 @@ def test_it_warns_where_the_teacher_adds_nothing(
     assert "another question's summary does as well" in capsys.readouterr().err
 
 
-def test_a_question_without_a_summary_stays_as_it_is(made: list[StateRecord]) -> None:
-    bare = replace(made[1], x2=made[1].x1)
-    changed = with_other_summaries([made[0], bare, made[2]])
-    assert changed[1] == bare
-    assert [summary_of(changed[place]) for place in (0, 2)] == [summary_of(made[place]) for place in (2, 0)]
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"target": None, "answers": ()}, "no question of split dev has a gold answer"),
-        ({"split": "train"}, "split dev"),
-    ],
-)
-def test_states_that_cannot_be_checked(
-    made: list[StateRecord], tmp_path: Path, change: dict[str, object], what: str
-) -> None:
-    (tmp_path / "s").mkdir()
-    write_states(tmp_path / "s", [replace(record, **change) for record in made[:4]], {"inputs": {}})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=what):
-        check_states(CheckStatesConfig(str(tmp_path / "s")))
+def test_states_that_cannot_be_checked(made: list[StateRecord], tmp_path: Path) -> None:
+    for name, change in (("unlabelled", {"target": None, "answers": ()}), ("no-dev", {"split": "train"})):
+        write_states(tmp_path / name, [replace(record, **change) for record in made[:4]])  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="no question of split dev has a gold answer"):
+            check_states(CheckStatesConfig(str(tmp_path / name)))
 
 
 def test_train_pra_checks_its_teacher_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from benchmarks.bench_sae import batches
 from remind.alignment.config import Objective
 from remind.alignment.examples import Example
 from remind.alignment.model import trainable
-from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
@@ -50,24 +49,6 @@ def assert_near(found: Tensor, expected: Tensor, share: float) -> None:
     assert found.shape == expected.shape
     difference = (found.double().cpu() - expected).abs().max()
     assert float(difference) <= share * float(expected.abs().max())
-
-
-def test_the_loss_and_its_gradients() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(12, 5000, generator=generator, dtype=torch.float64) * 4 for _ in range(3)]
-    targets = torch.randint(0, 5000, (12,), generator=generator)
-
-    def compute(place: Place) -> list[Tensor]:
-        logits = [value.to(place[0], getattr(torch, place[1])).requires_grad_() for value in values]
-        loss = pra_loss(*logits, targets.to(place[0]), target_grad="flow")
-        loss.total.backward()
-        parts = [loss.total, loss.hard, loss.dist01, loss.dist12, loss.jsd01, loss.jsd12]
-        return [part.detach() for part in parts] + [one.grad for one in logits if one.grad is not None]
-
-    found, expected = both(compute)
-    assert len(found) == 9
-    for one, other in zip(found, expected, strict=True):
-        assert_near(one, other, 1e-5)
 
 
 @pytest.mark.parametrize("sharing", [False, True])

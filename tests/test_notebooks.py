@@ -21,13 +21,33 @@ ON_NANO = {
     "02_grounding": {'"smollm2"': '"nano"', '"q0148"': '"test-0001-q01"'},
     "04_from_dialogue_to_checkpoint": {'"smollm2"': '"nano"'},
 }
-#: What each must show: pictures, and HTML of text.
+#: What each shows at the least, pictures and HTML of text, and what holds when it has run.
 SHOWN = {
-    "01_probe_sae_features": (3, 5),
-    "02_grounding": (3, 2),
-    "03_alignment": (3, 1),
-    "04_from_dialogue_to_checkpoint": (1, 1),
-    "05_what_did_alignment_change": (3, 1),
+    "01_probe_sae_features": (
+        (3, 5),
+        "len(bench.layers) == 2 and examples[LAYER].n_tokens > 1000 and top_features(encoded, LAYER, span=span)"
+        # replies as they are, steered and ablated
+        " and 'poker' in pages and pages.count('as it is') > 1",
+    ),
+    "02_grounding": (
+        (3, 2),
+        "trace.state.blocks and carried and '[ATTENTION]' in pages"
+        " and sum(f'>{turn.id} ' in pages for turn in state.turns) > 15",
+    ),
+    # the run that learned and the one that forgot
+    "03_alignment": (
+        (3, 1),
+        "(one := accuracy(list(runs.values())[0]))[-1] > max(one[0], accuracy(list(runs.values())[1])[-1])",
+    ),
+    "04_from_dialogue_to_checkpoint": (
+        (1, 1),
+        "Path(model, 'model.safetensors').is_file() and texts.count(\"'after'\")",
+    ),
+    "05_what_did_alignment_change": (
+        (3, 1),
+        "ends['before'] <= rises['random'][2] < rises['changed'][2] <= ends['residual stream']"
+        " and figures['salience']['attention']['3']['difference']['value'] > 0",
+    ),
 }
 
 
@@ -46,119 +66,51 @@ def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
     assert "<script" not in text.lower()
     assert "/home/" not in text
     assert str(FOLDER.parent) not in text
-    _check_outputs(path.stem, book)
+    _check_outputs(path.stem, code)
     assert all(code[0].source.count(name) == 1 for name in ON_NANO.get(path.stem, {}))
     imported = re.findall(r"^(?:from|import) (remind[\w.]*)", "\n".join(cell.source for cell in code), re.M)
     assert set(imported) <= {"remind", "remind.viewing"}
 
 
-@pytest.fixture
-def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Executes a notebook's cells in this process, in a folder of its own; returns it with outputs, and a value."""
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in this process, in a folder of its own."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
     # it puts a module of its own in the place of __main__
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.chdir(tmp_path)
-
-    def run(path: Path, last: str = "None") -> tuple[Any, Any]:
-        book = nbformat.read(path, as_version=4)
-        shell = InteractiveShell(
-            config=Config(HistoryManager={"enabled": False}), ipython_dir=str(tmp_path / "ipython")
-        )
-        code = [cell for cell in book.cells if cell.cell_type == "code"]
-        for name, replacement in ON_NANO.get(path.stem, {}).items():
-            code[0].source = code[0].source.replace(name, replacement)
-        for cell in code:
-            done = shell.run_cell(cell.source)
-            done.raise_error()
-            data = {} if done.result is None else shell.display_formatter.format(done.result)[0]
-            cell.outputs = [nbformat.from_dict({"output_type": "execute_result", "data": data})] if data else []
-        return book, shell.run_cell(last).result
-
-    return run
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}), ipython_dir=str(tmp_path / "ipython"))
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for name, replacement in ON_NANO.get(path.stem, {}).items():
+        code[0].source = code[0].source.replace(name, replacement)
+    for cell in code:
+        done = shell.run_cell(cell.source)
+        done.raise_error()
+        data = {} if done.result is None else shell.display_formatter.format(done.result)[0]
+        cell.outputs = [nbformat.from_dict({"output_type": "execute_result", "data": data})] if data else []
+    _check_outputs(path.stem, code)
+    pages, texts = ("\n".join(_outputs(code, kind)) for kind in ("text/html", "text/plain"))
+    shell.user_ns |= {"pages": pages, "texts": texts, "accuracy": _accuracy, "Path": Path}
+    held = shell.run_cell(SHOWN[path.stem][1])
+    held.raise_error()
+    assert held.result
 
 
-def _outputs(book: Any, kind: str) -> list[str]:
-    return [
-        output.data[kind]
-        for cell in book.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if output.output_type == "execute_result" and kind in output.data
-    ]
-
-
-def _check_outputs(stem: str, book: Any, more: tuple[int, int] = (0, 0)) -> None:
-    pictures, pages = (least + other for least, other in zip(SHOWN[stem], more, strict=True))
-    assert len(_outputs(book, "image/png")) >= pictures
-    assert len(_outputs(book, "text/html")) >= pages
-
-
-@pytest.mark.slow
-def test_probing(executed: Any) -> None:
-    last = "[len(bench.layers), examples[LAYER].n_tokens, len(top_features(encoded, LAYER, span=span))]"
-    book, (layers, tokens, features) = executed(BOOKS[0], last)
-    # nano sees images: two tables of their features and a heat map
-    _check_outputs("01_probe_sae_features", book, more=(1, 2))
-    assert layers == 2
-    assert tokens > 1000
-    assert features > 0
-    pages = _outputs(book, "text/html")
-    assert any("poker" in page for page in pages)
-    # replies as they are, steered and ablated
-    assert sum("as it is" in page for page in pages) == 2
-
-
-@pytest.mark.slow
-def test_grounding(executed: Any) -> None:
-    last = "[len(trace.state.blocks), [turn.id for turn in state.turns], carried]"
-    book, (blocks, turns, carried) = executed(BOOKS[1], last)
-    _check_outputs("02_grounding", book)
-    assert blocks > 0
-    assert carried
-    page = _outputs(book, "text/html")[0]
-    assert page.count("<p ") >= 17
-    assert sum(f">{turn} " in page for turn in turns) == 16
-    assert "[ATTENTION]" in _outputs(book, "text/html")[-1]
-
-
-@pytest.mark.slow
-def test_alignment_tells_the_run_that_learned_from_the_one_that_forgot(executed: Any) -> None:
+def _accuracy(run: str) -> list[float]:
     from remind.alignment.metrics import read_metrics
 
-    book, folders = executed(BOOKS[2], "list(runs.values())")
-    _check_outputs("03_alignment", book)
-    anchored, drifting = (read_metrics(folder) for folder in folders)
-    assert _accuracy(anchored)[-1] > _accuracy(anchored)[0]
-    assert _accuracy(drifting)[-1] < _accuracy(anchored)[-1]
-    for rows in (anchored, drifting):
-        jsd = [row["jsd01"] for row in rows if row["kind"] == "train"]
-        assert sum(jsd[-4:]) < sum(jsd[:4])
+    return [row["x0"] for row in read_metrics(run) if row["kind"] == "accuracy"]
 
 
-def _accuracy(rows: list[dict[str, Any]]) -> list[float]:
-    return [row["x0"] for row in rows if row["kind"] == "accuracy"]
+def _outputs(code: list[Any], kind: str) -> list[str]:
+    results = [output for cell in code for output in cell.outputs if output.output_type == "execute_result"]
+    return [output.data[kind] for output in results if kind in output.data]
 
 
-@pytest.mark.slow
-def test_from_dialogue_to_checkpoint(executed: Any) -> None:
-    book, model = executed(BOOKS[3], "model")
-    _check_outputs("04_from_dialogue_to_checkpoint", book)
-    assert (Path(model) / "config.json").is_file()
-    assert (Path(model) / "model.safetensors").is_file()
-    answers = _outputs(book, "text/plain")[-1]
-    assert "What does Clara grow?" in answers
-    assert answers.count("'after'") == 7
-
-
-@pytest.mark.slow
-def test_what_alignment_changed(executed: Any) -> None:
-    last = (
-        "[rises['changed'][2], rises['random'][2], ends, figures['salience']['attention']['3']['difference']['value']]"
-    )
-    book, (changed, random, ends, salience) = executed(BOOKS[4], last)
-    _check_outputs("05_what_did_alignment_change", book)
-    assert ends["before"] <= random < changed <= ends["residual stream"]
-    assert salience > 0
+def _check_outputs(stem: str, code: list[Any]) -> None:
+    pictures, pages = SHOWN[stem][0]
+    assert len(_outputs(code, "image/png")) >= pictures
+    assert len(_outputs(code, "text/html")) >= pages

@@ -1,6 +1,7 @@
 """Operations and LLM calls per question against the length of the history; needs no weights and no GPU."""
 
-from experiments.cost import InferenceCostConfig, inference_cost
+from experiments.cost.curve import InferenceCostConfig
+from experiments.cost.run import inference_cost
 from remind.core.cli import main
 
 if __name__ == "__main__":

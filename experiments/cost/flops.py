@@ -116,13 +116,9 @@ def load_config(model: str) -> Any:
 
     from remind.models.backbone import kind_of, model_folder
 
-    try:
-        folder = model_folder(model)
-    except ModelError:
-        folder = None
-    if folder is None or not (folder / "config.json").is_file():
-        known = ", ".join(_BUILT_IN)
-        raise ModelError(f"{model}: neither one of {known} nor a folder with a config.json, nor fetched from the hub")
+    folder = model_folder(model)
+    if folder is None:
+        raise ModelError(f"{model}: not fetched from the hub yet")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
-from remind.data.readers import FORMATS, read, sniff
+from remind.data.readers import format_of, read
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def load(paths: Sequence[str], limit: int | None = None) -> list[DialogueQuestio
     asked: list[DialogueQuestions] = []
     for path in paths:
         corpus = read(path)
-        name = _format(Path(path))
+        name = format_of(path)
         found = []
         for dialogue, questions in corpus.by_dialogue():
             pairs = [(q, gold) for q in questions if len(gold := gold_turns(dialogue, q))][:limit]
@@ -76,11 +75,3 @@ def load(paths: Sequence[str], limit: int | None = None) -> list[DialogueQuestio
     if len(set(keys)) < len(keys):
         raise ConfigError(f"dialogue {next(k for k in keys if keys.count(k) > 1)[1]!r} stands in two of the data files")
     return asked
-
-
-def _format(path: Path) -> str:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    for file in files:
-        if file.is_file() and file.suffix in {".json", ".jsonl", ".csv"} and (name := sniff(file)) in FORMATS:
-            return str(name)
-    return path.stem

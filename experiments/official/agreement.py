@@ -10,14 +10,17 @@ from typing import Any, Literal
 from sklearn.metrics import cohen_kappa_score
 
 from experiments.official.files import ResultFile
-from experiments.official.longmemeval import Reference, load_references, open_judge, verdict_of
+from experiments.official.longmemeval import Reference, load_references, verdict_of
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
+from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.run import Models
 from remind.evaluation.statistics import wilson
 from remind.evaluation.tables import plain
+from remind.evaluation.team import Team
 from remind.llm.endpoints import LLMConfig
-from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, OfflineLLM
+from remind.perception.auxiliary import AuxiliaryLLM
 
 _UNGROUPED = "none"
 
@@ -132,11 +135,8 @@ def ask(judge: AuxiliaryLLM, labelled: Sequence[Labelled], path: str | Path) -> 
     return [ruling.value for ruling in judge_answers(judge, [item.case for item in labelled if item.case])]
 
 
-def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> dict[str, Any]:
-    """See `AgreementConfig`. A dry run writes nothing and returns what it would ask.
-
-    Args:
-        judge: any backend, in place of the one `cfg.judge` names.
+def judge_agreement(cfg: AgreementConfig) -> dict[str, Any]:
+    """See `AgreementConfig`.
 
     Raises:
         DataError: files that cannot be used.
@@ -144,15 +144,8 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
     """
     questions = load_references(cfg.questions) if cfg.questions else None
     labelled = load_labels(cfg.labels, questions)
-    chats = None
-    if judge is None and cfg.judge == "llm":
-        model, chats = open_judge(cfg.llm)
-        judge = ChatLLM({"judge": model})
-    judge = judge or OfflineLLM()
+    judge = Models(EvaluateConfig("", "", "", judge=cfg.judge, llm=cfg.llm), Team()).judge
     verdicts = ask(judge, labelled, cfg.labels)
-    if chats is not None and chats.dry is not None:
-        print(chats.dry.report())
-        return {"dry_run": chats.ledger.summary()}
     inputs = {"labels": cfg.labels, "questions": cfg.questions}
     result = {
         "format": "remind-judge-agreement",
@@ -184,14 +177,11 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join([f"judge: {result['judge']}", plain(heads, rows), mean])
 
 
-def agreement_and_show(cfg: AgreementConfig) -> None:
-    """`judge_agreement`, then the table."""
-    result = judge_agreement(cfg)
-    if "dry_run" not in result:
-        print(table(result))
-
-
 if __name__ == "__main__":
     from remind.core.cli import main
 
-    main(AgreementConfig, agreement_and_show, "Compare a judge's verdicts with labels in a file, by dimension.")
+    main(
+        AgreementConfig,
+        lambda cfg: print(table(judge_agreement(cfg))),
+        "Compare a judge's verdicts with labels in a file, by dimension.",
+    )

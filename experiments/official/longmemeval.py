@@ -1,4 +1,4 @@
-"""LongMemEval's hypothesis and judged rows: reading, judging, accuracy by question type (Wu et al., 2025)."""
+"""LongMemEval's hypothesis and judged rows: reading, accuracy by question type (Wu et al., 2025)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.evaluation.judge import LONGMEMEVAL, Case, LongMemEvalJudge, judge_answers
+from remind.evaluation.judge import LONGMEMEVAL
 from remind.evaluation.statistics import wilson
-from remind.llm.client import Chats
-from remind.llm.request import ChatModel
-
-if TYPE_CHECKING:
-    from remind.llm.endpoints import LLMConfig
 
 TYPES = tuple(LONGMEMEVAL)
 LABEL = "autoeval_label"
@@ -91,39 +86,6 @@ def verdict_of(row: Mapping[str, Any]) -> bool | None:
     """The row's label; None where it has none."""
     label = row.get(LABEL)
     return label.get("label") if isinstance(label, dict) else None
-
-
-def judge_rows(rows: Sequence[dict[str, Any]], references: Mapping[str, Reference], model: ChatModel) -> Counter[str]:
-    """Set `autoeval_label` of every row whose question is known by a chat model's verdict, in the role of its type.
-
-    The label is null where the judge gave no verdict; that counts neither for nor against. A blank hypothesis is
-    rejected without asking, an abstention question's too: saying nothing notices nothing.
-
-    Returns:
-        How often the judge gave no verdict, by reason.
-    """
-    known = [row for row in rows if row["question_id"] in references]
-    asked = [(references[row["question_id"]], row["hypothesis"]) for row in known]
-    judge = LongMemEvalJudge({"judge": model}, {one.question_id: one.type for one, _ in asked})
-    cases = [Case(one.question, (one.answer,), said) for one, said in asked]
-    verdicts = judge_answers(judge, cases, [one.question_id for one, _ in asked])
-    for row, verdict in zip(known, verdicts, strict=True):
-        row[LABEL] = {"model": model.name, "label": verdict.value}
-    return Counter(verdict.failure or "neither" for verdict in verdicts if verdict.value is None)
-
-
-def open_judge(cfg: LLMConfig) -> tuple[ChatModel, Chats]:
-    """The endpoint that judges, and the ledger of what it is asked.
-
-    Raises:
-        ConfigError: there is none.
-        ModelError: it cannot be used.
-    """
-    chats = Chats(cfg)
-    model = chats.stage("judge")
-    if model is None:
-        raise ConfigError("there is no endpoint for the judge; set llm.judge or llm.default")
-    return model, chats
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], references: Mapping[str, Reference]) -> dict[str, Any]:

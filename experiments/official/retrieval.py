@@ -17,7 +17,7 @@ from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
 from remind.evaluation.statistics import Estimate, bootstrap
 from remind.evaluation.tables import percent, plain
 from remind.perception import PerceptionConfig
-from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
+from sae.ranges import PositiveInt, Resamples, check_ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +39,6 @@ class ScoreRetrievalConfig:
     """File of native instances, with haystacks."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     """What ranks: cue, hybrid, bm25, dense."""
-    ks: list[PositiveInt] = field(default_factory=lambda: list(KS))
-    """How many turns, and sessions, are looked at."""
     cache: str = "~/.cache/remind"
     """Folder for dialogue indexes; safe to delete."""
     out: str | None = None
@@ -49,8 +47,6 @@ class ScoreRetrievalConfig:
     """At most this many instances, the first ones; for a quick look."""
     bootstrap: Resamples = 1000
     """Resamples behind each interval."""
-    seed: Seed = 0
-    """Of the resampling."""
     device: str = "cpu"
     """Device of the text encoder."""
 
@@ -60,8 +56,6 @@ class ScoreRetrievalConfig:
         if unknown or not self.methods:
             problem = f"no method {unknown[0]!r}" if unknown else "no method is named"
             raise ConfigError(f"{problem}; there are {', '.join(METHODS)}")
-        if not self.ks:
-            raise ConfigError("ks must name one number or more")
 
 
 @dataclass(frozen=True)
@@ -144,9 +138,7 @@ def user_turns(haystack: Haystack, ranked: Iterable[str]) -> list[str]:
 def average(
     haystacks: Sequence[Haystack],
     rankings: Sequence[Sequence[str]],
-    ks: Sequence[int] = KS,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Means over the questions that take part, with bootstrap intervals, and how many were left out.
 
@@ -157,11 +149,11 @@ def average(
     for haystack, ranked in zip(haystacks, rankings, strict=True):
         if not haystack.scored:
             continue
-        for level, figures in score_ranking(haystack, ranked, ks).items():
+        for level, figures in score_ranking(haystack, ranked).items():
             for name, value in figures.items():
                 values[level].setdefault(name, []).append(value)
     estimates: dict[str, dict[str, Estimate | None]] = {
-        level: {name: bootstrap(numbers, resamples, seed) for name, numbers in figures.items()}
+        level: {name: bootstrap(numbers, resamples) for name, numbers in figures.items()}
         for level, figures in values.items()
     }
     abstention = sum("_abs" in haystack.question_id for haystack in haystacks)
@@ -234,7 +226,7 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
         "config": asdict(cfg),
         "inputs": {Path(cfg.input).name: sha256_file(cfg.input)},
         "encoder": encoder.name,
-        "methods": {name: average(haystacks, ranked[name], cfg.ks, cfg.bootstrap, cfg.seed) for name in cfg.methods},
+        "methods": {name: average(haystacks, ranked[name], cfg.bootstrap) for name in cfg.methods},
     }
     if cfg.out is not None:
         write_json(cfg.out, result)
@@ -243,16 +235,15 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
 
 def table(result: Mapping[str, Any]) -> str:
     """The figures in plain lines, in percent."""
-    ks = result["config"]["ks"]
     counts = next(iter(result["methods"].values()))["counts"]
     rows = [
-        [f"{method} {level} {name}", *(percent(row[level].get(f"{name}@{k}")) for k in ks)]
+        [f"{method} {level} {name}", *(percent(row[level].get(f"{name}@{k}")) for k in KS)]
         for method, row in result["methods"].items()
         for level in ("turn", "session")
         for name in ("recall_any", "recall_all", "ndcg_any")
     ]
     left_out = f"{counts['abstention']} abstention, {counts['without_gold']} without evidence from the user"
-    return f"{counts['questions']} questions; left out: {left_out}\n{plain(['', *(f'@{k}' for k in ks)], rows)}"
+    return f"{counts['questions']} questions; left out: {left_out}\n{plain(['', *(f'@{k}' for k in KS)], rows)}"
 
 
 if __name__ == "__main__":

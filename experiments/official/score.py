@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from experiments.official import locomo, longmemeval
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.judge import role_prompts
 from remind.evaluation.tables import plain
-from remind.llm.endpoints import LLMConfig
-from remind.llm.request import ChatModel
 from sae.ranges import Resamples, Seed, check_ranges
 
 SCORES = "scores.json"
@@ -29,12 +26,7 @@ class ScoreOfficialConfig:
     out: str
     """Folder for scores.json and the results file under its own name; equal figures leave its bytes as they are."""
     references: str | None = None
-    """LongMemEval: file of its questions, with types and gold answers."""
-    judge: Literal["none", "llm"] = "none"
-    """LongMemEval: none counts the labels that are there; llm sets them anew, asking the endpoint llm.judge in five
-    roles by question type."""
-    llm: LLMConfig = field(default_factory=LLMConfig)
-    """Endpoint of the judge (judge llm)."""
+    """LongMemEval: file of its questions, with types and gold answers. The labels that are there are counted."""
     model: str | None = None
     """LoCoMo: whose predictions, where the file holds those of several models."""
     bootstrap: Resamples = 1000
@@ -46,17 +38,13 @@ class ScoreOfficialConfig:
         check_ranges(self, ConfigError)
 
 
-def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> dict[str, Any]:
-    """Score, write, and return what scores.json holds; a dry run writes nothing and returns what it would ask.
-
-    Args:
-        chat: judges in place of the endpoint (judge llm).
+def score_official(cfg: ScoreOfficialConfig) -> dict[str, Any]:
+    """Score, write, and return what scores.json holds.
 
     Raises:
         FormatError: a file of neither benchmark.
         DataError: a record that cannot be used.
         ConfigError: an option that the file does not go with, or an `out` that would overwrite the input.
-        ModelError: a judge that cannot be asked at all.
     """
     file = ResultFile(cfg.results)
     target = Path(cfg.out) / file.path.name
@@ -64,13 +52,11 @@ def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> d
         raise ConfigError(f"out {cfg.out} is the folder of the results file; choose another")
     before = file.dump()
     if longmemeval.is_rows(file):
-        scores = _longmemeval(cfg, file, chat)
+        scores = _longmemeval(cfg, file)
     elif locomo.is_samples(file):
         scores = _locomo(cfg, file)
     else:
         raise FormatError("neither LongMemEval's rows nor LoCoMo's samples with qa", cfg.results)
-    if "dry_run" in scores:
-        return scores
     after = file.dump()
     inputs = {"results": cfg.results, "references": cfg.references}
     report = {
@@ -85,32 +71,19 @@ def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> d
     return report
 
 
-def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | None) -> dict[str, Any]:
+def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
     if cfg.references is None:
         raise ConfigError("LongMemEval's rows hold no question types: name the file of questions (references)")
     if cfg.model:
         raise ConfigError("model is for LoCoMo; this is a file of LongMemEval")
     longmemeval.check_rows(file)
     references = longmemeval.load_references(cfg.references)
-    judging = _ask(cfg, file, references, chat) if cfg.judge == "llm" else {}
-    return {"benchmark": "LongMemEval", **longmemeval.score_rows(file.records, references), **judging}
-
-
-def _ask(
-    cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
-) -> dict[str, Any]:
-    model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
-    failures = longmemeval.judge_rows(file.records, references, model)
-    judging: dict[str, Any] = {"judge_prompts": role_prompts(), "judge_failures": dict(failures)}
-    if chats is not None and chats.dry is not None:
-        print(chats.dry.report())
-        return {"dry_run": chats.ledger.summary()}
-    return judging if chats is None else {**judging, "costs": chats.ledger.summary()}
+    return {"benchmark": "LongMemEval", **longmemeval.score_rows(file.records, references)}
 
 
 def _locomo(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
-    if cfg.references or cfg.judge != "none":
-        raise ConfigError("references and judge are for LongMemEval; this is a file of LoCoMo")
+    if cfg.references:
+        raise ConfigError("references are for LongMemEval; this is a file of LoCoMo")
     answered, counts = locomo.score_samples(file, cfg.model)
     return {
         "benchmark": "LoCoMo",
@@ -146,8 +119,6 @@ def _percent(row: dict[str, Any] | None) -> str:
 def score_and_show(cfg: ScoreOfficialConfig) -> None:
     """`score_official`, then the table and where it is."""
     report = score_official(cfg)
-    if "dry_run" in report:
-        return
     print(table(report))
     print(f"results file written back: {report['written_back']}")
     print(f"scores: {Path(cfg.out) / SCORES}")

@@ -15,7 +15,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows
-from remind.evaluation.conditions import bare, questions_of
+from remind.evaluation.contexts import bare, questions_of
 from remind.evaluation.predictions import PASSING, PREDICTIONS
 from remind.evaluation.tables import HEADS, markdown_table
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig

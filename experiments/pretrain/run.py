@@ -36,8 +36,6 @@ MEASURED = {
     "flag": WorldConfig(train=0, dev=0, test=60, seed=20_000),
     "plain": WorldConfig(train=0, dev=0, test=30, rule="none", contrary=(0, 0), second_voice=0.0, seed=20_001),
 }
-#: Settings of the second run, which goes on from the first (`start`); the first one's are the defaults.
-SECOND_RUN: dict[str, Any] = {"steps": 800, "lessons": 2500, "lr": 1e-3}
 
 
 @dataclass

@@ -47,17 +47,10 @@ class Head(NamedTuple):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, d] to [N, V], in the precision of `wide` heads."""
-        return self.finish(self.product(hidden))
-
-    def product(self, hidden: Tensor) -> Tensor:
-        """W h + b, [N, V]."""
-        product = hidden.to(self.weight.dtype) @ self.weight.T
-        return product if self.bias is None else product + self.bias
-
-    def finish(self, product: Tensor) -> Tensor:
-        """What follows W h + b."""
-        scaled = product if self.scale == 1 else product * self.scale
-        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+        logits = hidden.to(self.weight.dtype) @ self.weight.T
+        logits = logits if self.bias is None else logits + self.bias
+        logits = logits if self.scale == 1 else logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def wide(self, dtype: torch.dtype) -> Head:
         """The same head in another precision."""

@@ -7,6 +7,8 @@ levels are run forward first.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,9 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
-from remind.alignment.memory import MemoryPlan
 from remind.alignment.objective import FixedTeachers, Head, chunked_terms
-from remind.core.errors import ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.models.attention import Attention, attends_alone, exchanged_attention
 from remind.models.backbone import inner_model, position_ids
 
@@ -371,8 +372,10 @@ def run(
     return values
 
 
-# the memory that a step needs
+# the memory that a run needs: computed, said, and compared with what there is before it starts
 
+#: Bytes from which a run says what memory it needs.
+_WORTH_SAYING = 1 << 30
 #: Tensors of [positions, V] in float32 while a chunk of `chunked_terms` is differentiated: logits of two levels, their
 #: log-softmax, probabilities, differences and gradients. Measured.
 _LOGITS = 10
@@ -384,8 +387,16 @@ _EIGHT_BITS = 2.03
 _HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or more gradient_accumulation_steps"
 
 
-def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:
-    """Of a step; "logits" and "block" (forward and backward of one, computed again) are not needed at the same time.
+def capacity(device: torch.device) -> int:
+    """Bytes of a device, or of main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> dict[str, int]:
+    """Bytes of a step by purpose, for each process; last "logits" and "block" (forward and backward of one, computed
+    again), of which one is needed at a time.
 
     Sequential steps with live teachers are counted; other teachers have weights or caches of their own. Under FSDP
     weights, gradients and moments are divided among the processes.
@@ -413,7 +424,32 @@ def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> Memory
     }
     if args.sharded:
         parts |= {name: parts[name] // args.world_size for name in ("weights", "gradients", "moments")}
-    return MemoryPlan(parts, _HINT, either=("logits", "block"))
+    return parts
+
+
+def most_memory(parts: Mapping[str, int]) -> int:
+    """Bytes of a memory plan at their highest point."""
+    return sum(parts.values()) - min(parts["logits"], parts["block"])
+
+
+def check_memory(model: Any, args: PRAConfig, tokens: int, answer: int, device: torch.device, say: bool = True) -> None:
+    """Print `memory_plan` to standard error where it is large, unless `say` is false.
+
+    Raises:
+        ConfigError: the device cannot hold what is planned.
+    """
+    parts = memory_plan(model, args, tokens, answer)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+    total, most = processes * most_memory(parts), capacity(device)
+    *sizes, logits, block = (f"{name} {size / 1e9:.1f}" for name, size in parts.items())
+    each = f", for each of {processes} processes" if processes > 1 else ""
+    place = "main memory" if device.type == "cpu" else str(device)
+    said = " + ".join([*sizes, f"{logits} or {block}"])
+    line = f"{place}: {said}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
+    if total > most:
+        raise ConfigError(f"the run needs more memory than there is ({line}); {_HINT} would help")
+    if say and most_memory(parts) >= _WORTH_SAYING:
+        print(f"estimated memory: {line}", file=sys.stderr)
 
 
 def out_of_memory(error: BaseException, examples: Sequence[Example]) -> str | None:

@@ -37,7 +37,7 @@ from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
 from remind.alignment.metrics import METRICS, checkpoints, kept, newest, read_metrics, record, summary
 from remind.alignment.model import add_marker, check_head, fingerprint, opened, trainable
-from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
+from remind.alignment.step import AlignmentModel, MicroBatch, Pass, check_memory, collate, out_of_memory, plan, run
 from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import Cache, follow_umask, write_rows
@@ -368,7 +368,7 @@ class PRATrainer(RunTrainer):
             print(f"left out of training: {left_out}", file=sys.stderr)
         longest = max(example.longest for example in everything)
         answer = max(len(answer) for example in everything for answer in example.answers)
-        memory_plan(self.model, args, longest, answer).check(self.accelerator.device, say=leads)
+        check_memory(self.model, args, longest, answer, self.accelerator.device, say=leads)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

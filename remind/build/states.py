@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from multiprocessing import current_process
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from remind.build.config import BuildStatesConfig
@@ -31,7 +29,7 @@ from remind.data.dialogue import Corpus
 from remind.grounding import Grounder
 from remind.grounding.ground import check_saes, folder_of_saes, load_saes
 from remind.llm.endpoints import LLMConfig
-from remind.models.backbone import BackboneSize, load_backbone, model_folder, size_of
+from remind.models.backbone import Backbone, BackboneSize, load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
 from remind.perception.auxiliary import AuxiliaryLLM, ChatLLM, open_llm
@@ -151,7 +149,7 @@ def build(cfg: BuildStatesConfig, corpus: Corpus | None = None, llm: AuxiliaryLL
     return out
 
 
-def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
+def with_cap(cfg: BuildStatesConfig, size: Backbone | BackboneSize) -> BuildStatesConfig:
     """The settings with a `max_context_tokens` where there is none and the backbone is to read all of x0 at once."""
     retrieve, codes = cfg.perception.retrieve, cfg.grounding.context_codes
     joint = size.causal if codes == "auto" else codes == "joint"
@@ -164,30 +162,28 @@ def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
 # a dialogue
 
 
+@dataclass
 class DialogueBuilder:
     """Builds dialogues one after the other. Models are loaded by the first dialogue that needs them.
 
-    Args:
+    Attributes:
         levels: that any question of the corpus gets.
         saes: folder of the SAEs; None: no marks in x1.
         out: the states folder. unfinished: where accounts of dialogues are written.
         encoder: of texts; its device is that of this process. llm: of the settings, with the same encoder.
     """
 
-    def __init__(
-        self,
-        cfg: BuildStatesConfig,
-        levels: Sequence[str],
-        saes: Path | None,
-        out: Path,
-        unfinished: Path,
-        encoder: SentenceEncoder,
-        llm: AuxiliaryLLM,
-    ) -> None:
-        self.cfg, self.levels, self.saes, self.out, self.unfinished = cfg, levels, saes, out, unfinished
-        self.cache = Path(cfg.cache).expanduser()
-        self.encoder, self.llm = encoder, llm
-        self.perception = Perception(cfg.perception, encoder, llm, self.cache / "index")
+    cfg: BuildStatesConfig
+    levels: Sequence[str]
+    saes: Path | None
+    out: Path
+    unfinished: Path
+    encoder: SentenceEncoder
+    llm: AuxiliaryLLM
+
+    def __post_init__(self) -> None:
+        self.cache = Path(self.cfg.cache).expanduser()
+        self.perception = Perception(self.cfg.perception, self.encoder, self.llm, self.cache / "index")
 
     @cached_property
     def grounder(self) -> Grounder:
@@ -205,28 +201,22 @@ class DialogueBuilder:
         """
         # what was encoded before must not show in the last bits of what is encoded now
         self.encoder.forget()
-        times = [perf_counter()]
         factual = self.perception.perceive(task.dialogue, task.questions, task.abstention)
-        times.append(perf_counter())
         splits = [task.splits[state.question.id] for state in factual]
         levels = [self.cfg.levels_of(split) for split in splits]
         ground = self.grounder.ground if self.saes else partial(AttentionalState, blocks=())
         attentional = {n: ground(factual[n]) for n, built in enumerate(levels) if "x1" in built}
-        times.append(perf_counter())
         asked = [n for n, built in enumerate(levels) if "x2" in built]
         reflect = quote_evidence if self.cfg.summary == "evidence" else partial(summarise, self.llm)
         reflective = dict(zip(asked, reflect([attentional[n] for n in asked]), strict=True))
-        times.append(perf_counter())
         states: list[State] = [reflective.get(n) or attentional.get(n) or base for n, base in enumerate(factual)]
         records = [record_of(state, split) for state, split in zip(states, splits, strict=True)]
         write_part(self.out, records, self.levels)
-        spent = [end - start for start, end in pairwise(times)]
         account = {
             "turns": len(task.dialogue.turns),
             "segments": len(self.perception.index(task.dialogue).segments),
             "questions": [facts_of(record, base.capped) for record, base in zip(records, factual, strict=True)],
             "report": self.llm.take() if isinstance(self.llm, ChatLLM) else None,
-            "seconds": dict(zip(("perception", "grounding", "summaries"), spent, strict=True)),
         }
         write_json(self.unfinished / _ACCOUNT.format(task.number), account)
         give_back_memory()
@@ -308,17 +298,12 @@ def _build_missing(cfg: BuildStatesConfig, corpus: Corpus | None, plan: Outline,
     # a dialogue with something in it that the LLM failed to write is built anew
     done = {n: own[n] for n, account in written.items() if not (account["report"] or {}).get("failures")}
     missing = (task for task in tasks(cfg, plan, corpus) if task.number in own.keys() - done.keys())
-    seconds: Counter[str] = Counter()
     with ProgressBar("states", sum(own.values()), sum(done.values()), percent=True) as bar:
         for count, task in enumerate(_built(cfg, builder, missing), start=len(done) + 1):
-            account = read_json(accounts[task.number])
-            seconds.update(account["seconds"])
             if chat is not None:
-                chat.merge(account["report"])
+                chat.merge(read_json(accounts[task.number])["report"])
                 chat.check(cfg.max_failed, done=False)
             bar.step(own[task.number], f"{count} of {len(own)} dialogues")
-    if seconds:
-        print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
     return sum(not account.exists() for account in accounts)
 
 
@@ -376,12 +361,7 @@ def _build(task: Task) -> None:
 
 
 def _finish(
-    cfg: BuildStatesConfig,
-    plan: Outline,
-    chat: ChatLLM | None,
-    made: Mapping[str, Any],
-    out: Path,
-    unfinished: Path,
+    cfg: BuildStatesConfig, plan: Outline, chat: ChatLLM | None, made: Mapping[str, Any], out: Path, unfinished: Path
 ) -> None:
     """Manifest and card from the accounts of all dialogues; equal for equal builds, however they were distributed."""
     accounts = [read_json(unfinished / _ACCOUNT.format(number)) for number in range(len(plan.turns))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: Longest text that a message quotes.
@@ -74,3 +76,12 @@ class ConfigError(RemindError):
 
 class ModelError(RemindError):
     """A model, layer, SAE or checkpoint that cannot be used here, or a package that is missing for it."""
+
+
+@contextmanager
+def unusable(what: str) -> Iterator[None]:
+    """What a library raises, of whatever kind, becomes a ModelError: "what: its words"."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{what}: {brief(error)}") from None

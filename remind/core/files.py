@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -96,14 +97,10 @@ def none_empty(folder: str | Path) -> Iterator[None]:
                 one.rmdir()
 
 
-def sweep(folder: str | Path, name: str = "?*") -> None:
-    """Remove what killed processes left half-written in a folder; for its sole writer.
-
-    Args:
-        name: pattern of the names that they were to have.
-    """
+def sweep(folder: str | Path) -> None:
+    """Remove what killed processes left half-written in a folder; for its sole writer."""
     for ending in ("tmp", "old"):  # `atomic_path`
-        for leftover in Path(folder).glob(f".{name}.????????.{ending}"):
+        for leftover in Path(folder).glob(f".?*.????????.{ending}"):
             _remove(leftover)
 
 
@@ -139,15 +136,21 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a regular file. Raises DataError."""
+def opened(path: str | Path) -> io.BufferedReader:
+    """A regular file to be read. Raises DataError."""
     path = Path(path)
     try:
         if path.is_file():
-            return path.read_bytes()
+            return path.open("rb")
         raise DataError("is not a regular file; a file was expected" if path.exists() else "no such file", path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a regular file. Raises DataError."""
+    with opened(path) as file:
+        return file.read()
 
 
 def read_json(path: str | Path) -> Any:

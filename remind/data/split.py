@@ -103,9 +103,8 @@ class Overlap:
 
     def __str__(self) -> str:
         return (
-            f"gold evidence shared by training and test: turns and images: {self.pieces}, test questions: "
-            f"{self.questions}; the first is {self.first} of {named(self.dialogue_id)}, shared by "
-            f"{named(self.train)} and {named(self.test)}"
+            f"{self.first} of {named(self.dialogue_id)} is evidence of training question {named(self.train)} too, the "
+            f"first of {self.pieces} shared, which {self.questions} test questions rest on"
         )
 
 
@@ -144,10 +143,5 @@ def check_overlap(
     )
     if report:
         return overlap
-    raise DataError(
-        f"{overlap.first} of {named(overlap.dialogue_id)} is evidence of training question {named(overlap.train)} too, "
-        f"the first of {overlap.pieces} shared, which {overlap.questions} test questions rest on; "
-        "split by evidence cluster or by dialogue, or build the states with --split.overlap report",
-        file_of(overlap.dialogue_id),
-        named(overlap.test),
-    )
+    remedy = "split by evidence cluster or by dialogue, or build the states with --split.overlap report"
+    raise DataError(f"{overlap}; {remedy}", file_of(overlap.dialogue_id), named(overlap.test))

@@ -59,9 +59,8 @@ class ContextConfig:
     full_tokens: PositiveInt = 30000
     """full_context: limit for the dialogue; the oldest turns beyond it are cut whole, and counted."""
     chunk_tokens: PositiveInt = 200
-    """rag: length of a chunk, in whole turns of one session. MiniLM reads 254 tokens of a text."""
-    rag_tokens: PositiveInt | None = None
-    """rag: limit for all chunks together; None: as many tokens as x0 has for the same question."""
+    """rag: length of a chunk, in whole turns of one session; together they fill the room of x0's dialogue. MiniLM reads
+    254 tokens of a text."""
     memories: PositiveInt = 10
     """Memory systems: number of memories."""
     memory_tokens: PositiveInt | None = None

@@ -10,15 +10,14 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 from remind.core.errors import ConfigError
+from remind.text.words import stem, words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WORD = re.compile(r"\w+")
 _LOCOMO_DROPPED = re.compile(r"\b(?:a|an|the|and)\b")
 _LOCOMO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ABSTAINS = ("no information available", "not mentioned")
@@ -55,20 +54,16 @@ def memory_recall_visual(gold: set[int], predicted: set[int]) -> float | None:
     return len(set(gold) & set(predicted)) / len(set(gold)) if gold else None
 
 
-def _tokens(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
 def _overlap(predicted: list[str], reference: list[str]) -> int:
     """Eq. 12: clipped unigram overlap."""
     return (Counter(predicted) & Counter(reference)).total()
 
 
 def _best(prediction: str, references: Sequence[str], score: Callable[[list[str], list[str]], float]) -> float:
-    predicted = _tokens(prediction)
+    predicted = words(prediction)
     if not predicted:
         return 0.0
-    return max((score(predicted, _tokens(reference)) for reference in references), default=0.0)
+    return max((score(predicted, words(reference)) for reference in references), default=0.0)
 
 
 def bleu1(prediction: str, references: Sequence[str]) -> float:
@@ -92,17 +87,9 @@ def token_f1(prediction: str, references: Sequence[str]) -> float:
     return _best(prediction, references, lambda p, r: 2 * _overlap(p, r) / (len(p) + len(r)))
 
 
-@cache
-def _stemmer() -> Callable[[str], str]:
-    from nltk.stem import PorterStemmer  # type: ignore[import-untyped]  # here because the import takes a second
-
-    # the default mode (NLTK's extensions to Porter), as LoCoMo's own scorer has it
-    return cache(PorterStemmer().stem)
-
-
 def _locomo_tokens(text: str) -> list[str]:
     plain = text.replace(",", "").lower().translate(_LOCOMO_PUNCTUATION)
-    return [_stemmer()(word) for word in _LOCOMO_DROPPED.sub(" ", plain).split()]
+    return [stem(word) for word in _LOCOMO_DROPPED.sub(" ", plain).split()]
 
 
 def _locomo_bag_f1(prediction: str, answer: str) -> float:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from remind.core.files import write_rows
 from remind.data.dialogue import FORMATS
 from remind.evaluation import metrics
+from remind.evaluation.judge import judge_run
 from remind.evaluation.parse import ParsedAnswer, parse_answer
-from remind.evaluation.predictions import NO_VERDICT
+from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS
 from remind.evaluation.statistics import bootstrap, several, share
 from remind.evaluation.tables import HEADS
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
 from remind.text.words import Verdict
 
+if TYPE_CHECKING:
+    from remind.evaluation.config import EvaluateConfig
+    from remind.evaluation.run import Outputs
+    from remind.models.encoder import SentenceEncoder
+    from remind.perception.auxiliary import AuxiliaryLLM
+
+#: Answers without gold that a report quotes.
+_SHOWN = 50
 #: The averaged scores; those of `SHARES` are shares of ones, the others are means.
 MEASURES = tuple(HEADS)
 SHARES = ("accuracy", "parse_rate")
@@ -250,3 +261,66 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
         "prompt_tokens": sum(s.generation.prompt_tokens for s in scores),
         "new_tokens": sum(s.generation.new_tokens for s in scores),
     }
+
+
+class Scored(NamedTuple):
+    """A condition's entry in the report, and what is behind it: scores, and final prediction rows by question id."""
+
+    section: dict[str, Any]
+    scores: list[Score]
+    rows: dict[str, dict[str, Any]]
+
+
+def score_stage(
+    records: Sequence[StateRecord], outputs: Outputs, judge: AuxiliaryLLM, encoder: SentenceEncoder, cfg: EvaluateConfig
+) -> Scored:
+    """Judge the direct answers, score every question, write the scores beside the outputs, and sum them up.
+
+    The section holds counts, tables, and seconds of this sitting: in the model, and scoring.
+
+    Raises:
+        ModelError: a judge that cannot be used at all.
+    """
+    found = outputs.read()
+    made = [found[record.question_id] for record in records]
+    # the evidence found is what the prompt showed
+    pairs = [
+        (replace(record, evidence_found=one.evidence_shown, images_found=one.images_shown), one)
+        for record, one in zip(records, made, strict=True)
+        if one.left_out is None
+    ]
+    included, generations = [record for record, _ in pairs], [one for _, one in pairs]
+    parsed = parse_all(included, generations)
+    verdicts = judge_run(judge, included, generations, parsed)
+
+    started = time.perf_counter()
+    scores = score(included, generations, parsed, verdicts, encoder.encode)
+    scored = {item.record.question_id: item.row() for item in scores}
+    rows = {
+        record.question_id: {**one.row(), **scored.get(record.question_id, about(record))}
+        for record, one in zip(records, made, strict=True)
+    }
+    write_rows(outputs.folder / PREDICTIONS, rows.values())
+    left_out = Counter(one.left_out for one in made if one.left_out is not None)
+    section = {
+        "counts": {
+            **counts(scores),
+            "left_out": dict(sorted(left_out.items())),
+            "cut_prompts": sum(one.cut_turns > 0 for one in made),
+            "cut_turns": sum(one.cut_turns for one in made),
+        },
+        **summaries(list(scored.values()), cfg.bootstrap, cfg.seed),
+        # nothing else in a report says what became of questions that nobody has answered
+        "unlabelled": [
+            {
+                "id": item.record.question_id,
+                "question": item.record.question,
+                "answer": item.parsed.answer or item.failure,
+            }
+            for item in scores
+            if not item.record.answers
+        ][:_SHOWN],
+        "seconds": {"model": outputs.seconds, "scoring": time.perf_counter() - started},
+        "resumed": outputs.resumed,
+    }
+    return Scored(section, scores, rows)

@@ -114,13 +114,13 @@ def bootstrap(
 
 
 def ratio(
-    pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0
+    pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int
 ) -> dict[str, float | None]:
     """Σ first / Σ second with the percentile interval of resampled clusters; None where all second are 0."""
     tops, bottoms = zip(*pairs, strict=True) if pairs else ((), ())
     if sum(bottoms) <= 0:
         return {"value": None, "low": None, "high": None}
-    means = cluster_bootstrap(tops, clusters, resamples, seed, bottoms)
+    means = cluster_bootstrap(tops, clusters, resamples, weights=bottoms)
     low, high = interval(means[np.isfinite(means)])
     return {"value": float(sum(tops) / sum(bottoms)), "low": low, "high": high}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError, brief
 from sae.ranges import (
     FiniteFloat,
     NonNegativeFloat,
@@ -178,8 +178,5 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
     try:
         # a manifest may be somebody else's, and must name no folder to write to
         return TypeAdapter(GroundingConfig).validate_python({**values, "codes_folder": None, "image_root": None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise DataError(f"grounding.{'.'.join(map(str, first['loc']))}: {first['msg']}", path) from None
-    except ConfigError as error:
-        raise DataError(f"grounding: {error}", path) from None
+    except (ValidationError, ConfigError) as error:
+        raise DataError(f"grounding: {brief(error)}", path) from None

@@ -244,12 +244,9 @@ def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache:
     Raises:
         DataError, FormatError: data that cannot be read. ModelError: a backbone that cannot be used.
     """
-    if given is not None:
-        return Path(given)
-    from remind.data.sample import corpus_path
     from remind.train_sae import quick_sae
 
-    return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
+    return Path(given or quick_sae(backbone, data, Path(cache).expanduser() / "sae", device, dtype))
 
 
 def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSAE], dict[int, Tensor]]:

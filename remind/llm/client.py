@@ -1,4 +1,5 @@
-"""Chat models: behind an OpenAI-compatible server, in this process, or of a dry run; and the chat models of a run."""
+"""Chat models, behind an OpenAI-compatible server, in this process, or of a dry run; replies that were paid for; and
+the chat models of a run."""
 
 from __future__ import annotations
 
@@ -6,21 +7,23 @@ import hashlib
 import json
 import os
 import re
+import sqlite3
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.core.errors import ModelError
+from filelock import FileLock
+
+from remind.core.errors import DataError, ModelError
 from remind.core.files import sha256_json, write_text
 from remind.core.progress import warn
-from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Ledger, table
 from remind.llm.request import ChatModel, Message, Put, Reply, ReplyFailure, Request, Stage, completion, folded
@@ -29,6 +32,77 @@ from remind.text.thoughts import without_thoughts
 
 if TYPE_CHECKING:
     from remind.models.generate import Generation
+
+
+#: Seconds to wait for the file while another process writes.
+_BUSY = 30.0
+_TABLE = """
+CREATE TABLE IF NOT EXISTS replies (
+    key TEXT PRIMARY KEY, endpoint TEXT NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL, finished INTEGER NOT NULL,
+    calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+    made REAL NOT NULL
+) WITHOUT ROWID
+"""
+
+
+class ReplyCache:
+    """Replies that were paid for, in one SQLite table that outlives a killed process.
+
+    Threads, processes and forks may share it: each operation opens a connection of its own.
+
+    Args:
+        path: made with its folders if absent.
+
+    Raises:
+        DataError: the file is not such a cache, or cannot be opened or written. OSError: its folder cannot be made.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open() as db:
+            db.execute(_TABLE)
+
+    def get(self, key: str) -> Reply | None:
+        """The reply to this request, with what it cost; None: there is none."""
+        columns = "text, finished, calls, prompt_tokens, completion_tokens, seconds"
+        with self._open() as db:
+            row: Any = db.execute(f"SELECT {columns} FROM replies WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        text, finished, calls, prompt, completion, seconds = row
+        # older files have -1 where the server did not count
+        return Reply(text, None, max(prompt, 0), max(completion, 0), bool(finished), seconds, calls, cached=True)
+
+    def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
+        """Record an answered request, committed on return. A second reply is not kept."""
+        counts = (reply.calls, reply.prompt_tokens, reply.completion_tokens, reply.seconds, time.time())
+        values = (key, endpoint, stage, reply.text, reply.finished, *counts)
+        with self._open() as db:
+            db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[None]:
+        """The time of the block is the caller's alone to ask for this key, over all threads and processes.
+
+        Those who wait look for the reply first. The system frees the claim of a process that dies.
+        """
+        lock = self.path.with_name(f"{self.path.name}.{key[:16]}.lock")
+        with FileLock(lock):
+            yield
+            # those who wait hold what was removed: the reply is there by now, so that nobody asks beside them
+            lock.unlink(missing_ok=True)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose transaction is committed at the end of the block, or rolled back on an error."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_BUSY)) as db, db:
+                yield db
+        except sqlite3.Error as error:
+            hint = "" if isinstance(error, sqlite3.OperationalError) else "; name another file"
+            raise DataError(f"cannot be used as a cache of replies: {error}{hint}", self.path) from None
+
 
 #: Goes into every cache key; raised when keys get another meaning.
 _KEYS = 1
@@ -386,7 +460,7 @@ class LocalChat(CachedChat):
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         super().__init__(endpoint, cache, ledger)
-        from remind.models.backbone import load_backbone, model_folder
+        from remind.models.backbone import load_backbone, weights_hash
         from remind.models.generate import check_generates
 
         self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
@@ -396,10 +470,7 @@ class LocalChat(CachedChat):
             # what is set in front of a template stands for all that is rendered with it
             values = "".join(f"{{% set {name} = {value!r} %}}" for name, value in given.items())
             tokenizer.chat_template = values + tokenizer.chat_template
-        folder = model_folder(self.backbone.name)
-        files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
-        about = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        self.weights = sha256_json([about, str(self.backbone.dtype), version("transformers")])[:16]
+        self.weights = sha256_json([weights_hash(self.backbone), version("transformers")])[:16]
 
     def ask(self, asked: Sequence[Request], put: Put) -> None:
         """Generate what is not recorded.

@@ -56,6 +56,12 @@ CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE TABLE learned (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
 """
+#: A memory beside each of its turns.
+_MEMORY = """
+SELECT m.text, m.kind, m.time, m.tokens, t.number, t.id, t.speaker, t.text, t.time, t.images
+FROM memories m LEFT JOIN sources ON memory = m.number LEFT JOIN turns t ON t.number = turn
+WHERE m.number = ? ORDER BY t.number
+"""
 _CONTENT = ("sessions", "turns", "memories", "sources", "keys", "journal", "learned")
 _log = logging.getLogger(__name__)
 
@@ -71,11 +77,6 @@ class _Keys:
         held = bytearray().join(vector for *_, vector in rows if vector is not None)
         #: Vector of every key [n, d]; of a bank either all keys have one or none.
         self.vectors = torch.from_numpy(np.frombuffer(held, np.float32).reshape(len(rows), -1)) if held else None
-
-    @cached_property
-    def first(self) -> dict[int, int]:
-        """Place of the first key of every memory."""
-        return {owner: place for place, owner in reversed([*enumerate(self.owners.tolist())])}
 
     @cached_property
     def bm25(self) -> BM25:
@@ -120,7 +121,7 @@ class Store:
 
     def _changed(self) -> None:
         self._memories: dict[int, Memory] = {}
-        self._known_keys: _Keys | None = None
+        self.__dict__.pop("_keys", None)
 
     def close(self) -> None:
         """Close the database."""
@@ -182,16 +183,15 @@ class Store:
         note = None if draft.note is None else json.dumps(draft.note)
         new = self._insert("memories", number, draft.kind, draft.text, when, tokens, note)
         self._db.executemany("INSERT INTO sources VALUES (?, ?)", [(new, turn) for turn, _ in turns])
-        if vectors is not None or number is None:
-            blobs = [None] * len(draft.keys) if vectors is None else [row.numpy().tobytes() for row in vectors.float()]
-            keys = [(new, key, blob) for key, blob in zip(draft.keys, blobs, strict=True)]
-            self._db.executemany("INSERT INTO keys VALUES (NULL, ?, ?, ?)", keys)
+        blobs = [None] * len(draft.keys) if vectors is None else [row.numpy().tobytes() for row in vectors.float()]
+        keys = [(new, key, blob) for key, blob in zip(draft.keys, blobs, strict=True)]
+        self._db.executemany("INSERT INTO keys VALUES (NULL, ?, ?, ?)", keys)
         self._changed()
         return new
 
-    def remove(self, number: int, keys: bool = True) -> None:
-        """Remove a memory, with its keys or without."""
-        for table, column in (("sources", "memory"), ("memories", "number"), *([("keys", "memory")] if keys else [])):
+    def remove(self, number: int) -> None:
+        """Remove a memory with its keys."""
+        for table, column in (("sources", "memory"), ("memories", "number"), ("keys", "memory")):
             self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
         self._changed()
 
@@ -226,11 +226,6 @@ class Store:
         rows = self.rows("SELECT id, degraded FROM sessions WHERE degraded != '[]' ORDER BY number")
         return {name: json.loads(reasons) for name, reasons in rows}
 
-    def last_time(self) -> str | None:
-        """Time of the last session with an ISO time."""
-        query = "SELECT time FROM sessions WHERE time GLOB '[0-9][0-9][0-9][0-9]-*' ORDER BY number DESC LIMIT 1"
-        return next((time for (time,) in self.rows(query)), None)
-
     def count(self, table: str = "memories") -> int:
         """Rows of a table."""
         return int(self._one(f"SELECT count(*) FROM {table}"))
@@ -243,13 +238,11 @@ class Store:
     def memory(self, number: int, score: float = 0.0) -> Memory:
         """A memory by its number."""
         if number not in self._memories:
-            ((text, kind, when, tokens),) = self.rows(
-                "SELECT text, kind, time, tokens FROM memories WHERE number = ?", number
-            )
-            query = "SELECT id, number FROM turns JOIN sources ON turn = number WHERE memory = ? ORDER BY number"
-            found = self.rows(query, number)
-            sources, position = tuple(name for name, _ in found) or None, found[0][1] if found else None
-            text = self.words(sources or ()) if text is None else text
+            rows = self.rows(_MEMORY, number)
+            text, kind, when, tokens, position = rows[0][:5]
+            turns = [_turn(row[5:]) for row in rows if row[4] is not None]
+            text = "\n".join(map(turn_lines, turns)) if text is None else text
+            sources = tuple(turn.id for turn in turns) or None
             self._memories[number] = Memory(f"m{number}", text, kind, sources, when, 0.0, tokens, position)
         return replace(self._memories[number], score=score)
 
@@ -274,17 +267,14 @@ class Store:
 
     # ranking
 
-    @property
+    @cached_property
     def _keys(self) -> _Keys:
-        if self._known_keys is None:
-            self._known_keys = _Keys(self)
-        return self._known_keys
+        return _Keys(self)
 
     def vectors(self, numbers: Sequence[int]) -> Tensor:
         """Vectors of the first keys of these memories, all of which have some [n, d]."""
-        keys = self._keys
-        assert keys.vectors is not None
-        return keys.vectors[[keys.first[number] for number in numbers]]
+        query = "SELECT vector FROM keys WHERE memory = ? ORDER BY row LIMIT 1"
+        return torch.from_numpy(np.stack([np.frombuffer(self._one(query, one), np.float32) for one in numbers]))
 
     def nearest(self, vector: Tensor) -> Iterator[tuple[int, float]]:
         """Memories by falling cosine of their best key with the vector [d] (ties: earlier key first), each once."""
@@ -315,8 +305,8 @@ class Store:
 
     # inside
 
-    def _one(self, query: str) -> Any:
-        return self._db.execute(query).fetchone()[0]
+    def _one(self, query: str, *given: Any) -> Any:
+        return self._db.execute(query, given).fetchone()[0]
 
     def _insert(self, table: str, *values: Any) -> int:
         marks = ", ".join("?" * len(values))
@@ -500,25 +490,25 @@ class Bank(ABC):
     def put(self, draft: Draft, number: int | None = None) -> int:
         """Store a memory that has a text, under a number that there is or a new one. Returns the number."""
         assert draft.text is not None
-        tokens = self.encoder.count_tokens(draft.text)
-        keys = [unnumbered(key or draft.text) for key in draft.keys]
-        vectors = self.encoder.encode_apart(keys) if keys else None
         if number is not None:
             self.store.remove(number)
-        return self.store.add(draft, tokens, vectors, number)
+        return self.put_all([draft], [draft.text], number=number)[0]
 
-    def put_all(self, drafts: Sequence[Draft], texts: Sequence[str], encoded: bool = True) -> None:
-        """Store memories, whose keys are encoded together.
+    def put_all(
+        self, drafts: Sequence[Draft], texts: Sequence[str], encoded: bool = True, number: int | None = None
+    ) -> list[int]:
+        """Store memories, whose keys are encoded together. Returns their numbers.
 
         Args:
             texts: of each as a reader sees it.
             encoded: whether keys get vectors.
+            number: of a single one, as in `Store.add`.
         """
         keys = [[unnumbered(key or text) for key in draft.keys] for draft, text in zip(drafts, texts, strict=True)]
         vectors = self.encoder.encode_apart([key for own in keys for key in own]) if encoded else None
         parts = [None] * len(keys) if vectors is None else vectors.split([len(own) for own in keys])
-        for draft, tokens, part in zip(drafts, self.encoder.count_many(texts), parts, strict=True):
-            self.store.add(draft, tokens, part)
+        counted = zip(drafts, self.encoder.count_many(texts), parts, strict=True)
+        return [self.store.add(draft, tokens, part, number) for draft, tokens, part in counted]
 
     def put_turns(self, turns: Sequence[Turn]) -> None:
         """Store turns as memories of their own."""

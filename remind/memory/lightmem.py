@@ -19,7 +19,7 @@ from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
 from remind.memory.base import TEXT, Draft, Query, System
-from remind.models.compressor import Compressor
+from remind.models.encoder import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.perceive import segment
 from remind.states.pyramid import one_line, turn_lines

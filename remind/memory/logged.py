@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -12,18 +11,13 @@ from torch import Tensor
 from remind.core.files import sha256_json
 from remind.llm.request import Reply, Request
 from remind.memory.bank import Bank
-from remind.memory.base import Draft, System
-from remind.memory.operations import Entry, Operation, State, fold, made
-from remind.memory.proposals import Occasion, Role, propose, undated
+from remind.memory.base import Draft
+from remind.memory.operations import Entry, Occasion, Operation, Role, State, fold, made, propose, undated
 from remind.states.pyramid import one_line
 from remind.text.days import day_of
 
-
-@dataclass(frozen=True)
-class PolicySystem(System):
-    """Base of systems whose memories a policy writes, the endpoint of memory."""
-
-    not_as_published = ("the prompts are in our own words, and the policy is the endpoint's model as it is",)
+#: How systems whose memories a policy writes differ from their publications.
+NOT_AS_PUBLISHED = ("the prompts are in our own words, and the policy is the endpoint's model as it is",)
 
 
 class LoggedBank(Bank):

@@ -10,10 +10,9 @@ from typing import Any
 
 from remind.data.dialogue import Session
 from remind.llm.request import Request, from_template
-from remind.memory.base import Memory, Query, words
-from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
-from remind.memory.operations import Entry, Operation
-from remind.memory.proposals import Occasion, Role, schema
+from remind.memory.base import Memory, Query, System, words
+from remind.memory.logged import NOT_AS_PUBLISHED, LoggedBank, dated, numbered
+from remind.memory.operations import Entry, Occasion, Operation, Role, schema
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -23,7 +22,7 @@ ROOM, TRIES = 6000, 2
 
 
 @dataclass(frozen=True)
-class MemBuilderSystem(PolicySystem):
+class MemBuilderSystem(System):
     """Four stores, each kept by a role that sees the memory as it was before the session.
 
     UPDATE and MERGE leave the older entries where they are, so that history can be asked for; of the core block the
@@ -32,6 +31,7 @@ class MemBuilderSystem(PolicySystem):
 
     templates = (*(f"membuilder_{role}" for role in ROLES), "membuilder_compress")
     rules = "the paper, Appendix C"
+    not_as_published = NOT_AS_PUBLISHED
     name: str = "membuilder"
     shown: PositiveInt = 20
     """Entries of its store that a role is shown, the nearest to the session's turns."""

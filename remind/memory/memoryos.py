@@ -203,9 +203,8 @@ class MemoryOSBank(Bank, of=MemoryOSSystem):
         """Give a page another text, or a page or segment another note; it is found by what it was."""
         memory, note = self.store.memory(number), {**self.store.note(number), **note}
         sources = self._sources(note["pages"]) if "pages" in note else memory.sources
-        draft = Draft(memory.kind, sources, text or memory.text, time=memory.time, note=note)
-        self.store.remove(number, keys=False)
-        self.store.add(draft, self.encoder.count_tokens(text or memory.text), number=number)
+        key = note.get("said", memory.text)
+        self.put(Draft(memory.kind, sources, text or memory.text, (key,), memory.time, note), number)
 
     def _sources(self, pages: Iterable[int]) -> tuple[str, ...]:
         return tuple(turn for page in pages for turn in self.store.memory(page).sources or ())

@@ -21,7 +21,7 @@ from remind.core.progress import ProgressBar
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage, completion
+from remind.llm.request import ChatModel, Reply, Request, Stage
 
 #: Tokens for a reply where a package names no limit.
 ROOM = 1024
@@ -82,7 +82,8 @@ class Meter:
         Raises:
             ConfigError, ModelError, DataError: as `Chats.stage`.
         """
-        model = self._of(system).stage(_asked(stage))
+        # reading is done by the endpoint of answers
+        model = (self._chats.get(system) or self._chats[""]).stage("answer" if stage == "read" else stage)
         place = {"system": system, "dialogue": dialogue, "stage": stage}
         return None if model is None else _Counted(self, model, place)
 
@@ -94,8 +95,7 @@ class Meter:
             ConfigError: no endpoint is named for the stage.
             ModelError: as `Chats.stage`.
         """
-        model, endpoint = self.chat(system, dialogue, stage), self._of(system).cfg.endpoint(_asked(stage))
-        if model is None or endpoint is None:
+        if (model := self.chat(system, dialogue, stage)) is None:
             raise ConfigError(f"{system} needs a chat model ({stage}); name one: --llm.default.base_url URL")
         import openai
 
@@ -103,13 +103,10 @@ class Meter:
         http = import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
 
         def answered(request: Any) -> Any:
-            status, said = _answer(model, stage, endpoint.local, json.loads(request.content))
+            status, said = _answer(model, stage, json.loads(request.content))
             return http.Response(status, headers={"content-type": "application/json"}, content=said.encode())
 
         return openai.DefaultHttpxClient(transport=http.MockTransport(answered), trust_env=False)
-
-    def _of(self, system: str) -> Chats:
-        return self._chats.get(system) or self._chats[""]
 
     def table(self) -> str:
         """What was asked and what it cost as lines of text, one per stage."""
@@ -125,7 +122,7 @@ class Meter:
                 file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]) -> tuple[int, str]:
+def _answer(model: ChatModel, stage: Stage, body: Mapping[str, Any]) -> tuple[int, str]:
     """Status and JSON of the reply to a package's request.
 
     Requests that differ in ids made up at random are the same to the cache: a model is shown ids by their order.
@@ -135,28 +132,16 @@ def _answer(model: ChatModel, stage: Stage, local: bool, body: Mapping[str, Any]
     ids = {one: f"{number:08x}-0000-4000-8000-000000000000" for number, one in found}
     body = json.loads(_RANDOM.sub(lambda match: ids[match[0]], text))
     room = body.get("max_completion_tokens") or body.get("max_tokens") or ROOM
-    request = Request((), stage, max_tokens=room, body=body)
-    if local := local and not body.get("tools"):
-        said = tuple(Message(one["role"], one["content"]) for one in body["messages"])
-        request = replace(request, messages=said, body=None)
     try:
-        (reply,) = model.complete([request])
+        (reply,) = model.complete([Request((), stage, max_tokens=room, body=body)])
     except RemindError as error:
         return 502, json.dumps({"error": {"message": str(error), "type": "server_error"}})
     if reply.failure is not None:
         return 502 if reply.failure == "server" else 400, json.dumps({"error": {"message": reply.message}})
     whole = reply.text
-    if local:
-        told, counts = {"role": "assistant", "content": whole}, (reply.prompt_tokens, reply.completion_tokens)
-        whole = json.dumps(completion(model.name, told, "stop" if reply.finished else "length", *counts))
     for own, shown in ids.items():
         whole = whole.replace(shown, own)
     return 200, whole
-
-
-def _asked(stage: Stage) -> Stage:
-    """A stage that has an endpoint of its own: reading is done by that of answers."""
-    return "answer" if stage == "read" else stage
 
 
 class _Counted(ChatModel):

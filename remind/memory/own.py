@@ -6,25 +6,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from remind.build.config import BuildStatesConfig
+from remind.build.states import with_cap
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding import GroundingConfig
+from remind.grounding.ground import Grounder, load_saes
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Draft, Query, System
+from remind.models.backbone import Backbone, load_backbone, size_of
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.auxiliary import TEMPLATES, ChatLLM, OfflineLLM
 from remind.perception.perceive import DialogueIndex, by_falling, relevance, told, turn_scores
-from remind.states.pyramid import AttentionalState, turn_lines
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from remind.grounding.ground import Grounder
-    from remind.models.backbone import Backbone
-    from sae import TopKSAE
+from remind.states.pyramid import turn_lines
+from sae import SAEError, TopKSAE
+from sae.published import file_hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +89,17 @@ class GroundedSystem(RemindSystem):
         Raises:
             ModelError: no such backbone, or no folder of SAEs.
         """
-        from remind.grounding.ground import load_saes
-        from remind.models.backbone import load_backbone
-
         saes, idf = load_saes(self.sae)
         return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
 
     @cached_property
     def bounded(self) -> PerceptionConfig:
         """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
-        from remind.build.config import BuildStatesConfig
-        from remind.build.states import with_cap
-        from remind.models.backbone import size_of
-
         build = BuildStatesConfig("", "", perception=self.perception, grounding=self.grounding)
         return with_cap(build, size_of(self.backbone)).perception
 
     def about(self) -> dict[str, Any]:
         """As `System.about`. Raises ModelError where the folder holds no SAEs."""
-        from sae import SAEError
-        from sae.published import file_hashes
-
         try:
             hashes = file_hashes(self.sae)
         except SAEError as error:
@@ -135,7 +126,7 @@ class RemindBank(Bank, of=RemindSystem):
         return self.system.perception
 
     def remember(self, session: Session) -> None:
-        self._built = None
+        self.__dict__.pop("built", None)
         drafts = [Draft("turn", (turn.id,), keys=()) for turn in session.turns]
         self.put_all(drafts, [turn_lines(turn) for turn in session.turns], encoded=False)
 
@@ -145,10 +136,6 @@ class RemindBank(Bank, of=RemindSystem):
             self._index().cues(None)
         if isinstance(self.llm, ChatLLM):
             self.llm.check(self.services.max_failed)
-
-    def report(self) -> dict[str, Any]:
-        """As `Bank.report`, with the name of the LLM and what could not be had from it since the bank was opened."""
-        return {**super().report(), "llm": self.llm.name, "failures": [asdict(one) for one in self.llm.failures]}
 
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
         if not self.store.count():
@@ -177,17 +164,14 @@ class RemindBank(Bank, of=RemindSystem):
         trace["dimension"] = question.dimension
         return question
 
-    _built: tuple[Dialogue, Perception] | None = None
-
-    def _perception(self) -> tuple[Dialogue, Perception]:
+    @cached_property
+    def built(self) -> tuple[Dialogue, Perception]:
         """The dialogue as it is stored now, and what indexes it."""
-        if self._built is None:
-            dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
-            self._built = (dialogue, Perception(self.settings, self.encoder, self.llm))
-        return self._built
+        dialogue = Dialogue(self.dialogue_id, tuple(self.store.sessions()))
+        return dialogue, Perception(self.settings, self.encoder, self.llm)
 
     def _index(self) -> DialogueIndex:
-        dialogue, perception = self._perception()
+        dialogue, perception = self.built
         return perception.index(dialogue)
 
 
@@ -203,8 +187,6 @@ class GroundedBank(RemindBank, of=GroundedSystem):
     @cached_property
     def grounder(self) -> Grounder:
         """Raises ModelError where SAEs and backbone do not fit together."""
-        from remind.grounding.ground import Grounder
-
         backbone, saes, idf = self.system.models
         return Grounder(backbone, saes, idf, self.system.grounding, self.encoder)
 
@@ -212,9 +194,12 @@ class GroundedBank(RemindBank, of=GroundedSystem):
         if not self.store.count():
             return ()
         question = self._told(query, trace)
-        dialogue, perception = self._perception()
+        dialogue, perception = self.built
         (factual,) = perception.perceive(dialogue, [query.question(self.dialogue_id)])
-        salience = marked(self.grounder.ground(factual))
+        state, positions = self.grounder.ground(factual), factual.positions
+        inside = [n for start, end in state.blocks for n in range(start, end + 1)]
+        # by position in the dialogue, falling (ties: earlier first)
+        salience = {positions[n]: state.salience[n] for n in sorted(inside, key=lambda n: -state.salience[n])}
         turns = dialogue.turns
         trace["strategy"] = asdict(factual.strategy)
         # a turn without tokens has none, and JSON no infinity
@@ -222,10 +207,3 @@ class GroundedBank(RemindBank, of=GroundedSystem):
         others = (position for position, _ in self._ranked(question) if position not in salience)
         numbers = self.store.numbers()
         return ((numbers[p], float(len(numbers) - place)) for place, p in enumerate(chain(salience, others)))
-
-
-def marked(state: AttentionalState) -> dict[int, float]:
-    """Salience of the turns in blocks by their positions in the dialogue, falling (ties: earlier first)."""
-    positions = state.factual.positions
-    inside = [n for start, end in state.blocks for n in range(start, end + 1)]
-    return {positions[n]: state.salience[n] for n in sorted(inside, key=lambda n: -state.salience[n])}

@@ -23,16 +23,15 @@ from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Dialogue, Question
 from remind.data.readers import format_of
 from remind.evaluation.contexts import Context
-from remind.evaluation.judge import role_prompts
-from remind.evaluation.personalisation import TEMPLATE
+from remind.evaluation.judge import TEMPLATE, role_prompts
 from remind.llm.request import Stage
 from remind.memory.bank import Bank
 from remind.memory.base import Memory, Query, Retrieval, Services, System
 from remind.memory.config import Limit, RunMemoryConfig
-from remind.memory.learning import CiterName, keep, learning, tell, warning
 from remind.memory.meter import Meter
 from remind.memory.readers import ChatOf, ChatReader, Reading, as_turns, in_order
 from remind.memory.reranker import NAME
+from remind.memory.rmm import cited, keep, learning, warning
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import Failure, Generation
@@ -108,7 +107,7 @@ class Memories:
             raise ConfigError("judge p13n needs an endpoint; name one: --llm.judge.base_url or --llm.default.base_url")
         cites = cfg.reader == "cite" and self.reads
         # nothing can be learned from stand-ins
-        self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not cites) else cfg.citer
+        self.citer = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not cites) else cfg.citer
         self.about = {name: chosen.about() for name, chosen in self.systems.items()}
         self.datasets: dict[str, str] = {}
         self.units: list[str] = []
@@ -207,7 +206,7 @@ class SystemContexts:
         chat: ChatOf = partial(run.meter.chat, self.name, name)
         try:
             with ExitStack() as held:
-                bank = None
+                bank, taught = None, False
                 if system is None:
                     shows = control(self.name, dialogue, run.encoder)
                     limit = Limit(budget=cfg.full_tokens if self.name == "full_context" else None)
@@ -219,7 +218,7 @@ class SystemContexts:
                     bank = held.enter_context(system.open(folder / sha256_json(dialogue.id)[:16], name, run.services))
                     self._ingest(bank, dialogue)
                     report = bank.report()
-                    if run.citer != "none":
+                    if taught := run.citer != "none" and bank.learns:
                         after = run.out / "learned" / self.name / key[:24]
                         bank = held.enter_context(learning(bank, run.out, self._weights, after))
                 bar = held.enter_context(run.meter.bar(f"{self.name} {dialogue.id}: questions", len(questions)))
@@ -229,13 +228,16 @@ class SystemContexts:
                     rows.append(self._row(question, retrieve))
                     found = retrieve(query, **asdict(limit))
                     shown.append(found.memories)
-                    if bank is not None:
-                        tell(run.citer, bank, question, cfg.answer_k)
-                        if run.citer == "reader" and bank.learns:
-                            stage = "answer"
-                            readings += run.reader.read_all([(query, found.memories)], chat)
-                            if (cited := readings[-1].cited) is not None:
-                                bank.feedback(found, cited)
+                    places = None
+                    if taught and run.citer == "reader":
+                        stage = "answer"
+                        readings += run.reader.read_all([(query, found.memories)], chat)
+                        places = readings[-1].cited
+                    elif taught:
+                        found = retrieve(query, cfg.answer_k)
+                        places = cited(run.citer, question, found.memories)
+                    if bank is not None and places is not None:
+                        bank.feedback(found, places)
                     bar.step()
                 stage, queries = "answer", list(map(Query.of, questions))
                 if run.reads and not readings:
@@ -289,10 +291,9 @@ class SystemContexts:
         context = {"text": as_turns(ordered), "sources": sources, "tokens": sum(one.tokens for one in ordered)}
         row: dict[str, Any] = {"context": context, "answer": None}
         if reading is not None:
-            cited = None if reading.cited is None else sorted(reading.cited)
-            used = list(reading.tokens)
             text = reading.output or f"<answer>{reading.text}</answer><explanation></explanation>"
-            row["answer"] = {"text": text, "cited": cited, "failed": reading.failure, "tokens": used}
+            places = None if reading.cited is None else sorted(reading.cited)
+            row["answer"] = {"text": text, "cited": places, "failed": reading.failure, "tokens": [*reading.tokens]}
         if cfg.judge == "p13n":
             whole = memories if bank is None else _nearest(bank, query, cfg.full_tokens)
             row["remembered"] = ["\n".join(one.dated for one in told) for told in (memories, whole)]

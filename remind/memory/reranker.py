@@ -84,7 +84,7 @@ class Episode:
     """A retrieval with what became of it.
 
     Attributes:
-        query: [d]. memories: the candidates [K, d]. base: logits they came with [K]; None: the scaled dot products.
+        query: [d]. memories: the candidates [K, d]. base: logits they came with [K].
         order: positions of the shown among the candidates, in the order they were drawn, int64 [M].
         rewards: of every shown memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
         noise: g of Eq. 2 for every candidate [K]; of use as printed alone.
@@ -94,12 +94,12 @@ class Episode:
     memories: np.ndarray
     order: np.ndarray
     rewards: np.ndarray
-    base: np.ndarray | None = None
+    base: np.ndarray
     noise: np.ndarray | float = 0.0
 
 
 class Reranker:
-    """q′ = q + W_q q, m′ = m + W_m m (Eq. 1), s = scale · q′ᵀm′, and the policy over s.
+    """q′ = q + W_q q, m′ = m + W_m m (Eq. 1), logits s = scale · q′ᵀm′, and the policy over s.
 
     Args:
         dimension: d of the encoder's vectors.
@@ -118,18 +118,16 @@ class Reranker:
         self.ema: float | None = None
         self.step = 0
 
-    def scores(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None = None) -> np.ndarray:
-        """Logits s of the candidates, float64 [K]: scale · q′ᵀm′, or base + scale · (q′ᵀm′ − qᵀm).
+    def scores(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """Logits s of the candidates, float64 [K]: base + scale · (q′ᵀm′ − qᵀm).
 
         Args:
-            query: unit vector [d]. memories: unit rows [K, d]. base: logits [K], or None.
+            query: unit vector [d]. memories: unit rows [K, d]. base: logits [K]; of dense candidates scale · qᵀm.
         """
         # q′ᵀ(m + W_m m) = (q′ + W_mᵀ q′)ᵀ m: one product with the candidates
         change = self.w_q @ query
-        adapted = query + change
-        back = self.w_m.T @ adapted
-        learned = memories @ (back + (adapted if base is None else change))
-        return self.config.scale * learned.astype(np.float64) + (0 if base is None else base)
+        learned = memories @ (self.w_m.T @ (query + change) + change)
+        return self.config.scale * learned.astype(np.float64) + base
 
     def noise(self, name: str, count: int) -> np.ndarray | None:
         """g of Eq. 2 for that many candidates, float64 [K]; None for the share of names that is not explored.

@@ -1,32 +1,63 @@
-"""RMM (Tan et al. 2025, "In Prospect and Retrospect"): topic summaries that are merged as sessions come (Section 5),
-and a reranker that learns from what answers cite (Section 6)."""
+"""RMM (Tan et al. 2025, "In Prospect and Retrospect"): what a session tells of its speakers, topic by topic, merged
+into what is known (prospective reflection, Section 5); a reranker that learns from what answers cite (retrospective
+reflection, Section 6); and how a run learns: in copies of banks, from who says what an answer cites.
+
+Summaries and decisions come from a chat model, from the facts that LoCoMo ships, or by rule from the dialogue's words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import json
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 
-from remind.core.files import read_bytes, sha256_file, sha256_json
-from remind.data.dialogue import Session
-from remind.memory.bank import Bank
-from remind.memory.base import Draft, Query, Retrieval
-from remind.memory.expansions import Replaying
+from remind.core.files import atomic_path, read_bytes, sha256_file, sha256_json
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.data.readers.locomo import Annotations
+from remind.llm.request import from_template
+from remind.llm.structured import object_schema
+from remind.memory.bank import Bank, mapping
+from remind.memory.base import TEXT, Draft, Memory, Query, Retrieval
+from remind.memory.base import words as prose
+from remind.memory.longmemeval import Replaying
+from remind.memory.plain import cut
 from remind.memory.reranker import NAME, Episode, Reranker, RerankerConfig
-from remind.memory.topics import Topic, by_segment, decided, extracted, joined, replayed
-from remind.perception.perceive import standardise
+from remind.models.encoder import SentenceEncoder
+from remind.perception.config import SegmentConfig
+from remind.perception.perceive import segment, standardise
+from remind.states.pyramid import one_line, turn_lines, turn_text, unnumbered
+from remind.text.words import fillers, key_sentences, rarity, sentences, stem, stems, telling, words
 from sae.ranges import PositiveInt, Share
 
+#: Tokens of a reply; the paper names none.
+ROOM = {"extract": 2000, "update": 1000}
+_REFERENCE = {"type": "array", "items": {"anyOf": [{"type": "integer"}, TEXT]}}
+SCHEMA = object_schema(extracted_memories={"type": "array", "items": object_schema(summary=TEXT, reference=_REFERENCE)})
+#: The text ends at the last bracket of the line, since it may hold commas and brackets of its own.
+_MERGE = re.compile(r"\bMerge\s*\(\s*(\d+)\s*,\s*(.*\S)\s*\)", re.IGNORECASE)
+_ADD = re.compile(r"\bAdd\s*\(\s*\)", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?…])\s+")
 _NOT_AS_PUBLISHED = {
     "llm": "the prompts are in our own words",
     "replay": "summaries are the facts shipped with LoCoMo, and are merged by a rule",
     "extractive": "summaries are taken from the dialogue's words and merged by a rule, not written by an LLM",
     "turns": "no prospective reflection: memories are single turns",
 }
+#: Citers that look at gold evidence. oracle: every memory with some among its sources. noisy: these with probability
+#: `USEFUL`, others with `USELESS`. Besides them lexical: every memory with at least `SHARED` of the question's words.
+GOLD = ("oracle", "noisy")
+#: Recalls of useful and of useless memories (RMM, Table 3): the latter are cited where they are not left out.
+USEFUL, USELESS = 0.911, 0.154
+SHARED = 0.5
 
 
 @dataclass(frozen=True)
@@ -224,3 +255,182 @@ class RmmBank(Bank, of=RmmSystem):
             data = read_bytes(path)
         made = (system.reranker, self.encoder.dimension)
         return Reranker(*made) if data is None else Reranker.load(data, *made, path)
+
+
+# topics
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One matter in the life of a speaker.
+
+    Attributes:
+        summary: on one line; what it is found by.
+        speaker: whom it is about.
+        turns: ids of the turns it was taken from.
+    """
+
+    summary: str
+    speaker: str
+    turns: tuple[str, ...]
+
+
+def extracted(bank: Bank, session: Session) -> list[Topic]:
+    """The topics of each speaker by the chat model (Appendix D.1.1).
+
+    A turn of the paper is an exchange: what is said until the opener of the session speaks again.
+    """
+    parts = list(cut(session, "round"))
+    lines = [line for number, part in enumerate(parts) for line in (f"Turn {number}:", *map(turn_lines, part))]
+    topics: list[Topic] = []
+    for speaker in dict.fromkeys(turn.speaker for turn in session.turns):
+        data = {"speaker": one_line(speaker), "conversation": "\n".join(lines)}
+        ask = from_template("extract", "rmm_extract", bank.dialogue_id, SCHEMA, ROOM["extract"], data)
+        (reply,) = bank.send(ask, salvaged=True)
+        if reply.failure == "invalid" and "NO_TRAIT" not in prose(reply):
+            bank.lost.append(f"extract: invalid: {reply.message}")
+        for one in mapping(reply).get("extracted_memories", ()):
+            numbers = {int(text) for item in one["reference"] for text in re.findall(r"-?\d+", str(item))}
+            # references to what is not there are passed over
+            turns = tuple(turn.id for place, part in enumerate(parts) if place in numbers for turn in part)
+            if turns and (summary := one_line(one["summary"])):
+                topics.append(Topic(summary, speaker, turns))
+    return topics
+
+
+def replayed(annotations: Annotations, session: Session) -> list[Topic]:
+    """LoCoMo's facts of the session, each about the speaker of its first turn."""
+    speakers = {turn.id: turn.speaker for turn in session.turns}
+    facts = [(one_line(text), ids) for text, ids in annotations.get(session.id, ())]
+    return [Topic(text, speakers[ids[0]], ids) for text, ids in facts if text and ids and speakers.keys() >= {*ids}]
+
+
+def by_segment(session: Session, encoder: SentenceEncoder) -> list[Topic]:
+    """The key sentences of each speaker in each topical segment."""
+    texts = [unnumbered(turn_lines(turn)) for turn in session.turns]
+    # numbers of images count over the whole dialogue
+    bare = replace(session, turns=tuple(replace(turn, images=()) for turn in session.turns))
+    parts = segment(
+        Dialogue(session.id, (bare,)), encoder.encode_apart(texts), SegmentConfig(), encoder.count_many(texts)
+    )
+    topics = []
+    for part in parts:
+        turns = session.turns[part.start : part.end + 1]
+        for speaker in dict.fromkeys(turn.speaker for turn in turns):
+            own = tuple(turn for turn in turns if turn.speaker == speaker)
+            topics.append(Topic(gist(session, own), speaker, tuple(turn.id for turn in own)))
+    return topics
+
+
+def decided(bank: Bank, topic: Topic, entries: Sequence[str]) -> list[tuple[int, str] | None]:
+    """What becomes of the topic by the chat model (Appendix D.1.2): an entry's place and the summary that it has from
+    now on; None: it is added. Empty: it does not tell.
+
+    Args:
+        entries: summaries of memories of the same speaker.
+    """
+    data = {
+        "history": json.dumps({"history_summaries": list(entries)}, ensure_ascii=False, indent=0),
+        "new": json.dumps({"new_summary": topic.summary}, ensure_ascii=False),
+    }
+    reply = bank.ask("update", "rmm_update", data, ROOM["update"])
+    actions = [] if reply.failure is not None else read_actions(prose(reply), len(entries))
+    if reply.failure is None and not actions:
+        bank.lost.append("rmm_update: the reply is neither Add() nor Merge(i, text) of an entry")
+    return actions
+
+
+def read_actions(text: str, count: int) -> list[tuple[int, str] | None]:
+    """The lines Add() and Merge(i, text) of a reply; of several Add() one. Empty: there are none, or one names an entry
+    that there is not."""
+    actions: list[tuple[int, str] | None] = []
+    for line in text.splitlines():
+        if match := _MERGE.search(line):
+            place, merged = int(match[1]), one_line(match[2]).strip('"')
+            if place >= count:
+                return []
+            actions.append((place, merged))
+        elif _ADD.search(line) and None not in actions:
+            actions.append(None)
+    return actions
+
+
+def joined(new: str, old: str) -> str:
+    """The sentences of a new summary, then those of an older one that are not among them."""
+    return " ".join(dict.fromkeys(_SENTENCE.split(new) + _SENTENCE.split(old)))
+
+
+def gist(session: Session, turns: Sequence[Turn]) -> str:
+    """Key sentences of turns of one speaker, those with words that are rare in the session; the speaker is named once,
+    and all on one line."""
+    weights, parts = rarity([stems(turn_text(turn)) for turn in session.turns]), sentences(turns)
+    name = f"{one_line(turns[0].speaker)}: "
+    lines = key_sentences(parts, [telling(part.text, weights) for part in parts]).splitlines()
+    said = " ".join(line.removeprefix(name) for line in lines) or one_line(turn_text(turns[0])).removeprefix(name)
+    return name + said
+
+
+# citations
+
+
+def cited(citer: str, question: Question, memories: Sequence[Memory]) -> frozenset[int] | None:
+    """Places of the memories that an answer would cite; the same for the same question and memories.
+
+    Returns:
+        None: it cannot tell, since there is no gold evidence, and nothing may be learned.
+    """
+    if citer in GOLD and not question.evidence:
+        return None
+    if citer == "lexical":
+        wanted = {stem(word) for word in words(question.text) if word not in fillers()}
+        least = max(1.0, SHARED * len(wanted))
+        has = [len(wanted & {stem(word) for word in words(memory.text)}) >= least for memory in memories]
+    else:
+        gold = {*question.evidence}
+        has = [not gold.isdisjoint(memory.sources or ()) for memory in memories]
+    if citer == "noisy":
+        seed = int(sha256_json([question.id, [memory.id for memory in memories]])[:16], 16)
+        has = (np.random.default_rng(seed).random(len(has)) < np.where(has, USEFUL, USELESS)).tolist()
+    return frozenset(place for place, one in enumerate(has) if one)
+
+
+def warning(citer: str) -> str | None:
+    """What every report has to say where systems learned; None: they did not, or from shared words."""
+    if citer == "reader":
+        return (
+            "Systems that learn were told after each question which of their memories the reader cites. Their rows "
+            "depend on the order of the questions."
+        )
+    if citer not in GOLD:
+        return None
+    return (
+        f"Systems that learn were told after each question which of their memories the {citer} citer cites, which is "
+        "taken from gold evidence. Their rows show what the update rule does, and are not comparable with the others."
+    )
+
+
+@contextmanager
+def learning(bank: Bank, folder: Path, weights: str | None, after: Path) -> Iterator[Bank]:
+    """A copy of a bank that learns, which is closed; gone afterwards. So a run that is killed or made again does not
+    begin with what was learned in it.
+
+    Args:
+        folder: of the temporary copy.
+        weights: folder of those that the copy begins with.
+        after: folder that those after the block are kept in if it succeeds, where dialogues share them.
+    """
+    bank.close()
+    system = replace(bank.system, weights=weights)  # type: ignore[call-arg]
+    with TemporaryDirectory(prefix=".asked.", suffix=".tmp", dir=folder) as copies:
+        copied = shutil.copytree(bank.folder, Path(copies) / "bank")
+        with system.open(copied, bank.dialogue_id, bank.services) as opened:
+            yield opened
+            if isinstance(opened, RmmBank) and opened.system.scope == "shared":
+                keep(opened.reranker.dump(), after)
+
+
+def keep(weights: bytes, folder: Path) -> None:
+    """Write weights into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / NAME) as temporary:
+        temporary.write_bytes(weights)

@@ -15,9 +15,8 @@ from remind.data.dialogue import Corpus, note_ids, spread
 from remind.data.readers import format_of, read, stream
 from remind.evaluation.answerers import answerer_of
 from remind.evaluation.compare import load_run
-from remind.evaluation.conditions import Asked, Stream, asked_of
 from remind.evaluation.config import CONDITIONS, SETS, EvaluateConfig
-from remind.evaluation.contexts import provider_name
+from remind.evaluation.contexts import Asked, Stream, asked_of, provider_name
 from remind.evaluation.predictions import MEMORY
 from remind.evaluation.run import Result, run_evaluation
 from remind.evaluation.tables import table

@@ -13,10 +13,9 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request, Stage, from_template
 from remind.llm.structured import object_schema
 from remind.memory.bank import mapping
-from remind.memory.base import TEXT, Memory, Query
-from remind.memory.logged import LoggedBank, PolicySystem, dated, numbered
-from remind.memory.operations import Operation
-from remind.memory.proposals import BANKS, Occasion, schema
+from remind.memory.base import TEXT, Memory, Query, System
+from remind.memory.logged import NOT_AS_PUBLISHED, LoggedBank, dated, numbered
+from remind.memory.operations import BANKS, Occasion, Operation, schema
 from remind.states.pyramid import one_line, turn_text
 from remind.text.days import day_of
 from sae.ranges import PositiveInt
@@ -32,11 +31,12 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class SaliMorySystem(PolicySystem):
+class SaliMorySystem(System):
     """Three stores, kept turn by turn. An entry that is superseded or deleted is not shown again; the log has it."""
 
     templates = ("salimory_filter", "salimory_booster", "salimory_utilizer")
     rules = "the paper, Section 3"
+    not_as_published = NOT_AS_PUBLISHED
     name: str = "salimory"
     window_days: PositiveInt = 7
     """Days that an entry stays in working memory, counted at each session and at the question."""

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json, write_text
 from remind.evaluation.compare import Rows
-from remind.evaluation.personalisation import BUCKETS, LABELS, Used, assess, tally
+from remind.evaluation.judge import BUCKETS, LABELS, Used, assess, tally
 from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, read_rows
 from remind.evaluation.statistics import bootstrap, paired_bootstrap, several
 from remind.evaluation.tables import markdown_table

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from remind.core.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from remind.memory.base import System
+from remind.memory.base import System
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
 _MEASURES = {
@@ -203,9 +201,17 @@ def make_system(system: str, options: Mapping[str, Any] | None = None, name: str
         raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
     entry = SYSTEMS[system]
     module, _, kind = entry.kind.partition(".")
-    values, fixed = _merged(entry.defaults, options or {}), {"name": name or system}
-    # imported when it is needed, and torch with it
-    made: System = _filled(getattr(import_module(f"{__package__}.{module}"), kind), values, system, fixed)
+    values = _merged(entry.defaults, options or {})
+    try:
+        # imported when it is needed, and torch with it
+        adapter: TypeAdapter[System] = TypeAdapter(getattr(import_module(f"{__package__}.{module}"), kind))
+        made = adapter.validate_python({**values, "name": name or system})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (system, *first["loc"])))
+        given = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise ConfigError(f"{place}: {first['msg']}{given}") from None
+    _check_names(made, values, system)
     return made
 
 
@@ -218,20 +224,11 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _filled(kind: Any, options: Mapping[str, Any], where: str, fixed: Mapping[str, Any]) -> Any:
-    """A dataclass of these options; fields that are dataclasses are filled from mappings."""
-    names = [one.name for one in fields(kind) if one.name not in fixed]
-    if unknown := [option for option in options if option not in names]:
-        raise ConfigError(f"{where} has no option {shown(unknown[0])}; there are {', '.join(names)}")
-    hints, values = get_type_hints(kind), dict(fixed)
+def _check_names(made: Any, options: Mapping[str, Any], where: str) -> None:
+    """Refuse options that a dataclass, or one in its fields, does not have, which pydantic passes over."""
+    names = [one.name for one in fields(made) if one.name != "name"]
     for option, value in options.items():
-        groups = [hint for hint in (hints[option], *get_args(hints[option])) if is_dataclass(hint)]
-        inner = isinstance(value, Mapping) and groups
-        values[option] = _filled(groups[0], value, f"{where}.{option}", {}) if inner else value
-    try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, (where, *first["loc"])))
-        given = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise ConfigError(f"{place}: {first['msg']}{given}") from None
+        if option not in names:
+            raise ConfigError(f"{where} has no option {shown(option)}; there are {', '.join(names)}")
+        if isinstance(value, Mapping) and is_dataclass(inner := getattr(made, option)):
+            _check_names(inner, value, f"{where}.{option}")

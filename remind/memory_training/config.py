@@ -32,14 +32,6 @@ class MemoryWorldConfig:
     """Sessions of each."""
     seed: Seed = 0
     """Of the dialogues."""
-    blind: Share = 0.4
-    """Share of attributes, places and tasks that the expert tends to overlook."""
-    missed: Share = 0.75
-    """Chance that it overlooks a fact of these."""
-    kept: Share = 0.45
-    """Chance that it keeps a joke or a fact about someone else."""
-    blurred: Share = 0.3
-    """Share of attributes, places and tasks of which SaliMory's expert mostly writes no detail."""
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
@@ -117,8 +109,6 @@ class PolicyGradientConfig:
 
     group: Literal[2, 4, 8, 16] = 8
     """G: rollouts of each session."""
-    micro_groups: PositiveInt = 1
-    """Groups whose gradients are computed at once, on each process; less memory, same result."""
     inner_epochs: PositiveInt = 1
     """Optimiser steps on each generation."""
     clip: PositiveFloat = 0.2

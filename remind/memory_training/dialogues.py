@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import nan
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,15 +32,14 @@ from remind.memory import salimory
 from remind.memory.base import Memory, Query
 from remind.memory.logged import dated, numbered
 from remind.memory.membuilder import ROLES
-from remind.memory.operations import Entry, State, fold
-from remind.memory.proposals import BANKS, Occasion, Role, propose, undated
+from remind.memory.operations import BANKS, Entry, Occasion, Role, State, fold, propose, undated
 from remind.memory.quality import grade_request, grades
 from remind.memory.readers import ChatReader
 from remind.memory.salimory import SaliMorySystem, listed, shown
 from remind.memory_training.config import MemoryDataConfig, SaliMoryConfig
 from remind.memory_training.episodes import Episode, Examined, Lesson, Scores, together
 from remind.memory_training.pico import remember, spoken
-from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores, task_reward
+from remind.memory_training.rewards import RETRIEVED, Judged, Played, scores
 from remind.memory_training.salimory import SaliMoryTask, read_reply, retired
 from remind.models.encoder import SentenceEncoder
 from remind.perception.auxiliary import judge_request, verdict_in
@@ -85,49 +85,44 @@ class View(Asked):
         return self.place
 
 
-class Exam:
-    """Asks questions of memories and has the answers judged.
+def examined(
+    states: Sequence[State],
+    questions: Sequence[Question],
+    found: Callable[..., list[Memory]],
+    models: Mapping[Any, Any],
+) -> list[Examined]:
+    """What memories are worth for questions: a model answers from what is found in them, and one judges.
 
-    Args:
-        encoder: ranks entries.
-        answerer, judge: chat models.
-        top: entries that an answer is read from, besides the core block.
+    All requests of a kind go out together. Where one fails, the memory it is about has no worth (NaN).
     """
+    queries = [Query.of(one) for one in questions]
+    memories = [[found(state, query) for query in queries] for state in states]
+    tasks = [pair for own in memories for pair in zip(queries, own, strict=True)]
+    readings = ChatReader("direct").read_all(tasks, lambda stage: models["answer"])
+    asked = [question for _ in states for question in questions]
+    answered = [n for n, one in enumerate(readings) if one.text]
+    requests = [judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered]
+    # an empty answer is wrong, a failed one is none
+    right = [0.0 if one.failure is None else nan for one in readings]
+    for n, reply in zip(answered, models["judge"].complete(requests), strict=True):
+        verdict = verdict_in(reply).value
+        right[n] = nan if verdict is None else float(verdict)
+    worth = [fmean(right[n : n + len(questions)]) for n in range(0, len(right), len(questions))]
+    kinds = (tuple(one.kind for each in own for one in each if one.kind in RETRIEVED) for own in memories)
+    return [Examined(task, None, own) for task, own in zip(worth, kinds, strict=True)]
 
-    def __init__(self, encoder: SentenceEncoder, answerer: ChatModel, judge: ChatModel, top: int) -> None:
-        self.encoder, self.answerer, self.judge, self.top = encoder, answerer, judge, top
 
-    def examined(self, states: Sequence[State], questions: Sequence[Question]) -> list[Examined]:
-        """All requests of a kind go out together. Where one fails, the memory it is about has no worth (NaN)."""
-        queries = [Query.of(one) for one in questions]
-        memories = [[self.memories(state, query) for query in queries] for state in states]
-        tasks = [pair for own in memories for pair in zip(queries, own, strict=True)]
-        readings = ChatReader("direct").read_all(tasks, lambda stage: self.answerer)
-        asked = [question for _ in states for question in questions]
-        answered = [n for n, one in enumerate(readings) if one.text]
-        requests = [judge_request(asked[n].text, asked[n].answers, readings[n].text, asked[n].id) for n in answered]
-        # an empty answer is wrong, a failed one is none
-        right: list[bool | None] = [False if one.failure is None else None for one in readings]
-        for n, reply in zip(answered, self.judge.complete(requests), strict=True):
-            right[n] = verdict_in(reply).value
-        found = []
-        for n, own in enumerate(memories):
-            verdicts = right[n * len(questions) : (n + 1) * len(questions)]
-            known = [one for one in verdicts if one is not None]
-            task = task_reward(known) if len(known) == len(verdicts) else nan
-            found.append(Examined(task, None, tuple(one.kind for each in own for one in each if one.kind in RETRIEVED)))
-        return found
-
-    def memories(self, state: State, query: Query) -> list[Memory]:
-        """The core block and the entries nearest to a question, old versions included, as MemBuilder retrieves them."""
-        entries = state.kept(*RETRIEVED)
-        vectors = self.encoder.encode([query.text, *(undated(one.text) for one in entries)])
-        # rounded: the last bits differ with the batch that a text was encoded in
-        cosines = [round(one, 5) for one in (vectors[1:] @ vectors[0]).tolist()]
-        best = sorted(range(len(entries)), key=lambda n: -cosines[n])[: self.top]
-        block = [state.block] if state.block is not None and state.block.text else []
-        chosen = [*block, *(entries[n] for n in best)]
-        return [Memory(one.id, one.text, one.store, one.sources, one.time, 0.0, 0) for one in chosen]
+def nearest(encoder: SentenceEncoder, top: int, state: State, query: Query) -> list[Memory]:
+    """The core block and the `top` entries nearest to a question, old versions included, as MemBuilder retrieves
+    them."""
+    entries = state.kept(*RETRIEVED)
+    vectors = encoder.encode([query.text, *(undated(one.text) for one in entries)])
+    # rounded: the last bits differ with the batch that a text was encoded in
+    cosines = [round(one, 5) for one in (vectors[1:] @ vectors[0]).tolist()]
+    best = sorted(range(len(entries)), key=lambda n: -cosines[n])[:top]
+    block = [state.block] if state.block is not None and state.block.text else []
+    chosen = [*block, *(entries[n] for n in best)]
+    return [Memory(one.id, one.text, one.store, one.sources, one.time, 0.0, 0) for one in chosen]
 
 
 class Source:
@@ -169,7 +164,7 @@ class Source:
         """
         encoder, exam = SentenceEncoder(), None
         if "judge" in self.models:
-            exam = Exam(encoder, self.models["answer"], self.models["judge"], self.cfg.top)
+            exam = partial(examined, found=partial(nearest, encoder, self.cfg.top), models=self.models)
         expert = self.models["memory"]
         asks = [asked_after(one, self.questions, self.cfg.questions) for one in self.dialogues]
         sessions = sum(bool(session.turns) for one in self.dialogues for session in one.sessions)
@@ -183,8 +178,7 @@ class Source:
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
         short = [one for one in lessons if max(map(length, one.views)) <= longest]
         if many := len(lessons) - len(short):
-            what = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
-            warn(f"{what}; they are left out")
+            warn(f"{many} of {len(found)} sessions are left out: a prompt has more than the policy's {longest} tokens")
         return short
 
 
@@ -203,7 +197,7 @@ def _lessons(
     expert: ChatModel,
     encoder: SentenceEncoder,
     asks: Mapping[str, tuple[Question, ...]],
-    exam: Exam | None,
+    exam: Callable[..., list[Examined]] | None,
 ) -> Iterator[Lesson | None]:
     """The sessions of a dialogue in order; None for one where not every role replied."""
     heard: list[tuple[Request, Reply]] = []
@@ -231,8 +225,8 @@ def _lessons(
         _, proposed = remember(state, dialogue.id, pairs)
         examples = [pair for pair, own in zip(pairs, proposed, strict=True) if all(o.status == "applied" for o in own)]
         questions = asks.get(session.id, ())
-        examined: Any = exam and partial(exam.examined, questions=questions)
-        yield Lesson(dialogue.id, state, views, replies, examples, len(questions), examined)
+        asked: Any = exam and partial(exam, questions=questions)
+        yield Lesson(dialogue.id, state, views, replies, examples, len(questions), asked)
 
 
 # SaliMory (arXiv 2606.04120, Algorithm 1, Appendix E)

@@ -11,22 +11,20 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from remind.core.errors import ModelError
 from remind.llm.request import Request
 from remind.memory.membuilder import MemBuilderSystem, request
-from remind.memory.operations import Entry, Operation, State, fold
-from remind.memory.proposals import BANKS, Occasion, Role, propose
+from remind.memory.operations import BANKS, Entry, Occasion, Operation, Role, State, fold, propose
 from remind.memory_training.episodes import Episode, Examined, Lesson, Prompt
 from remind.memory_training.rewards import ROLES, SALIMORY, task_reward
 from remind.models.backbone import Backbone
 from remind.models.chat import chat_ids, end_token_id, tokenize
 from remind.models.generate import continue_rows, decoding
 from remind.testbed.memory_world import FORMS, Ask, Expert, Life, Meeting, read, vocabulary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 PAD, END = "<pad>", "<end>"
 MAX_TURNS, SHOWN = 10, 4
@@ -46,7 +44,7 @@ def words() -> list[str]:
     return [*membuilder, *salimory, *(f"m{n + 1}" for n in range(SHOWN, LISTED))]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Any:
     """Of pico; splits at white space."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -56,9 +54,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END, unk_token=PAD)
 
 
-def make_pico(seed: int, layers: int = 4, hidden_size: int = 96) -> tuple[Any, PreTrainedTokenizerFast]:
+def make_pico(seed: int, layers: int = 4, hidden_size: int = 96) -> tuple[Any, Any]:
     """Pico with random weights, and its tokenizer."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     vocabulary = tokenizer()

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
 from remind.llm.structured import NotValid, read_value
-from remind.memory.operations import Entry, Operation, State, fold
-from remind.memory.proposals import BANKS, Occasion, propose, undated
+from remind.memory.operations import BANKS, Entry, Occasion, Operation, State, fold, propose, undated
 from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Episode, Scores, together

@@ -86,7 +86,7 @@ def _material(cfg: TrainMemoryConfig, policy: Backbone, source: Source | None, t
     """What a policy is trained on, from the memory world or a source: a task, or prompts and replies as token ids."""
     speech, world, turns = pico.speech_of(policy.tokenizer), cfg.world, cfg.salimory.turns
     lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
-    expert = Expert(world.blind, world.missed, world.kept, world.blurred)
+    expert = Expert()
     found: Iterable[tuple[Any, str]]
     if cfg.method == "salimory":
         if source is not None:

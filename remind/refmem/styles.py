@@ -25,7 +25,7 @@ from torch import Tensor
 from remind.core.errors import shown as quoted
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Dialogue, Question, Session
+from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.judge import Case, judge_answers
 from remind.llm.client import Chats
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced, from_template
@@ -211,18 +211,13 @@ def episode(dialogue: Dialogue, question: Question, most: int) -> tuple[Dialogue
     near = sorted(range(len(dialogue.turns)), key=lambda n: (min(abs(n - place) for place in gold), n))
     kept = {dialogue.turns[n].id for n in near[:most]}
     index = count()
-    sessions = [
-        replace(
-            session,
-            turns=tuple(
-                replace(turn, images=tuple(replace(image, index=next(index)) for image in turn.images))
-                for turn in session.turns
-                if turn.id in kept
-            ),
-        )
-        for session in dialogue.sessions
-    ]
-    cut = Dialogue(f"{dialogue.id}/{question.id}", tuple(session for session in sessions if session.turns))
+
+    def renumbered(turn: Turn) -> Turn:
+        return replace(turn, images=tuple(replace(image, index=next(index)) for image in turn.images))
+
+    turns = [tuple(renumbered(turn) for turn in one.turns if turn.id in kept) for one in dialogue.sessions]
+    sessions = (replace(one, turns=own) for one, own in zip(dialogue.sessions, turns, strict=True) if own)
+    cut = Dialogue(f"{dialogue.id}/{question.id}", tuple(sessions))
     return cut, replace(question, dialogue_id=cut.id)
 
 

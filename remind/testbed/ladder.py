@@ -261,10 +261,7 @@ def truths(world: World) -> Iterator[dict[str, Any]]:
             "question": question.id,
             "dialogue": question.dialogue_id,
             "split": question.split,
-            "speaker": trait.speaker,
-            "dimension": trait.dimension,
-            "topic": trait.topic,
-            "value": trait.value,
+            **{name: getattr(trait, name) for name in ("speaker", "dimension", "topic", "value")},
             "evidence": list(question.evidence),
             "contrary": sorted(contrary, key=dialogues[question.dialogue_id].positions.__getitem__),
         }

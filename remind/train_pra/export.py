@@ -104,6 +104,13 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
 
 
+def _same(written: Tensor, again: Any, probe: Tensor) -> float:
+    """The difference to the logits of what was opened again. Raises ModelError where there is one."""
+    if (difference := _difference(written, _logits(again, probe))) > 1e-6:
+        raise ModelError("the written folder does not give the logits of the model in memory")
+    return difference
+
+
 def _write_whole(
     plain: Any,
     backbone: Backbone,
@@ -124,14 +131,16 @@ def _write_whole(
             parameter.data = parameter.data.to(getattr(torch, cfg.dtype))
     written = _logits(plain, probe)
     checks["precision"] = _difference(merged, written)
-    _write(plain, backbone, folder)
+    whole = folder if small is None else folder / ".whole"
+    _write(plain, backbone, whole)
     if small is not None:
-        full, written = written, _logits(_in_four_bits(folder, cfg.dtype or trained.dtype, small), probe)
+        plain = load_backbone(whole, cfg.dtype or trained.dtype, quantization=small).model
+        full, written = written, _logits(plain, probe)
         checks["quantising"] = _difference(full, written)
+        _write(plain, backbone, folder)
+        shutil.rmtree(whole)
     again = load_backbone(folder, dtype="auto")
-    checks["opening_again"] = _difference(written, _logits(again.model, probe))
-    if checks["opening_again"] > 1e-6:
-        raise ModelError("the written folder does not give the logits of the model in memory")
+    checks["opening_again"] = _same(written, again.model, probe)
     if prompt_ids(again.tokenizer, _PROBE) != probe[0].tolist():
         raise ModelError("the written tokenizer does not give the tokens that were trained on")
     return checks
@@ -145,19 +154,6 @@ def _write(model: Any, backbone: Backbone, folder: Path) -> None:
     with without_loading_bars():
         model.save_pretrained(folder)
     (backbone.processor or backbone.tokenizer).save_pretrained(folder)
-
-
-def _in_four_bits(folder: Path, dtype: str, quantization: Any) -> Any:
-    """The model of a folder in NF4, which then takes the place of the one in the folder."""
-    with without_loading_bars():
-        model = load_backbone(folder, dtype, quantization=quantization).model
-        aside = folder / ".whole"
-        aside.mkdir()
-        for file in folder.glob("model*.safetensors*"):
-            file.rename(aside / file.name)
-        model.save_pretrained(folder)
-    shutil.rmtree(aside)
-    return model
 
 
 def _write_adapters(
@@ -176,10 +172,7 @@ def _write_adapters(
     (folder / "README.md").unlink(missing_ok=True)
     backbone.tokenizer.save_pretrained(folder)
     again = PeftModel.from_pretrained(fresh.model, folder)
-    checks = {"opening_again": _difference(before, _logits(again, probe))}
-    if checks["opening_again"] > 1e-6:
-        raise ModelError("the written adapters do not give the logits of the model in memory")
-    return checks
+    return {"opening_again": _same(before, again, probe)}
 
 
 # the model card

@@ -32,7 +32,7 @@ from remind.models.backbone import Backbone, load_backbone
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
 from remind.train_sae.config import TrainSAEConfig, default_layers
 from remind.train_sae.corpus import data_paths, read_corpus
-from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
+from sae import DocumentFrequency, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.config import SAETrainConfig
 from sae.harvest import HarvestStats, TokenBatch, harvest
@@ -131,13 +131,7 @@ def quick_sae(
         A folder for `sae.load_layers`.
     """
     trainer = SAETrainConfig(
-        d_sae=2048,
-        steps=steps,
-        batch_size=1024,
-        lr=1e-3,
-        warmup_steps=20,
-        decay_share=0.5,
-        dead_tokens=50_000,
+        d_sae=2048, steps=steps, batch_size=1024, lr=1e-3, warmup_steps=20, decay_share=0.5, dead_tokens=50_000
     )
     small = {"layers": ["late"], "trainer": trainer, "limit": 8000, "loss_windows": 0, "checkpoint_every": 0}
     fields = {**small, "backbone": backbone, "device": device, "dtype": dtype, **settings}
@@ -159,9 +153,7 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(
-        cpu=device is None or device.type == "mps",
-        log_with=cfg.trackers or None,
-        project_dir=f"{cfg.out}.trackers",
+        cpu=device is None or device.type == "mps", log_with=cfg.trackers or None, project_dir=f"{cfg.out}.trackers"
     )
     count = accelerator.num_processes
     if cfg.trainer.batch_size % count:
@@ -177,10 +169,7 @@ def _layers(cfg: TrainSAEConfig, backbone: Backbone) -> list[int]:
     # late: after the last block but one, where grounding gains most on real text; middle: where steering changes most
     named = {"late": max(1, backbone.n_layers - 1), "middle": max(1, backbone.n_layers // 2)}
     names = default_layers(backbone.n_layers) if cfg.layers is None else cfg.layers
-    try:
-        return resolve_layers(backbone.model, [named.get(str(name), name) for name in names])
-    except LayerError as error:
-        raise ModelError(f"{cfg.backbone}: {error}") from None
+    return resolve_layers(backbone.model, [named.get(str(name), name) for name in names])
 
 
 @dataclass

@@ -10,9 +10,6 @@ from remind.grounding.config import GroundingConfig
 from remind.llm.endpoints import LLMConfig
 from sae.ranges import NonNegativeInt, PositiveInt, Resamples, check_ranges
 
-#: Panels of `plot_trajectory`, in order.
-PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
-
 
 @dataclass
 class InspectConfig:

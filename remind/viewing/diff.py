@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from math import isnan
 from pathlib import Path
 from textwrap import shorten
@@ -60,6 +61,8 @@ Kind = Literal["question", "answer", "dialogue"]
 KINDS: tuple[Kind, ...] = ("question", "answer", "dialogue")
 #: Those that all levels share.
 SHARED: tuple[Kind, ...] = ("question", "answer")
+SPACES = ("residual", "codes", "random")
+Moved = dict[str, dict[int, dict[Kind, tuple[float, float]]]]
 #: Tokens whose state is longer than this many medians are attention sinks, which no SAE was trained on.
 _SINK = 10.0
 
@@ -130,15 +133,12 @@ def _turn_of_tokens(tokenizer: Any, rendered: Rendered) -> Tensor:
     Raises:
         ModelError: a chat template that changes the text, so that its characters cannot be found again.
     """
-    size = len(rendered.text)
-    turn_at = np.full(size + 1, -1, dtype=np.int64)
+    turn_at = np.full(len(rendered.text) + 1, -1, dtype=np.int64)
     for index, span in enumerate(rendered.turns):
         turn_at[span.start : span.end] = index
-    first = [
-        first_character(rendered.text, (max(start, 0), min(end, size))) if start < min(end, size) and end > 0 else size
-        for start, end in prompt_tokens(tokenizer, rendered.text).offsets
-    ]
-    return torch.from_numpy(turn_at[first])
+    # tokens of the chat template lie outside of the text, before and behind all turns
+    offsets = np.clip(prompt_tokens(tokenizer, rendered.text).offsets, 0, len(rendered.text))
+    return torch.from_numpy(turn_at[[first_character(rendered.text, (start, end)) for start, end in offsets]])
 
 
 def _evidence_turns(record: StateRecord) -> list[int]:
@@ -159,14 +159,12 @@ def questions_of(
         DataError, FormatError: states that cannot be read; as `readings`.
     """
     seen: Counter[str] = Counter()
-    chosen = []
-    for record in iterate_states(states, split):
-        if record.target and (per_dialogue is None or seen[record.dialogue_id] < per_dialogue):
-            seen[record.dialogue_id] += 1
-            chosen.append(record)
-        if len(chosen) == limit:
-            break
-    return readings(backbone, chosen)
+
+    def kept(record: StateRecord) -> bool:
+        seen[record.dialogue_id] += bool(record.target)
+        return bool(record.target) and (per_dialogue is None or seen[record.dialogue_id] <= per_dialogue)
+
+    return readings(backbone, islice(filter(kept, iterate_states(states, split)), limit))
 
 
 @dataclass
@@ -221,7 +219,7 @@ class Diff:
 
     questions: list[Reading]
     changes: dict[int, dict[Kind, Changes]]
-    moved: list[dict[str, dict[int, dict[Kind, tuple[float, float]]]]] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
     means: list[dict[int, dict[Kind, Tensor]]] = field(default_factory=list)
     attention: list[Tensor | None] = field(default_factory=list)
     fit: dict[int, tuple[Evaluation, Evaluation]] = field(default_factory=dict)
@@ -249,8 +247,9 @@ def measure(
     """
     check_same(before, after)
     layers = list(saes)
-    zeros = {layer: torch.zeros(3, coder.d_sae, dtype=torch.float64) for layer, coder in saes.items()}
-    changes = {layer: {kind: Changes(*zeros[layer].clone()) for kind in KINDS} for layer in layers}
+    changes = {
+        n: {kind: Changes(*torch.zeros(3, c.d_sae, dtype=torch.float64)) for kind in KINDS} for n, c in saes.items()
+    }
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     generator = torch.Generator().manual_seed(0)
@@ -260,9 +259,7 @@ def measure(
         told, _ = _states(before, question.ids(2), layers)
         if attention:
             diff.attention.append(_attention(question, before.n_layers, (*read, *more)))
-        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {
-            space: {layer: {} for layer in layers} for space in ("residual", "codes", "random")
-        }
+        moved: Moved = {space: {layer: {} for layer in layers} for space in SPACES}
         means: dict[int, dict[Kind, Tensor]] = {layer: {} for layer in layers}
         for layer, coder in saes.items():
             streams = (first[layer], second[layer])
@@ -305,6 +302,7 @@ def check_same(before: Backbone, after: Backbone) -> None:
 
 
 def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
+    """⟨m, Δ⟩ and |Δ|²."""
     return float((m * delta).sum()), float(delta.square().sum())
 
 
@@ -423,35 +421,29 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
     """All figures of a comparison, intervals by dialogue."""
     dialogues = [question.record.dialogue_id for question in diff.questions]
 
-    def share(space: str, layer: int, kind: Kind) -> Figures:
-        return ratio([one[space][layer][kind] for one in diff.moved], dialogues, resamples)
-
-    moved = {
-        space: {str(layer): {kind: share(space, layer, kind) for kind in SHARED} for layer in diff.changes}
-        for space in ("residual", "codes", "random")
-    }
-    means: Figures = {}
+    moved: Figures = {space: {str(layer): {} for layer in diff.changes} for space in SPACES}
+    means: Figures = {str(layer): {} for layer in diff.changes}
     others = _of_another_dialogue(dialogues)
     for layer in diff.changes:
         for kind in SHARED:
+            for space, by_layer in moved.items():
+                own = [one[space][layer][kind] for one in diff.moved]
+                by_layer[str(layer)][kind] = ratio(own, dialogues, resamples)
             sides = [one[layer][kind] for one in diff.means]
-            own = [(float(m @ delta), float(delta @ delta)) for m, delta in sides]
-            figures: Figures = {"own": ratio(own, dialogues, resamples)}
+            pairs = {"own": [_dots(m, delta) for m, delta in sides]}
             if others is not None:
-                both = [(m, sides[number][1]) for (m, _), number in zip(sides, others, strict=True)]
-                shuffled = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
-                figures["shuffled"] = ratio(shuffled, dialogues, resamples)
-            means.setdefault(str(layer), {})[kind] = figures
+                pairs["shuffled"] = [_dots(m, sides[n][1]) for (m, _), n in zip(sides, others, strict=True)]
+            means[str(layer)][kind] = {name: ratio(own, dialogues, resamples) for name, own in pairs.items()}
     attention: Figures = {}
     read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
-    for layer in range(read[0][0].shape[1] if read else 0):
-        rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
-        # some layers of hybrid models have no attention
-        if not isnan(rows[0][0]):
-            attention[str(layer + 1)] = _paired(rows, resamples)
     if read:
-        rows = [(float(one[0].nanmean()), float(one[1].nanmean()), name) for one, name in read]
-        attention["mean"] = _paired(rows, resamples)
+        columns = {str(n): [one[:, n - 1] for one, _ in read] for n in range(1, read[0][0].shape[1] + 1)}
+        columns["mean"] = [one.nanmean(1) for one, _ in read]
+        for column, values in columns.items():
+            # some layers of hybrid models have no attention
+            if not isnan(values[0][0]):
+                rows = [(*pair.tolist(), name) for pair, (_, name) in zip(values, read, strict=True)]
+                attention[column] = _paired(rows, resamples)
     fit = {}
     for layer, (first, second) in diff.fit.items():
         born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
@@ -490,11 +482,8 @@ def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
 
 def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures:
     before, after, names = zip(*rows, strict=True)
-    return {
-        "before": bootstrap(before, resamples, clusters=names),
-        "after": bootstrap(after, resamples, clusters=names),
-        "difference": bootstrap([b - a for a, b in zip(before, after, strict=True)], resamples, clusters=names),
-    }
+    values = {"before": before, "after": after, "difference": [b - a for a, b in zip(before, after, strict=True)]}
+    return {name: bootstrap(own, resamples, clusters=names) for name, own in values.items()}
 
 
 def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -503,7 +492,7 @@ def tables(result: Figures) -> list[tuple[str, list[str], list[list[str]]]]:
     for layer, kinds in result["moved"]["residual"].items():
         for kind in kinds:
             means = result["moved_means"][layer][kind]
-            cells = [result["moved"][space][layer][kind] for space in ("residual", "codes", "random")]
+            cells = [result["moved"][space][layer][kind] for space in SPACES]
             moved.append([layer, kind, *map(_cell, [*cells, means["own"], means.get("shuffled")])])
     salience = [
         [layer, *(_cell(figures[part]) for part in ("before", "after", "difference"))]
@@ -574,17 +563,14 @@ def plot(result: Figures) -> Picture:
         values = [one["value"] for _, one in known]
         errors = [[one["value"] - one["low"] for _, one in known], [one["high"] - one["value"] for _, one in known]]
         left.errorbar([n for n, _ in known], values, yerr=errors, color=colour, label=name, marker="o", capsize=3)
-    left.axhline(0, color="#cccccc", linewidth=0.8)
-    left.set_xlabel("layer")
-    left.set_ylabel("share of the way")
-    left.legend(frameon=False, fontsize=8)
     known = [(n, one) for n, one in result["salience"]["attention"].items() if n != "mean"]
     for name, colour in (("before", "#999999"), ("after", COLOURS[0])):
         right.plot(
             [n for n, _ in known], [one[name]["value"] for _, one in known], color=colour, label=name, marker="o"
         )
-    right.axhline(0.5, color="#cccccc", linewidth=0.8)
-    right.set_xlabel("layer")
-    right.set_ylabel("AUC of gold turns, attention")
-    right.legend(frameon=False, fontsize=8)
+    for axes, none, label in ((left, 0, "share of the way"), (right, 0.5, "AUC of gold turns, attention")):
+        axes.axhline(none, color="#cccccc", linewidth=0.8)
+        axes.set_xlabel("layer")
+        axes.set_ylabel(label)
+        axes.legend(frameon=False, fontsize=8)
     return Picture(figure)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
@@ -25,13 +25,12 @@ from remind.evaluation.statistics import bootstrap, wilson
 from remind.grounding.codes import tensors_hash
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
+from remind.memory.logged import numbered
 from remind.perception.auxiliary import Failure, plain
 from remind.states import prompts
 from remind.states.pyramid import one_line
-
-if TYPE_CHECKING:
-    from sae import TopKSAE
-    from sae.probe import Encoded, Example, TopExamples
+from sae import TopKSAE
+from sae.probe import Encoded, Example, TopExamples
 
 TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
@@ -153,7 +152,7 @@ def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws
 
 
 def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
-    text = _numbered([one.marked(one.fires) for one in shown])
+    text = numbered([one.marked(one.fires) for one in shown])
     code = code_for([text])
     values = {"code": code, "words": NAME_WORDS, "excerpts": fenced("excerpts", text, code)}
     template = TEMPLATES["name" if any(shown[0].fires) else "captions"]
@@ -161,16 +160,12 @@ def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
 
 
 def _score_request(sample: str, kind: str, texts: Sequence[str], name: str) -> Request:
-    n, text = len(texts), _numbered(texts)
+    n, text = len(texts), numbered(texts)
     code = code_for([text, name])
     verdicts = {"type": "array", "items": {"type": "boolean"}, "minItems": n, "maxItems": n}
     values = {"description": fenced("description", name, code), "excerpts": fenced("excerpts", text, code)}
     schema = object_schema(verdicts=verdicts)
     return from_template("explain", TEMPLATES[kind], sample, schema, _ROOM, code=code, count=n, **values)
-
-
-def _numbered(texts: Sequence[str]) -> str:
-    return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
 
 
 def explain(

@@ -1,4 +1,4 @@
-"""Plots of runs, grounding and answers. Importing them loads neither torch nor matplotlib."""
+"""Plots of runs, grounding and answers. Importing them does not load matplotlib."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError, DataError
+from remind.grounding.ground import GroundingTrace
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids, tokenize
+from remind.models.generate import check_generates
 from remind.states.pyramid import LETTERS, LEVELS, one_line
-from remind.viewing.config import PANELS, PlotRunConfig
+from remind.states.records import StateRecord
+from remind.viewing.config import PlotRunConfig
 from remind.viewing.pages import gold_turns, marked_turns
 from sae.figures import COLOURS, Picture, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from remind.grounding.ground import GroundingTrace
-    from remind.models.backbone import Backbone
-    from remind.states.records import StateRecord
 
 Rows = Sequence[Mapping[str, Any]]
 Answers = Mapping[str, Mapping[str, float]]
@@ -67,7 +72,7 @@ def plot_trajectory(
     """
     by_title = {"": runs} if isinstance(runs, str | Path) else runs
     rows_of = {title: _rows(run) for title, run in by_title.items()}
-    measured = [name for name in PANELS if any(_keys(rows, name) for rows in rows_of.values())]
+    measured = [name for name in _DRAWN if any(_keys(rows, name) for rows in rows_of.values())]
     names = list(panels) or [name for name in measured if name != "lr"]
     if missing := [name for name in names if name not in measured]:
         raise ConfigError(f"no run has measured {missing[0]}; there are {', '.join(measured)}")
@@ -92,8 +97,6 @@ def plot_trajectory(
 
 
 def _rows(run: str | Path | Rows) -> Rows:
-    from remind.alignment.metrics import METRICS, read_metrics
-
     if not isinstance(run, str | Path):
         return run
     rows = read_metrics(run)
@@ -159,7 +162,7 @@ def _draw(axes: Axes, rows: Rows, panel: str, smooth: int) -> None:
         axes.legend(**where, fontsize=7, frameon=False, ncols=3, columnspacing=1.0)
 
 
-#: By panel: how the keys it plots begin in metrics.jsonl, and what is on its axis.
+#: By panel, in order: how the keys it plots begin in metrics.jsonl, and what is on its axis.
 _DRAWN = {
     "shares": ("share_", "share of the loss"),
     "jsd": ("jsd", "JSD (nats)"),
@@ -246,7 +249,6 @@ def plot_settings(traces: Mapping[str, GroundingTrace]) -> Picture:
     Raises:
         DataError: no traces, or traces of several states.
     """
-    import numpy as np
     from matplotlib.patches import Rectangle
 
     if not traces or len({trace.state.factual.positions for trace in traces.values()}) > 1:
@@ -292,21 +294,16 @@ def answer_probabilities(backbone: Backbone, record: StateRecord) -> dict[str, d
         record: the states of a single-choice question.
 
     Raises:
-        ConfigError: a question of another format, or a model that does not generate.
+        ConfigError: a question of another format. ModelError: a model that does not generate.
     """
     if record.format != "single":
         raise ConfigError(f"{record.question_id} is not a single-choice question")
-    if not backbone.causal:
-        raise ConfigError(f"{backbone.name} does not generate: it gives no answer a probability")
+    check_generates(backbone)
     names, prompts = LETTERS[: len(record.options)], {level: record.level(level).text for level in LEVELS}
     return {level: {name: _probability(backbone, text, name) for name in names} for level, text in prompts.items()}
 
 
 def _probability(backbone: Backbone, prompt: str, name: str) -> float:
-    import torch
-
-    from remind.models.chat import prompt_ids, tokenize
-
     before = prompt_ids(backbone.tokenizer, prompt)
     # the closing tag is tokenized with it, because it decides where a tokenizer splits the end of the candidate
     whole = tokenize(backbone.tokenizer, f"<answer>{name}</answer><explanation></explanation>")
@@ -358,14 +355,9 @@ def plot_next(
         n: tokens shown, those with the largest probability under any edit.
 
     Raises:
-        ConfigError: nothing to compare, or a model that does not generate.
+        ModelError: a model that does not generate.
     """
-    import torch
-
-    from remind.models.chat import prompt_ids, tokenize
-
-    if not under or not backbone.causal:
-        raise ConfigError("plot_next needs a causal model and at least one way to run it")
+    check_generates(backbone)
     ids = [*prompt_ids(backbone.tokenizer, prompt), *tokenize(backbone.tokenizer, start).ids]
     inputs = torch.tensor([ids], device=backbone.device)
     rows = {}

@@ -24,7 +24,7 @@ from remind.llm.client import Chats
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.generate import Generation, check_generates, generate
+from remind.models.generate import Generation, generate
 from remind.models.images import Pictures, level_content, thumbnail
 from remind.models.windows import Window, batches, make_windows, prompt_lines, window_size
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
@@ -68,12 +68,6 @@ class Workbench:
     def probe(self) -> Probe:
         """Encodes texts and images with the backbone and its SAEs."""
         return Probe(self.backbone.model, self.backbone.tokenizer, self.coders)
-
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """Every session of every dialogue as prompts show it: (dialogue id/session id, text)."""
-        for dialogue in self.corpus.dialogues:
-            for session in dialogue.sessions:
-                yield f"{dialogue.id}/{session.id}", "".join(map(prompt_lines, session.turns))
 
     def examples(self, per_feature: int = 10) -> dict[int, TopExamples]:
         """The strongest examples of every feature over all sessions, by layer."""
@@ -174,7 +168,6 @@ def reply(
         ModelError: a model that does not generate. DataError, ConfigError: a damaged folder.
         ImagePathError: an image that is to be shown and cannot be.
     """
-    check_generates(model)
     images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
     pictures = Pictures(model, tokens, image_root, "grounding.") if images == "pixels" else None
     prompt = record.level(level).text if pictures is None else level_content(record, level)
@@ -298,11 +291,9 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
     captions = {image.path: naming.caption_excerpt(image.caption) for image in images if image.path and image.caption}
-    kept = cfg.per_feature if chat is None else 2 * _NAMED
+    kept = max(cfg.per_feature, 0 if chat is None else 2 * _NAMED)
     try:
-        found = read_examples(
-            bench, layers, max(cfg.per_feature, kept), cfg.image_tokens, cfg.limit, context=_CONTEXT, drawn=_DRAWN
-        )
+        found = read_examples(bench, layers, kept, cfg.image_tokens, cfg.limit, context=_CONTEXT, drawn=_DRAWN)
         for layer, page in pages.items():
             coder, record, pictures = bench.coders[layer], found.texts[layer], found.pictures[layer]
             features, failures = strongest(record, cfg.most, pictures), list[Failure]()

@@ -94,9 +94,9 @@ class Runs:
         own = {"model": "nano-untrained", "states": str(states), "out": str(out)}
         return TrainConfig(**{**own, "trainer": replace(self.LOOP, **loop), **changes})
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         # sums depend on the number of threads in their last digits
-        return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
+        return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
     def start(self, cfg: TrainConfig) -> Forked:
         """The command in another process."""

@@ -50,16 +50,6 @@ def test_resumed_runs_are_the_same(runs: Any, run: Path, states: Path, tmp_path:
     runs.assert_same_runs(out, whole)
 
 
-def test_a_run_at_a_constant_rate_can_be_made_longer(runs: Any, states: Path, tmp_path: Path) -> None:
-    loop = {"lr_scheduler_type": "constant", "eval_strategy": "no"}
-    cfg = runs.config(states, tmp_path / "r", max_steps=3, **loop)
-    train(cfg)
-    longer = replace(cfg, resume=True, trainer=replace(cfg.trainer, max_steps=6))
-    train(longer)
-    train(replace(longer, out=str(tmp_path / "whole")))
-    runs.assert_same_runs(tmp_path / "r", tmp_path / "whole")
-
-
 def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     runs: Any, run: Path, states: Path, tmp_path: Path, make_record: Any, make_states: Any
 ) -> None:

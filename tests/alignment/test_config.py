@@ -1,5 +1,4 @@
-"""Settings of a training run: the defaults are the paper's, the command's are the library's, and what cannot work is
-refused."""
+"""Settings of a training run: the command's are the library's, and what cannot work is refused."""
 
 from __future__ import annotations
 
@@ -20,10 +19,7 @@ from remind.train_pra.run import arguments_of, make_trainer
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_default_objective_is_the_papers_and_edges_may_be_written_in_several_ways() -> None:
-    objective = Objective()
-    assert objective.edges == (Edge(0, 1, 3.0, 0.5), Edge(1, 2, 3.0, 0.5))
-    assert (objective.lambda_hard, objective.tau, objective.hard_levels) == (0.2, 2.0, (0,))
+def test_edges_may_be_written_in_several_ways() -> None:
     expected = (Edge(0, 1), Edge(0, 2, 1.0, 0.25))
     for edges in (expected, [(0, 1), [0, 2, 1, 0.25]], [{"student": 0, "teacher": 1}, (0, 2, 1.0, 0.25)]):
         assert Objective(edges=edges).edges == expected  # type: ignore[arg-type]
@@ -51,7 +47,6 @@ def test_a_shipped_config_is_one_of_the_trainer(path: Path) -> None:
     ("make", "message"),
     [
         (lambda: Edge(0, 0), "two of the levels"),
-        (lambda: Objective(hard_levels=(0, 0)), "occurs twice"),
         (lambda: Objective(edges=(Edge(0, 1), Edge(0, 1, 2.0))), "twice"),
         (lambda: Objective(teacher_model_kind="base"), "level 0 only, not 12"),
         (lambda: Objective(teacher_model_kind="ema", target_grad="flow"), "needs teacher_model_kind live"),
@@ -60,7 +55,6 @@ def test_a_shipped_config_is_one_of_the_trainer(path: Path) -> None:
         (lambda: make_trainer(TrainConfig(states="", out="", model="")), "must be given"),
         (lambda: arguments_of(TrainConfig("s", "o", trainer=TrainerConfig(more={"odd": 1}))), "trainer: .*odd"),
         (lambda: PRAConfig("o", edges=[], hard_levels=()), "nothing is trained"),
-        (lambda: PRAConfig("o", targets="decoded", lambda_hard=1.0), "is distilled"),
         (lambda: PRAConfig("o", batch_size=6, gradient_accumulation_steps=4), "use a multiple of 4"),
         (lambda: PRAConfig("o", deepspeed="ds.json"), "DeepSpeed is not supported"),
     ],

@@ -80,20 +80,3 @@ def test_no_space_loses_nothing(runs: Any, run: Path, states: Path, tmp_path: Pa
     assert [f.name for f in checkpoints(tmp_path / "r") if kept(f)] == ["checkpoint-1", "checkpoint-2"]
     train(replace(cfg, resume=True))
     runs.assert_same_runs(tmp_path / "r", run)
-
-
-def test_a_run_that_is_stopped_where_a_measurement_is_due_has_it(
-    runs: Any, run: Path, states: Path, tmp_path: Path
-) -> None:
-    cfg = runs.config(states, tmp_path / "r", save_steps=1, save_total_limit=None)
-    stop = TrainerCallback()
-
-    def signalled(args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == cfg.trainer.eval_steps - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    stop.on_step_begin = signalled  # type: ignore[method-assign]
-    with pytest.raises(SystemExit):
-        train(cfg, stop)
-    train(replace(cfg, resume=True))
-    runs.assert_same_runs(tmp_path / "r", run)

@@ -6,29 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
-from transformers import Qwen3VLForConditionalGeneration, TrainerCallback
+from transformers import TrainerCallback
 
-from remind.alignment.config import LoraConfig
 from remind.alignment.model import trainable
 from remind.core.errors import ModelError
-from remind.models.backbone import Backbone, load_backbone
-from remind.models.nano import nano_config, nano_tokenizer, save_nano
+from remind.models.backbone import load_backbone
 from remind.train_pra.run import nf4
-
-LORA = LoraConfig(r=4, alpha=8)
-
-
-def backbone(tie: bool = True, rows: int | None = None, width: int = 32) -> Backbone:
-    """A small Qwen3-VL with nano's tokenizer; `rows` of its embedding."""
-    shape = nano_config(hidden_size=width, layers=2, vision_size=16)
-    shape.tie_word_embeddings = tie
-    shape.text_config.vocab_size = rows or shape.text_config.vocab_size
-    shape.text_config.pad_token_id = None
-    torch.manual_seed(0)
-    model = Qwen3VLForConditionalGeneration(shape).eval()
-    return Backbone("small", model, nano_tokenizer(), None, "vlm")
+from tests.alignment.test_export import LORA, nano_folder
 
 
 class Gradients(TrainerCallback):
@@ -41,29 +26,23 @@ class Gradients(TrainerCallback):
 
 
 def test_a_tokenizer_of_another_model_is_refused(runs: Any, make_record: Any, tmp_path: Path) -> None:
-    own = backbone(rows=300)
+    own = load_backbone("nano-untrained")
+    own.model.resize_token_embeddings(300)
     with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):
         runs.trainer(tmp_path, [make_record(0)], None, own.model, processing_class=own.tokenizer)
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    """The folder of a model whose layers fit in blocks of 64."""
+def test_layers_whose_blocks_would_cross_rows_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
-    save_nano(tmp_path / "base", hidden_size=64, layers=2, vision_size=64)
-    backbone(width=64).model.save_pretrained(tmp_path / "base")
-    return str(tmp_path / "base")
-
-
-def test_layers_whose_blocks_would_cross_rows_are_refused(small: str) -> None:
-    save_nano(Path(small), hidden_size=96, layers=2, vision_size=64)
-    backbone(width=96).model.save_pretrained(small)
+    folder = nano_folder(tmp_path, tie=True, width=96)
     with pytest.raises(ModelError, match=r"^model\.language_model\.layers\.0\.\S+ in 4 bits: [^\n]*$"):
-        trainable(load_backbone(small, quantization=nf4("float32")).model, LORA)
+        trainable(load_backbone(folder, quantization=nf4("float32")).model, LORA)
 
 
-def test_adapters_learn_on_four_bits(small: str, runs: Any, make_record: Any, tmp_path: Path) -> None:
+def test_adapters_learn_on_four_bits(runs: Any, make_record: Any, tmp_path: Path) -> None:
     """The gradients are those on a model in float32 with the values that the bits stand for."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
+    small = nano_folder(tmp_path / "base", tie=True)
     kept = load_backbone(small, quantization=nf4("float32"))
     seen = []
     for name, model, more in (

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
 from benchmarks.count_files import Entered, memory, pra_step
-from remind.alignment.config import Edge, edge_of
-
-
-def test_what_is_entered_is_counted_once_and_by_its_file() -> None:
-    entered = Entered()
-    edge_of((0, 1))  # before: not seen
-    with entered:
-        assert {edge_of((0, 1)), edge_of((1, 2))} == {Edge(0, 1), Edge(1, 2)}
-        assert Path("remind").name == "remind"
-    assert entered.functions["remind/alignment/config.py"] == {"edge_of", "Edge.__post_init__"}
-    assert set(entered.functions) == {"remind/alignment/config.py", "sae/ranges.py"}
 
 
 @pytest.mark.slow

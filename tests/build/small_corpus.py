@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from remind.core.files import write_rows
+from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.data.sample import sample_path
 from remind.states.pyramid import Rendered
 
@@ -39,6 +42,20 @@ def rows(dialogues: int, first: int = 0) -> list[dict[str, object]]:
              "options": ["a boat", "a violin"], "answers": ["B"], "evidence": ["t3"]}
         )  # fmt: skip
     return found
+
+
+def talk(*sessions: Sequence[str], name: str = "d") -> Dialogue:
+    """A dialogue of turns `Speaker: words`, each with ` | caption` for every image (`-`: without a caption)."""
+    made, numbers = [], count()
+    for number, lines in enumerate(sessions, start=1):
+        turns = []
+        for place, line in enumerate(lines, start=1):
+            said, *captions = line.split(" | ")
+            speaker, _, text = said.partition(": ")
+            images = tuple(Image(next(numbers), caption=None if one == "-" else one) for one in captions)
+            turns.append(Turn(f"{number}:{place}", speaker, text, images=images))
+        made.append(Session(f"s{number}", f"2024-03-0{number}", tuple(turns)))
+    return Dialogue(name, tuple(made))
 
 
 def first_dialogue(name: str, folder: Path, questions: int | None = None) -> Path:

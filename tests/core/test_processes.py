@@ -1,4 +1,4 @@
-"""Pools of processes, folders with one writer, and signals."""
+"""Pools of processes, folders with one writer, signals, progress, and packages that are missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from remind.core.errors import ConfigError
+from remind.core import EXTRAS, optional, progress
+from remind.core.errors import ConfigError, ModelError
+from remind.core.progress import ProgressBar
 from remind.core.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -86,3 +88,34 @@ def test_a_signal_ends_a_command_and_its_workers_in_a_line(number: signal.Signal
     assert (process.returncode, errors.splitlines()[1:]) == (status, [f"stopped by {number.name}"])
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def test_lines_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    monkeypatch.setattr(progress.tqdm, "monitor_interval", 0)
+    with ProgressBar("states", 40.0, percent=True) as bar:
+        bar.skip(20.0)
+        for _ in range(5):
+            now += 100
+            bar.step(0, "reading")
+        assert capsys.readouterr().err.count("reading") == 5
+        for _ in range(8):
+            now += progress.LINE_SECONDS / 4
+            bar.step(1.0, "segments")
+        lines = [line for line in capsys.readouterr().err.split("\n") if "segments" in line]
+    # one unit takes 7.5 s: what was there before and the preparation do not count
+    assert lines == ["states:  60% 00:30, ETA 02:00, segments", "states:  70% 01:00, ETA 01:30, segments"]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModelError, match=rf"^train-x needs .*{package}.*'remind-toolkit\[{EXTRAS[package]}\]'"):
+        optional(f"{package}.inner", "train-x")

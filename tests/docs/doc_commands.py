@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import dropwhile, takewhile
+from functools import cached_property
+from itertools import dropwhile
 from pathlib import Path
 
 from remind.commands import COMMANDS
@@ -32,18 +31,21 @@ WRAPPED = {
 }
 
 
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Command:
-    """A line to type, continuations joined, and its file and line."""
+    """A line to type, continuations joined, and the page it stands on."""
 
-    place: str
+    page: str
     text: str
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        return tuple(shlex.split(self.text, comments=True))
+    @cached_property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
 
-    @property
+    @cached_property
     def split(self) -> tuple[str | None, tuple[str, ...]]:
         """A command of `remind` or the name of a module (None: another program), and what follows it."""
         words = tuple(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), self.words))
@@ -65,50 +67,33 @@ class Command:
         return self.split[1]
 
     def option(self, name: str) -> str | None:
-        words = self.words
-        return next((words[n + 1] for n, word in enumerate(words[:-1]) if word == name), None)
+        return self.words[self.words.index(name) + 1] if name in self.words[:-1] else None
 
     def __str__(self) -> str:
-        return f"{self.place} {self.text}"
+        return f"{self.page} {self.text}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: page, language, lines, and the number of its first line."""
+    """The lines of a fenced block, its page and its number among the page's blocks."""
 
     page: str
-    language: str
-    line: int
+    number: int
     lines: tuple[str, ...]
 
 
-@cache
-def _page(path: Path) -> tuple[list[Block], list[tuple[int, str]]]:
-    """The fenced blocks of a page, and its other lines as (number, line)."""
-    found: list[Block] = []
-    prose: list[tuple[int, str]] = []
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-    for number, line in lines:
-        if line.startswith("```"):
-            inside = tuple(text for _, text in takewhile(lambda item: item[1] != "```", lines))
-            found.append(Block(str(path.relative_to(ROOT)), line[3:].strip(), number + 1, inside))
-        else:
-            prose.append((number, line))
-    return found, prose
-
-
-def _joined(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Lines with those they continue on after a backslash."""
-    rest = iter(lines)
-    for number, line in rest:
-        whole = line.strip()
-        while whole.endswith("\\"):
-            whole = f"{whole[:-1].rstrip()} {next(rest)[1].strip()}"
-        yield number, whole
+def _text(path: Path) -> str:
+    """A file in which no line goes on after a backslash; a comment goes on in a comment."""
+    return re.sub(r" *\\\n[ #]*", " ", path.read_text(encoding="utf-8"))
 
 
 def blocks(language: str) -> list[Block]:
-    return [block for path in PAGES for block in _page(path)[0] if block.language == language]
+    return [
+        Block(str(path.relative_to(ROOT)), number, tuple(match[2].splitlines()))
+        for path in PAGES
+        for number, match in enumerate(_BLOCK.finditer(_text(path)), start=1)
+        if match[1] == language
+    ]
 
 
 def snippets() -> list[Block]:
@@ -118,9 +103,9 @@ def snippets() -> list[Block]:
 def block_commands(language: str = "bash") -> list[Command]:
     """Every line of every block, page by page in the order a reader types them."""
     return [
-        Command(f"{block.page}:{number}", line)
+        Command(block.page, line)
         for block in blocks(language)
-        for number, line in _joined(enumerate(block.lines, start=block.line))
+        for line in block.lines
         if line and not line.startswith("#")
     ]
 
@@ -128,32 +113,20 @@ def block_commands(language: str = "bash") -> list[Command]:
 def spans() -> list[Command]:
     """Everything in `backticks` outside the blocks."""
     return [
-        Command(f"{path.relative_to(ROOT)}:{number}", span)
+        Command(str(path.relative_to(ROOT)), span)
         for path in PAGES
-        for number, line in _page(path)[1]
-        for span in re.findall(r"`([^`]+)`", line)
-    ]
-
-
-def comments() -> list[Command]:
-    """Lines of comments in configs; a comment goes on in a comment."""
-    return [
-        Command(f"{path.relative_to(ROOT)}:{number}", line)
-        for path in CONFIGS
-        for number, line in _joined(
-            (number, line.strip().removeprefix("#"))
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-            if line.strip().startswith("#")
-        )
+        for span in re.findall(r"`([^`\n]+)`", _BLOCK.sub("", _text(path)))
     ]
 
 
 def all_commands() -> list[Command]:
-    """Of blocks, running text, tables, comments of configs and notebooks; a name alone only mentions one."""
+    """Of blocks, running text, tables, comments of configs and notebooks, each once a page; a name alone is none."""
     found = [*block_commands(), *block_commands("text"), *(span for span in spans() if _START.match(span.text))]
-    found += [Command(one.place, one.text[m.start() :]) for one in comments() if (m := _START.search(one.text))]
+    for path in CONFIGS:
+        comments = re.findall(r"^ *#(.*)", _text(path), re.MULTILINE)
+        found += [Command(path.name, line[m.start() :]) for line in comments if (m := _START.search(line))]
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
         found += [Command(path.name, line) for line in re.findall(r"`(remind [a-z-]+ -[^`]+)`", text)]
-    return [command for command in found if command.program and command.arguments]
+    return [command for command in dict.fromkeys(found) if command.program and command.arguments]

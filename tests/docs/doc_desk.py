@@ -24,10 +24,12 @@ import yaml
 from doc_commands import ROOT, Command, all_commands
 from doc_server import reply
 from fault_proxy import Proxy
+from fuzzing import seeds
 from in_process import run_module
+from remembering import locomo_file
 
 from remind import read
-from remind.core.files import write_json, write_rows
+from remind.core.files import write_rows
 from remind.data.sample import sample_path
 from remind.refmem.items import read_items
 from remind.refmem.merge import Row
@@ -75,42 +77,20 @@ DEMO = Command("Makefile", "remind demo --out runs/demo")
 
 
 def lay_out(folder: Path) -> None:
-    """The data files that the documents name, made of the bundled dialogues."""
+    """The data files that the documents name."""
     corpus = read(sample_path() / "train.jsonl")
-    samples: list[dict[str, Any]] = []
-    for dialogue in corpus.dialogues[:6]:
-        sessions, talk = dialogue.sessions[:2], dict(zip(("speaker_a", "speaker_b"), dialogue.speakers, strict=False))
-        said: dict[str, Any] = {"sample_id": dialogue.id, "conversation": talk}
-        for n, session in enumerate(sessions, 1):
-            talk[f"session_{n}_date_time"] = f"1:5{n} pm on {n} May, 2023"
-            talk[f"session_{n}"] = [
-                {"speaker": turn.speaker, "text": turn.text, "dia_id": f"D{n}:{place}"}
-                for place, turn in enumerate(session.turns, 1)
-            ]
-        ids = {t.id: f"D{n}:{place}" for n, s in enumerate(sessions, 1) for place, t in enumerate(s.turns, 1)}
-        asked = [q for q in corpus.questions if q.dialogue_id == dialogue.id and ids.keys() & set(q.evidence)]
-        said["qa"] = [
-            {
-                "question": q.text,
-                "answer": q.answers[0],
-                "evidence": [ids[e] for e in q.evidence if e in ids],
-                "category": c,
-            }
-            for c, q in enumerate(asked[:4], 1)
-        ]
-        samples.append(said)
-    write_json(folder / "locomo10.json", samples[:4])
+    said = [[turn.text for turn in session.turns] for session in corpus.dialogues[0].sessions[:2]]
+    asked = [
+        {"question": "What was said?", "answer": said[n][0], "evidence": [f"D{n + 1}:1"], "category": category}
+        for category, n in enumerate((0, 1, 0, 1), 1)
+    ]
+    for name in ("realtalk", "msc", "friends"):
+        (folder / name).mkdir()
+    locomo_file(folder / "locomo10.json", "abcd", said, asked)
     # what it is is recognised from the content
-    write_json(folder / "realtalk" / "chats.json", samples[4:])
-    lines = [turn["text"] for sample in samples for turn in sample["conversation"]["session_1"]]
-    dialog = [{"text": text, "id": f"Speaker {n % 2 + 1}"} for n, text in enumerate(lines)]
-    row = {"personas": [], "dialog": dialog, "previous_dialogs": [], "init_personas": []}
-    rows = [{**row, "metadata": {"initial_data_id": f"valid_{n}"}} for n in range(4)]
-    write_rows(folder / "msc" / "session_3_valid.jsonl", rows)
-    (folder / "friends").mkdir()
-    head = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
-    talk = "".join(f"\"I said {n}.\",['Ana'],Neutral,1,{n},1,2,00:00:02.877,\n" for n in range(1, 30))
-    (folder / "friends" / "emorynlp_dev_final.csv").write_text(head + talk, encoding="utf-8")
+    locomo_file(folder / "realtalk" / "chats.json", "ef", said, asked)
+    (folder / "msc" / "session_3_valid.jsonl").write_bytes(seeds.as_lines(seeds.MSC * 8))
+    (folder / "friends" / "emorynlp_dev_final.csv").write_text(seeds.FRIENDS, encoding="utf-8")
     (folder / "texts.txt").write_text("Ana drinks coffee.\nBen drinks tea in the morning.\n" * 4, encoding="utf-8")
 
 

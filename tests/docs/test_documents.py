@@ -58,16 +58,6 @@ def program_of(program: str) -> tuple[type, dict[str, Any]]:
     return config, more
 
 
-@cache
-def help_of(program: str) -> str:
-    if program in PLAIN:
-        return run_module(program, "--help")[1]
-    page = io.StringIO()
-    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        cli.make_parser(program_of(program)[0], "").parse_args(["--help"])
-    return page.getvalue()
-
-
 def test_every_program_and_every_config_is_in_a_document() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, *CONFIGS))
     for program in PROGRAMS:
@@ -85,7 +75,7 @@ def test_a_command_is_one_its_program_takes(command: Command) -> None:
     program, words = str(command.program), ["[locomo10.json]" if word == "…" else word for word in command.arguments]
     assert program in PROGRAMS
     if program in PLAIN:
-        assert all(word in help_of(program) for word in words if word.startswith("--"))
+        assert all(word in run_module(program, "--help")[1] for word in words if word.startswith("--"))
     elif "--help" not in words:
         config, more = program_of(program)
         files = (word for before, word in pairwise(words) if before == "--config")
@@ -116,12 +106,12 @@ def test_paths_and_links_are_there() -> None:
 
 def test_modules_the_text_names_can_be_imported() -> None:
     # the page on migration names what is gone
-    for span in (span for span in spans() if not span.place.startswith("docs/migration.md")):
+    for span in (span for span in spans() if not span.page.startswith("docs/migration.md")):
         if re.fullmatch(r"(?:remind|sae|experiments|benchmarks)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
             module, _, attribute = span.text.split("(")[0].rpartition(".")
             imported = importlib.import_module(module)
             is_module = hasattr(imported, "__path__") and importlib.util.find_spec(f"{module}.{attribute}")
-            assert is_module or hasattr(imported, attribute), f"{span.place}: {span.text}"
+            assert is_module or hasattr(imported, attribute), f"{span.page}: {span.text}"
 
 
 def test_files_of_the_page_on_data_are_read_as_it_says(tmp_path: Path) -> None:

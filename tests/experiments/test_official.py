@@ -19,12 +19,12 @@ from experiments.official.agreement import AgreementConfig, agreement, judge_agr
 from experiments.official.export import ExportOfficialConfig, export_official
 from experiments.official.files import ResultFile
 from experiments.official.locomo import by_category, recall_of, score_samples
-from experiments.official.longmemeval import TYPES, Reference, check_rows, judge_rows, load_references, score_rows
+from experiments.official.longmemeval import TYPES, Reference, check_rows, load_references, score_rows
 from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import DataError, FormatError
+from remind.evaluation.judge import Case, LongMemEvalJudge, judge_answers
 from remind.llm.request import Reply
-from remind.perception.auxiliary import OfflineLLM
 
 
 def save(path: Path, raw: bytes) -> Path:
@@ -56,11 +56,6 @@ def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data:
 # LongMemEval
 
 
-def row(name: str, label: bool | None = None, said: str = "said") -> dict[str, Any]:
-    judged = {} if label is None else {"autoeval_label": {"model": "j", "label": label}}
-    return {"question_id": name, "hypothesis": said, **judged}
-
-
 def test_accuracy_by_type_and_what_a_judge_could_not_say() -> None:
     kinds = {"a": 0, "b": 0, "c": 4, "d": 4, "e": 0, "f_abs": 3}
     references = {name: Reference(name, "?", "x", TYPES[kind]) for name, kind in kinds.items()}
@@ -72,11 +67,16 @@ def test_accuracy_by_type_and_what_a_judge_could_not_say() -> None:
         "f_abs": Reply("yes"),
     }
     model = Scripted(lambda request: replies[request.sample])
-    rows = [row(name) for name in replies] + [row("e", True, "  "), row("stranger", True)]
-    assert judge_rows(rows, references, model) == {"neither": 1, "server": 1}
-    assert [r["autoeval_label"]["label"] for r in rows] == [True, False, None, None, True, False, True]
-    # one was blank, and one is nobody's; each is judged in the role of its type
+    judge = LongMemEvalJudge({"judge": model}, {name: one.type for name, one in references.items()})
+    cases = [Case("?", ("x",), " " if name == "e" else "said") for name in kinds]
+    labels = [verdict.value for verdict in judge_answers(judge, cases, list(kinds))]
+    assert labels == [True, False, None, None, False, True]
+    # the blank one is not asked about; each is judged in the role of its type
     assert (len(model.requests), len({request.prompt_id for request in model.requests})) == (5, 3)
+    rows = [
+        {"question_id": name, "hypothesis": "said", "autoeval_label": {"model": "j", "label": label}}
+        for name, label in zip((*kinds, "stranger"), (*labels, True), strict=True)
+    ]
     found = score_rows(rows, references)
     assert found["by_type"][TYPES[0]]["value"] == pytest.approx(1 / 3)
     assert (found["overall"]["value"], found["answerable"]["n"], found["abstention"]["value"]) == (0.5, 3, 1.0)
@@ -231,9 +231,7 @@ def test_agreement_against_scikit_learn_and_with_a_judge(tmp_path: Path) -> None
             if (value := figures[name.removeprefix("cohen_")]) is not None:
                 assert value == pytest.approx(getattr(reference_metrics, f"{name}_score")(labels, verdicts)), name
     labelled = {"question_id": "1", "dimension": "x", "question": "?", "references": ["a"], "prediction": "a"}
-    result = judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", [{**labelled, "label": True}])), OfflineLLM())
+    result = judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", [{**labelled, "label": True}])))
     assert result["groups"]["x"]["agree"] == 1
     with pytest.raises(DataError, match=r"line 1.*true or false"):
-        judge_agreement(
-            AgreementConfig(lines(tmp_path / "l.jsonl", [{"question_id": "1", "label": "yes"}])), OfflineLLM()
-        )
+        judge_agreement(AgreementConfig(lines(tmp_path / "l.jsonl", [{"question_id": "1", "label": "yes"}])))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small_corpus import talk
 
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Question
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy
@@ -33,34 +34,24 @@ def saes_for(backbone: Backbone, layers: tuple[int, ...], d_sae: int = 96, k: in
     return {n: TopKSAE(backbone.hidden_size, d_sae, k, generator=draws[n]).requires_grad_(False) for n in layers}
 
 
-def turns_of(session: str, *lines: tuple[str, str, list[str | None]], first_image: int = 0) -> tuple[Turn, ...]:
-    turns, image = [], first_image
-    for number, (speaker, text, captions) in enumerate(lines):
-        images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-        image += len(images)
-        turns.append(Turn(f"{session}:{number}", speaker, text, images=images))
-    return tuple(turns)
-
-
 def dialogue(name: str = "d", word: str = "station") -> Dialogue:
-    first = turns_of(
-        "a",
-        ("Ana", "Good morning! Did you sleep well?", []),
-        ("Ben", "Not really, the dog barked all night 😴", []),
-        ("Ana", "", ["a brown dog on a sofa"]),
-        ("Ben", "That is the one. He loves naïve postmen.", [None]),
-        ("Ana", "My bicycle was stolen on Tuesday, by the way.", []),
-        ("Ben", "", []),
+    return talk(
+        [
+            "Ana: Good morning! Did you sleep well?",
+            "Ben: Not really, the dog barked all night 😴",
+            "Ana:  | a brown dog on a sofa",
+            "Ben: That is the one. He loves naïve postmen. | -",
+            "Ana: My bicycle was stolen on Tuesday, by the way.",
+            "Ben: ",
+        ],
+        [
+            f"Ben: I found a red bicycle near the {word}. | a red bicycle | a {word}",
+            "Ana: It is mine! Thank you.",
+            "Ben: Dinner is on you then.",
+            "Ana: Gladly, do you like 寿司?",
+        ],
+        name=name,
     )
-    second = turns_of(
-        "b",
-        ("Ben", f"I found a red bicycle near the {word}.", ["a red bicycle", f"a {word}"]),
-        ("Ana", "It is mine! Thank you.", []),
-        ("Ben", "Dinner is on you then.", []),
-        ("Ana", "Gladly, do you like 寿司?", []),
-        first_image=2,
-    )
-    return Dialogue(name, (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
 
 
 def state_of(

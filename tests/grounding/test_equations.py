@@ -1,15 +1,16 @@
-"""Eq. 3 to 5 against sums written out in float64 as the paper has them."""
+"""Eq. 3 to 5 against sums in float64 as the paper has them, and selection against a plain reading of its rules."""
 
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
+from remind.grounding import gaussian_smooth, guidance, select_blocks, token_resonance, turn_salience
 from sae import SparseCodes
 
 D_SAE = 12
@@ -50,32 +51,17 @@ def test_guidance_is_eq_3(
         assert v[j].item() == pytest.approx(max(from_reason, from_anchors), rel=1e-12, abs=1e-12)
 
 
-@st.composite
-def resonance_cases(
-    draw: st.DrawFn,
-) -> tuple[list[dict[int, float]], list[int], list[list[dict[int, float]]], list[int]]:
-    n_turns = draw(st.integers(0, 5))
-    speakers = [draw(st.lists(ROW, max_size=3)) for _ in range(n_turns)]
-    rows = draw(ROWS)
-    turns = [draw(st.integers(-1, n_turns - 1)) for _ in rows]
-    runs = [0] * n_turns
-    for k in range(1, n_turns):
-        runs[k] = runs[k - 1] + draw(st.integers(0, 1))
-    return rows, turns, speakers, runs
-
-
-@given(resonance_cases(), VECTOR, st.floats(0, 8), st.booleans())
-def test_resonance_is_eq_4(case: tuple, v: list[float], beta: float, with_runs: bool) -> None:
-    rows, turns, speakers, runs = case
+@given(st.data(), VECTOR, st.floats(0, 8), st.booleans())
+def test_resonance_is_eq_4(data: st.DataObject, v: list[float], beta: float, with_runs: bool) -> None:
+    n_turns = data.draw(st.integers(0, 5))
+    speakers = [data.draw(st.lists(ROW, max_size=3)) for _ in range(n_turns)]
+    rows = data.draw(ROWS)
+    turns = [data.draw(st.integers(-1, n_turns - 1)) for _ in rows]
+    runs = list(accumulate(data.draw(st.integers(0, 1)) for _ in speakers))
+    spoken = [codes_of(one) for one in speakers]
     weights = torch.tensor(v, dtype=torch.float64)
-    got = token_resonance(
-        codes_of(rows),
-        weights,
-        torch.tensor(turns),
-        [codes_of(s) for s in speakers],
-        beta,
-        run=runs if with_runs else None,
-    )
+    given_runs = runs if with_runs else None
+    got = token_resonance(codes_of(rows), weights, torch.tensor(turns), spoken, beta, run=given_runs)
     for t, (row, turn) in enumerate(zip(rows, turns, strict=True)):
         expected = sum(v[j] * row[j] for j in active(row))
         for k, marker in enumerate(speakers):
@@ -100,18 +86,14 @@ def test_smoothing_is_the_convolution(values: list[float], sigma: float) -> None
         assert got[t].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@st.composite
-def salience_cases(draw: st.DrawFn) -> tuple[list[float], list[int], list[bool], int]:
-    n_turns = draw(st.integers(0, 5))
-    size = draw(st.integers(0, 25))
-    turns = [draw(st.integers(-1, n_turns - 1)) for _ in range(size)]
-    return [draw(st.floats(-50, 50)) for _ in range(size)], turns, [draw(st.booleans()) for _ in range(size)], n_turns
-
-
 @settings(max_examples=200)
-@given(salience_cases(), st.floats(0, 1), st.sampled_from(["mean", "max", "top1", "top3", "top100"]))
-def test_salience_is_eq_5(case: tuple[list[float], list[int], list[bool], int], lam: float, agg: str) -> None:
-    s, turns, captions, n_turns = case
+@given(st.data(), st.floats(0, 1), st.sampled_from(["mean", "max", "top1", "top3", "top100"]))
+def test_salience_is_eq_5(data: st.DataObject, lam: float, agg: str) -> None:
+    n_turns, size = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 25))
+    s, turns, captions = (
+        data.draw(st.lists(values, min_size=size, max_size=size))
+        for values in (st.floats(-50, 50), st.integers(-1, n_turns - 1), st.booleans())
+    )
 
     def agg_of(values: list[float]) -> float:
         m = {"mean": len(values), "max": 1}.get(agg) or int(agg[3:])
@@ -132,3 +114,57 @@ def test_salience_is_eq_5(case: tuple[list[float], list[int], list[bool], int], 
         else:
             expected = -math.inf
         assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+# selection
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
+    n = draw(st.integers(0, 12))
+    salience = [draw(st.sampled_from([0.0, 0.5, 1.0, -2.0, -math.inf]) | st.floats(-3, 3)) for _ in range(n)]
+    runs = [0] * n
+    for k in range(1, n):
+        runs[k] = runs[k - 1] + draw(st.sampled_from([0, 0, 0, 1]))
+    return salience, [draw(st.integers(0, 30)) for _ in range(n)], runs
+
+
+def reachable(k: int, window: int, runs: list[int]) -> set[int]:
+    return {n for n in range(len(runs)) if abs(n - k) <= window and len(set(runs[min(n, k) : max(n, k) + 1])) == 1}
+
+
+def blocks_of(chosen: set[int], runs: list[int]) -> list[tuple[int, int]]:
+    blocks: list[tuple[int, int]] = []
+    for k in sorted(chosen):
+        if blocks and blocks[-1][1] == k - 1 and runs[k] == runs[k - 1]:
+            blocks[-1] = (blocks[-1][0], k)
+        else:
+            blocks.append((k, k))
+    return blocks
+
+
+@given(turns(), st.integers(0, 120), st.integers(0, 3), st.booleans())
+def test_budget(case: tuple[list[float], list[int], list[int]], budget: int, window: int, with_runs: bool) -> None:
+    salience, lengths, runs = case
+    if not with_runs:
+        runs = [0] * len(runs)
+    chosen: set[int] = set()
+    left = set(range(len(salience)))
+    while left:
+        best = max(left, key=lambda k: (salience[k], -k))
+        left.remove(best)
+        if salience[best] == -math.inf:
+            break
+        grown = chosen | reachable(best, window, runs)
+        if sum(lengths[k] for k in grown) > budget:
+            break
+        chosen = grown
+    got = select_blocks(salience, lengths, budget=budget, window=window, run=runs if with_runs else None)
+    assert got == blocks_of(chosen, runs)
+
+
+@given(turns(), st.floats(-3, 3), st.integers(0, 3))
+def test_threshold(case: tuple[list[float], list[int], list[int]], threshold: float, window: int) -> None:
+    salience, lengths, runs = case
+    chosen = set().union(*(reachable(k, window, runs) for k, s in enumerate(salience) if s > threshold))
+    assert select_blocks(salience, lengths, threshold=threshold, window=window, run=runs) == blocks_of(chosen, runs)

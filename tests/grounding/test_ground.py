@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from remind.data.dialogue import Turn
 from remind.grounding import Grounder, GroundingConfig, gaussian_smooth
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone
-from remind.states.pyramid import FactualState, Segment, Strategy, render
+from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render
 from sae import TopKSAE
 from tests.grounding.conftest import saes_for, state_of
 
@@ -61,14 +62,19 @@ def reference(
     return r
 
 
-def place(span, turn: Turn, position: int) -> Part:
-    for part, spans in ((Part.SPEAKER, [span.speaker]), (Part.TEXT, [span.text])):
-        if any(start <= position < end for start, end in spans):
-            return part
-    captions = zip(span.captions, turn.images, strict=True)
-    if any(start <= position < end and image.caption for (start, end), image in captions):
-        return Part.CAPTION
-    return Part.OTHER
+def place(rendered: Rendered, turns: Sequence[Turn], position: int) -> tuple[int, Part] | None:
+    """The turn and part of a character; None outside of turns."""
+    for n, (span, turn) in enumerate(zip(rendered.turns, turns, strict=True)):
+        captions = [at for at, image in zip(span.captions, turn.images, strict=True) if image.caption]
+        parts = [(Part.SPEAKER, span.speaker), (Part.TEXT, span.text), *((Part.CAPTION, at) for at in captions)]
+        if span.start <= position < span.end:
+            return n, next((part for part, (start, end) in parts if start <= position < end), Part.OTHER)
+    return None
+
+
+def first_characters(text: str, offsets: Sequence[tuple[int, int]], start: int = 0) -> list[int]:
+    """Where each token's first character stands that is not white space."""
+    return [next((p for p in range(start + a, start + b) if not text[p].isspace()), start + a) for a, b in offsets]
 
 
 def idf_of(codes: Tensor, document: list[int]) -> Tensor:
@@ -84,27 +90,22 @@ def test_windowed_is_the_equations_on_each_session_alone(minilm: Backbone, ancho
     trace = Grounder(minilm, coder, None, config).trace(state)
 
     rendered = render(FactualState(state.dialogue, state.question, (Segment(0, 5), Segment(6, 9)), Strategy(())))
-    rows, document, parts = [], [], []
+    rows, found = [], []
     for first, last in ((0, 5), (6, 9)):
         start = rendered.turns[first].start
         states, offsets = hidden(minilm, rendered.text[start : rendered.turns[last].end], 4)
         rows.append(dense(coder[4], states))
-        for a, b in offsets:
-            position = next(p for p in range(start + a, start + b) if not rendered.text[p].isspace())
-            turn = next(n for n, span in enumerate(rendered.turns) if span.start <= position < span.end)
-            document.append(turn)
-            parts.append(place(rendered.turns[turn], state.dialogue.turns[turn], position))
+        for position in first_characters(rendered.text, offsets, start):
+            found.append(place(rendered, state.dialogue.turns, position))
     every = torch.cat(rows)
-    idf = idf_of(every, document)
-    kept = [t for t, turn in enumerate(document) if turn in state.positions]
-    places = [(state.positions.index(document[t]), parts[t]) for t in kept]
+    idf = idf_of(every, [turn for turn, _ in found])
+    kept = [t for t, (turn, _) in enumerate(found) if turn in state.positions]
+    places = [(state.positions.index(found[t][0]), found[t][1]) for t in kept]
     reason = dense(coder[4], hidden(minilm, "Look for things that were lost.", 4)[0])
     anchors = torch.cat([dense(coder[4], hidden(minilm, text, 4)[0]) for text in ("Ana", "bicycle", "station")])
     expected = reference(state, every[kept], places, reason, anchors, idf, config)
     assert trace.combined.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-3)
-    assert [
-        (turn, Part(part)) for turn, part in zip(trace.codes.turn.tolist(), trace.codes.part.tolist(), strict=True)
-    ] == places
+    assert [*zip(trace.codes.turn.tolist(), trace.codes.part.tolist(), strict=True)] == places
     assert trace.codes.turn_tokens.tolist() == [sum(k == turn for k, _ in places) for turn in range(len(state.turns))]
 
 
@@ -119,12 +120,10 @@ def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
         states, offsets = hidden(nano, rendered.text, layer)
         codes = dense(coder, states)
         places, kept, strategy = [], [], {Part.REASONING: [], Part.ANCHOR: []}
-        for t, (a, b) in enumerate(offsets):
-            position = next((p for p in range(a, b) if not rendered.text[p].isspace()), a)
-            for n, span in enumerate(rendered.turns):
-                if span.start <= position < span.end:
-                    places.append((n, place(span, state.turns[n], position)))
-                    kept.append(t)
+        for t, position in enumerate(first_characters(rendered.text, offsets)):
+            if (found := place(rendered, state.turns, position)) is not None:
+                places.append(found)
+                kept.append(t)
             for part, spans in ((Part.REASONING, rendered.reasoning), (Part.ANCHOR, rendered.anchors)):
                 if any(s <= position < e for s, e in spans):
                     strategy[part].append(t)

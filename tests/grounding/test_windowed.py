@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from remind.grounding.codes import SparseEncoder, StateCodes, WindowedCodes
 from remind.models.backbone import Backbone, load_backbone
@@ -32,15 +33,10 @@ def spy(backbone: Backbone) -> Spy:
 
 
 def assert_same(first: StateCodes, second: StateCodes) -> None:
-    assert (first.text, first.spans, list(first.layers)) == (second.text, second.spans, list(second.layers))
-    pairs = [(getattr(first, name), getattr(second, name)) for name in ("turn", "part", "turn_tokens")]
-    for one, other in zip(first.layers.values(), second.layers.values(), strict=True):
-        codes = [(getattr(one, name), getattr(other, name)) for name in ("dialogue", "reasoning", "anchors")]
-        pairs += [
-            (one.idf, other.idf),
-            *((getattr(a, n), getattr(b, n)) for a, b in codes for n in ("values", "indices")),
-        ]
-    assert all(torch.equal(a, b) for a, b in pairs)
+    """To the bit."""
+    leaves = [tree_leaves(asdict(codes)) for codes in (first, second)]
+    for one, other in zip(*leaves, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano: Backbone, tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remind.llm.cache import ReplyCache
-from remind.llm.client import OpenAIChat
+from remind.llm.client import OpenAIChat, ReplyCache
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Request

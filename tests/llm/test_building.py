@@ -75,13 +75,3 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         # but for the cue that failed a call each
         assert total["calls"] == len(paid) + 1
         assert total["cost_usd"] == pytest.approx(len(paid) * (10 * 2.0 + 3 * 10.0) / 1e6)
-
-
-def test_a_dry_run_builds_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
-    with Proxy(answer=write) as proxy:
-        cfg.llm = llm(proxy.url, tmp_path)
-        cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
-        assert build(cfg) == tmp_path / "asked.jsonl"
-    stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-    assert (stages.count("strategy"), stages.count("summary"), stages.count("cues") >= 2) == (2, 2, True)
-    assert (proxy.hits, (tmp_path / "out").exists(), list((tmp_path / "cache").rglob("cues-*"))) == (0, False, [])

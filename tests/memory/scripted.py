@@ -36,7 +36,10 @@ class ScriptedChat:
 
     def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
         self.asked += requests
-        return [self._reply(request) for request in requests]
+        replies = [self._reply(request) for request in requests]
+        for place, reply in enumerate(replies if on_reply else ()):
+            on_reply(place, reply)
+        return replies
 
     def stages(self) -> list[str]:
         return [str(request.stage) for request in self.asked]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,72 +149,36 @@ def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> 
     path, _ = annotated(tmp_path, talk(9, 1))
     with pytest.raises(DataError, match="no facts of this dialogue"):
         LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
-    (sample,) = json.loads(Path(path).read_text())
-    for fact, words in ((["no turns"], "its text and its turns"), ([3, "D1:1"], "a fact should be text")):
-        bad = {**sample, "observation": {"session_1_observation": {"Ana": [fact]}}}
-        Path(path).write_text(json.dumps([bad]))
-        with pytest.raises(DataError, match=words) as error:
-            LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "d", services())
-        assert str(error.value).startswith(path)
-
-
-def instances(path: Path, **changes: Any) -> Path:
-    """LongMemEval's file of three questions about one session: of time, of taste, and one that has no answer."""
-    talk = [
-        {"role": "user", "content": "I run since March, and like quiet parks."},
-        {"role": "assistant", "content": "I see."},
-    ]
-    kinds = {"q1": "temporal-reasoning", "q2": "single-session-preference", "q3_abs": "multi-session"}
-    about = {"haystack_dates": ["2023/05/20 (Sat) 02:21"], "haystack_session_ids": ["s1"], "answer_session_ids": ["s1"]}
-    rows = [
-        {"question_id": name, "question_type": kind, "question": f"What of {name}?", "answer": "gold", **about}
-        | {"question_date": "2023/06/01 (Thu) 10:00", "haystack_sessions": [talk], **changes}
-        for name, kind in kinds.items()
-    ]
-    path.write_text(json.dumps(rows))
-    return path
 
 
 def test_the_judge_of_the_benchmark_and_its_file_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three questions about one session: of time, of taste, and one that has no answer."""
     use_words(monkeypatch.setattr)
-    roles: dict[str, list[str]] = {"too many or one too few": [], "satisfies the rubric": [], "recognises that": []}
+    talk = [{"role": "user", "content": "I like quiet parks."}, {"role": "assistant", "content": "I see."}]
+    kinds = {"q1": "temporal-reasoning", "q2": "single-session-preference", "q3_abs": "multi-session"}
+    about = {"haystack_dates": ["2023/05/20 (Sat) 02:21"], "haystack_session_ids": ["s1"], "answer_session_ids": ["s1"]}
+    about |= {"answer": "gold", "question_date": "2023/06/01 (Thu) 10:00", "haystack_sessions": [talk]}
+    rows = [
+        {"question_id": name, "question_type": kind, "question": f"What of {name}?", **about}
+        for name, kind in kinds.items()
+    ]
+    path = tmp_path / "lme.json"
+    path.write_text(json.dumps(rows))
+    asked = Counter[str]()
 
     def serve(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        system, user = (message["content"] for message in body["messages"])
-        role = next((words for words in roles if words in system), None)
-        if role is None:
-            return 200, {}, completion("a quiet park")
-        roles[role].append(user)
-        return 200, {}, completion(f'{{"verdict": {"false" if "rubric" in role else "true"}}}')
+        roles = ("too many or one too few", "satisfies the rubric", "recognises that")
+        role = next((words for words in roles if words in body["messages"][0]["content"]), None)
+        asked[str(role)] += 1
+        verdict = f'{{"verdict": {"false" if "rubric" in str(role) else "true"}}}'
+        return 200, {}, completion("a quiet park" if role is None else verdict)
 
-    path = instances(tmp_path / "lme.json")
     with Proxy(answer=serve) as server:
         llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
         given = {"k": [1], "budgets": [], "judge": "longmemeval", "export": "official"}
         out = run_memory(RunMemoryConfig(str(path), str(tmp_path / "run"), ["bm25"], llm=llm, **given))  # type: ignore[arg-type]
-    assert [len(asked) for asked in roles.values()] == [4, 4, 4]
-    assert all("What of q3_abs?" in asked and "a quiet park" in asked for asked in roles["recognises that"])
-    written = [json.loads(line) for line in (out / "bm25" / "hypotheses.jsonl").read_text().splitlines()]
-    assert [(row["question_id"], row["autoeval_label"]["label"]) for row in written] == [
-        ("q1", True),
-        ("q2", False),
-        ("q3_abs", True),
-    ]
-    # it is a file of the benchmark's
+    assert list(asked.values()) == [12, 4, 4, 4]
     official = ScoreOfficialConfig(str(out / "bm25" / "hypotheses.jsonl"), str(tmp_path / "scores"), str(path))
-    scores = score_official(official)
-    report = json.loads((out / "bm25" / "report.json").read_text())
+    scores, report = score_official(official), json.loads((out / "bm25" / "report.json").read_text())
     assert scores["overall"]["value"] == report["overall"]["accuracy"]["value"] == pytest.approx(2 / 3)
     assert scores["abstention"]["value"] == 1
-
-
-def test_questions_and_files_that_are_not_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_words(monkeypatch.setattr)
-    path = instances(tmp_path / "lme.json", question_type="riddle")
-    with Proxy(answer=lambda _: (200, {}, completion("so"))) as server:
-        cfg = RunMemoryConfig(str(path), str(tmp_path / "run"), ["bm25"], judge="longmemeval")
-        with pytest.raises(DataError, match="knows no question type 'riddle'"):
-            run_memory(replace(cfg, llm=LLMConfig(EndpointConfig("m", server.url), cache=None)))
-    (tmp_path / "chat.jsonl").write_text('{"speaker": "Ana", "text": "Hi."}\n')
-    with pytest.raises(ConfigError, match=r"chat.jsonl is in another format"):
-        run_memory(RunMemoryConfig(str(tmp_path / "chat.jsonl"), str(tmp_path / "new"), ["bm25"], export="official"))

@@ -17,8 +17,7 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.meter import Meter
 
 pytestmark = pytest.mark.usefixtures("quick")
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 
 
 def meter(url: str, folder: Path, **fields: Any) -> Meter:
@@ -39,13 +38,7 @@ def words(reply: Any) -> str:
     return reply.choices[0].message.content
 
 
-def total(made: Meter) -> dict[str, Any]:
-    return made.ledger.summary()["total"]
-
-
-def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(
-    tmp_path: Path,
-) -> None:
+def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(tmp_path: Path) -> None:
     """A package and a system of ours in six threads, a third of the tries spoiled; the same again is free."""
     stages = ("extract", "update")
     work = [(name, f"conv {n % 2}/ü", stage, n) for name in ("mem0", "ours") for stage in stages for n in range(5)]
@@ -66,7 +59,7 @@ def test_totals_are_those_of_the_servers_own_log_and_faults_change_no_reply(
             assert bar.postfix == "20 requests", "they are counted while no step ends"
             hits = proxy.hits
             again = list(pool.map(run, work))
-    rows, whole = m.ledger.groups("system", "dialogue", "stage"), total(m)
+    rows, whole = m.ledger.groups("system", "dialogue", "stage"), m.ledger.summary()["total"]
     assert replies == again == [f"you said: {system} {stage} {n}" for system, _, stage, n in work]
     assert set(proxy.faults) == {"rate", "broken", "cut"}
     assert set(proxy.paid.values()) == {1}
@@ -91,7 +84,6 @@ def test_tools_and_formats_pass_unchanged_and_whole_replies_come_back(tmp_path: 
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "temperature": 0.9,
         "max_completion_tokens": 77,
-        "seed": 4,
     }
     with Proxy(answer=lambda body: (200, {}, json.dumps(whole).encode())) as proxy:
         http = meter(proxy.url, tmp_path).client("langmem", "d", "extract")
@@ -101,23 +93,10 @@ def test_tools_and_formats_pass_unchanged_and_whole_replies_come_back(tmp_path: 
     assert len(proxy.bodies) == 1, "the second is paid for"
 
 
-def test_what_an_earlier_process_paid_is_in_the_record(tmp_path: Path) -> None:
-    costs = tmp_path / "costs.jsonl"
-    with Proxy() as proxy:
-        for texts in ("abc", "acd"):
-            m = meter(proxy.url, tmp_path, price_completion=0)
-            for text in texts:
-                assert words(say(m.client("mem0", "c", "extract"), text)) == f"you said: {text}"
-            if texts == "abc":
-                # as if it had been killed while it wrote its last line, with the reply in the cache
-                costs.write_bytes(costs.read_bytes()[:-9])
-        assert proxy.hits == 4
-    paid = total(m)
-    # a and b stand in the record, also where a is asked for again; c was found in the cache
-    assert (paid["calls"], paid["now"]["calls"], paid["cost_usd"]) == (4, 1, 40)
-    costs.write_text("no JSON\n")
+def test_a_record_of_costs_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "costs.jsonl").write_text("no JSON\n")
     with pytest.raises(DataError, match=r"costs\.jsonl: is not a record of costs"):
-        meter(proxy.url, tmp_path)
+        meter("http://127.0.0.1:9/v1", tmp_path)
 
 
 def test_keys_are_neither_passed_on_nor_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

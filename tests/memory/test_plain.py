@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from banks import services, session
-from words import WordEncoder
+from scripted import session
+from words import WordEncoder, services
 
 from remind.data.dialogue import Session, Turn
 from remind.memory.bank import Bank, Method
@@ -18,9 +18,9 @@ from remind.memory.plain import PlainSystem, Unit, cut
 from remind.text.words import stems
 
 TOLD = [
-    session(1, "I saw a fox in the garden", "A red fox?", "Yes, red as fire"),
-    session(2, "The garden needs rain", "It rained on Monday", "Foxes hate rain", "Do they?"),
-    session(3, "My bicycle is broken", "Again?"),
+    session("1", None, "Ann: I saw a fox in the garden", "Bob: A red fox?", "Ann: Yes, red as fire"),
+    session("2", None, "Ann: The garden needs rain", "Bob: It rained Monday", "Ann: Foxes hate rain", "Bob: Do they?"),
+    session("3", None, "Ann: My bicycle is broken", "Bob: Again?"),
 ]
 
 
@@ -53,7 +53,7 @@ def lines() -> list[str]:
 
 
 def cosines(question: str, texts: list[str]) -> np.ndarray:
-    rows = WordEncoder(16).encode([question, *texts]).double().numpy()
+    rows = WordEncoder().encode([question, *texts]).double().numpy()
     return rows[1:] @ rows[0] / np.linalg.norm(rows[1:], axis=1) / np.linalg.norm(rows[0])
 
 

@@ -10,8 +10,8 @@ from scripted import ScriptedChat
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Memory, Query
-from remind.memory.learning import cited
 from remind.memory.readers import ChatReader, Mode, Reading, citations
+from remind.memory.rmm import cited
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
 #: Best first; times in words, as texts in another order than the dialogue's; of the last nobody knows its turns.
@@ -28,10 +28,8 @@ QUERY = Query("Who came?", "q1", "2023-05-01")
 @pytest.mark.parametrize(
     ("text", "expected", "found"),
     [
-        ("Tea [0, 2]", "Tea", {0, 2}),
         ("Tea [0], and milk [ 4 ] too", "Tea, and milk too", {0, 4}),
         ("Tea [7, 1]", "Tea", {1}),
-        ("Tea", "Tea", None),
         ("I do not know. [NO_CITE]", "I do not know.", set()),
         ("items[1] and [i, j]", "items[1] and [i, j]", None),
         ("In [2023] it was [3]", "In [2023] it was", {3}),
@@ -62,6 +60,8 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
         assert (reading.text, reading.cited) == ("- says so\nAnswer: Ana", {ORDER[0], ORDER[4]})
     else:
         assert reading.text == ("Ana [0, 4]" if mode == "con" else reply.text)
+    failed, _ = asked(ChatReader(mode), Reply("", failure="server", message="down"))
+    assert (failed.text, failed.cited, failed.failure) == ("", None, "server: down")
 
 
 def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
@@ -77,11 +77,6 @@ def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:
     (reading,) = ChatReader("x0").read_all([(Query.of(question), memories)], lambda stage: chat)
     assert [message.text for message in chat.asked[0].messages] == [render(state).text]
     assert (reading.text, reading.cited) == ("B", None)
-
-
-def test_a_failed_reply_is_no_answer() -> None:
-    reading, _ = asked(ChatReader("cite"), Reply("", failure="server", message="down"))
-    assert (reading.text, reading.cited, reading.failure) == ("", None, "server: down")
 
 
 def test_who_cites_what() -> None:

@@ -18,6 +18,7 @@ import pytest
 from fault_proxy import Proxy, completion
 from forked import Forked
 from remembering import SAID, locomo_file
+from scripted import FENCED
 
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.score import read_units, score_memory
@@ -25,13 +26,12 @@ from remind.memory.score import read_units, score_memory
 RUNNING = Path(__file__).with_name("running.py")
 #: Requests under way at once.
 AT_ONCE = 2
-_FENCED = re.compile(r"<<<(\w+) ([0-9a-f]{8})\n(.*?)\n\1 \2>>>", re.DOTALL)
 
 
 def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     """A model whose replies are a function of the prompt: RMM's manager, and a reader that cites."""
     asked = "\n".join(str(message["content"]) for message in body["messages"])
-    given = {name: text for name, _, text in _FENCED.findall(asked)}
+    given = {name: text for name, _, text in FENCED.findall(asked)}
     chance = zlib.crc32(json.dumps(given).encode())
     said: Any
     if "extracted_memories" in asked:

@@ -19,7 +19,7 @@ from remind.alignment.metrics import read_metrics
 from remind.llm.request import Request
 from remind.memory.base import Query
 from remind.memory.membuilder import MemBuilderSystem
-from remind.memory.proposals import BANKS
+from remind.memory.operations import BANKS
 from remind.memory.salimory import SaliMorySystem
 from remind.memory_training import pico, train
 from remind.memory_training import salimory as s

@@ -22,8 +22,7 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.membuilder import MemBuilderSystem
-from remind.memory.operations import Entry
-from remind.memory.proposals import BANKS
+from remind.memory.operations import BANKS, Entry
 from remind.memory.salimory import SaliMorySystem
 from remind.memory_training import dialogues, train
 from remind.memory_training.config import (
@@ -115,8 +114,8 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(source: Any, tmp_pa
             assert lesson.examples == list(zip(lesson.views, lesson.replies, strict=True))
         assert again.asked == [view.request() for lesson in lessons for view in lesson.views] == chat.asked
         # what is retrieved: the block, then as many entries
-        exam, query = dialogues.Exam(ENCODER, chat, chat, 3), Query("What is my pet now?")  # type: ignore[arg-type]
-        found = exam.memories(bank.state(), query)  # type: ignore[attr-defined]
+        query = Query("What is my pet now?")
+        found = dialogues.nearest(ENCODER, 3, bank.state(), query)  # type: ignore[arg-type,attr-defined]
         same = bank.retrieve(query, k=3 + (found[0].kind == "core")).memories
         assert [one.text for one in found] == [one.text for one in same]
 
@@ -146,7 +145,7 @@ def test_sessions_that_are_of_no_use_are_left_out(source: Any, capsys: pytest.Ca
     assert not source(memory=ScriptedChat(part)).lessons(size, max(map(size, kept.views)) - 1)
     told = capsys.readouterr().err
     assert "1 of 2 sessions are left out" in told
-    assert "2 of 2 sessions has more than" in told
+    assert "2 of 2 sessions are left out: a prompt has more than" in told
 
 
 # SaliMory
@@ -185,16 +184,11 @@ def test_rollouts_are_worth_what_the_judge_grades(source: Any) -> None:
     # who has no profile is asked all the same; its answer counts, its memory costs the whole penalty
     assert found.rewards["booster"] == pytest.approx([expected, 0.7 * (1 + 0.9 * 0.5) - 0.5])
     assert [(one.role, one.winner, one.loser) for one in found.pairs] == [("booster", 0, 1)]
-    # what is graded is a reply to the person
-    told = [request.messages[0].text for request in chats["answer"].asked]
-    assert all("Reply to the person" in text and "short phrase" not in text for text in told)
     # not applicable, in other words
     given = json.dumps({"accuracy": "0.7", "personalisation": "n/a"})
     chats["judge"].part = lambda request: given if "reply" in parts(request) else part(request)
     assert task.score(0, rollouts).rewards["booster"][1] == pytest.approx(0.7 - 0.5)
-    # a judge that does not grade every entry, and an answerer that fails
-    chats["judge"].part = lambda request: '{"entries": []}' if "conversation" in parts(request) else part(request)
-    assert isnan(task.score(0, rollouts).rewards["booster"][0])
+    # an answerer that fails
     chats["answer"].part = lost
     assert all(map(isnan, task.score(0, rollouts).rewards["booster"]))
 

@@ -74,9 +74,7 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     unpaid = [row for row, one in enumerate(task.scorers) if not one.lesson.asks]
     assert 125 < len(unpaid) < 175
     scores = task.score(unpaid[0], [("<end>", "<end>", "ADD t3 <end>", "UPDATE m1 t1 <end>"), replies])
-    assert scores.rewards["core"] == pytest.approx([1.0, 0.52])
-    assert (scores.rewards["semantic"], scores.rewards["procedural"]) == ([1.0, 1.0], [0.0, 1.0])
-    assert ({*scores.weights["semantic"]}, "task" in scores.metrics) == ({1.0}, False)
+    assert [scores.rewards[role] for role in ("semantic", "procedural")] == [[1.0, 1.0], [0.0, 1.0]]
 
 
 def test_an_evaluation_chains_the_policys_own_memories() -> None:

@@ -110,21 +110,6 @@ def test_a_terminated_run_ends_its_generation_and_goes_on(small: Path, tmp_path:
         train.train_memory(replace(cfg, rl=replace(rl, alpha=1.0), resume=True))
 
 
-def test_the_configs_are_what_the_command_takes() -> None:
-    configs = sorted((Path(__file__).parents[2] / "configs" / "memory").glob("*.yaml"))
-    found = {
-        path.stem: parse(TrainMemoryConfig, "", ["--config", str(path)]) for path in configs if path.stem != "policies"
-    }
-    paper = found["salimory_qwen35_9b"]
-    # Table 6 of SaliMory
-    assert (paper.model, paper.rl.group, paper.rl.beta, paper.salimory.personalisation) == (
-        "Qwen/Qwen3.5-9B",
-        4,
-        0.08,
-        0.45,
-    )
-
-
 def test_what_cannot_be_trained_leaves_no_folder(small: Path, tmp_path: Path) -> None:
     for model, vllm, message in (("/no/where", "off", "no such folder"), (small, "colocate", "needs the package vllm")):
         with pytest.raises(ModelError, match=message):

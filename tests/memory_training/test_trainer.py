@@ -1,8 +1,13 @@
-"""The trainer against log-probabilities and losses worked out trace by trace."""
+"""The trainer against log-probabilities and losses worked out trace by trace; the losses against fractions, finite
+enumeration and the derivatives of Eq. 12 worked out by hand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from math import nan
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -11,6 +16,7 @@ import pytest
 import torch
 
 from remind.core.errors import ConfigError, DataError
+from remind.memory_training import trainer as o
 from remind.memory_training.config import PolicyGradientConfig, SaliMoryConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Pair, Prompt, Scores
 from remind.memory_training.trainer import EpisodeTrainer, arguments
@@ -50,20 +56,19 @@ def make(policy: Backbone, out: Path, rl: Any = None, **changes: Any) -> Episode
     return trainer
 
 
-@pytest.mark.parametrize(("attention", "passes"), [("sdpa", 2), ("eager", 1)])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_loss_and_gradient_are_those_of_single_traces(
-    attention: str, passes: int, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attention: str, policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that share their prompts, and rows as they are, against the loss by its definition in plain forwards."""
     policy.model.set_attn_implementation(attention)
     seen: list[Any] = []
-    rl = {"micro_groups": 2 // passes}
-    trainer = make(policy, tmp_path, rl, salimory=SaliMoryConfig(boost=0.3))
+    trainer = make(policy, tmp_path, salimory=SaliMoryConfig(boost=0.3))
     monkeypatch.setattr(trainer, "_note", lambda scores, traces: seen.extend(zip(scores, traces, strict=True)))
     chunks = trainer.chunks([[0], [1]])
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(1.5)  # away from the reference
-    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * passes
+    assert [chunk.packed.visible is None for chunk in chunks] == [attention == "eager"] * 2
     found = sum((trainer.loss(trainer._wrapped, chunk) for chunk in chunks), torch.zeros(()))
 
     def logp(model: Any, trace: tuple[Prompt, list[int]]) -> torch.Tensor:
@@ -117,8 +122,71 @@ def test_updates_of_a_generation_end_where_the_policy_has_moved_too_far(policy: 
 
 
 def test_what_cannot_be_trained(policy: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="batch_size 3 is not a multiple of 2 x 1 processes"):
-        make(policy, tmp_path, rl={"micro_groups": 2}, batch_size=3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="batch_size 3 is not a multiple of 1 x 2 processes"):
+        make(policy, tmp_path, batch_size=3)
+    monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr(TwoRoles, "__len__", lambda self: 0)
     with pytest.raises(DataError, match="nothing to train on"):
         make(policy, tmp_path)
+
+
+# losses
+
+
+def test_advantages_against_fractions() -> None:
+    rewards = [Fraction(n, 10) for n in (0, 3, 3, 8)]
+    mean = sum(rewards) / 4
+    deviation = float(sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5
+    expected = [float(r - mean) / (deviation + 1e-4) for r in rewards]
+    assert o.advantages([float(r) for r in rewards]) == pytest.approx(expected, abs=1e-12)
+    # thrice the same number is no difference, whatever its mean is rounded to; nor is a reward that could not be had
+    assert o.advantages([0.1, 0.1, 0.1]) == o.advantages([0.1, nan, 0.9]) == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("weighting", "ratio", "slope"),
+    [
+        # within the clip: α A, but as printed a positive A is taken from the clipped term, which has no α
+        ("advantage", 1.0, 4.0),
+        ("printed", 1.0, 1.0),
+        ("advantage", 1.3, 0.0),
+        # below the clip PPO goes on rewarding, the printed form does not down to (1 - ε) / α = .2
+        ("advantage", 0.7, 4.0),
+        ("printed", 0.21, 0.0),
+        ("printed", 0.19, 4.0),
+    ],
+)
+def test_slope_of_both_readings_of_eq_12(weighting: o.Weighting, ratio: float, slope: float) -> None:
+    rho = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(o.surrogate(rho, torch.tensor(1.0), torch.tensor(4.0), 0.2, weighting), rho)
+    assert float(found) == pytest.approx(slope)
+
+
+def test_gradient_is_that_of_the_expected_reward() -> None:
+    """Two roles that share a policy, 3 words, 2 places: all groups of two rollouts, each with its probability."""
+    torch.manual_seed(0)
+    table = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)  # role, word before (3: none), word
+    texts = torch.tensor(list(product(range(3), repeat=2)))
+    steps = table.log_softmax(-1)
+    #: [role, text, place]
+    logps = torch.stack([torch.stack([one[3, texts[:, 0]], one[texts[:, 0], texts[:, 1]]], 1) for one in steps])
+    reward = torch.rand(9, 9, dtype=torch.float64)
+    chance = (logps[0].sum(1)[:, None] + logps[1].sum(1)[None]).exp()
+    (exact,) = torch.autograd.grad((chance * reward).sum(), table, retain_graph=True)
+    rollouts, weight = list(product(range(9), range(9))), (4.0, 1.0)
+    values, p = reward.tolist(), chance.tolist()
+    traces, numbers = [], []
+    for one, other in product(rollouts, rollouts):
+        mean = (values[one[0]][one[1]] + values[other[0]][other[1]]) / 2
+        share = p[one[0]][one[1]] * p[other[0]][other[1]]
+        for rollout in (one, other):
+            traces += [(role, text) for role, text in enumerate(rollout)]
+            numbers += [(values[rollout[0]][rollout[1]] - mean, weight[role], share) for role in range(2)]
+    index, (advantage, weights, share) = torch.tensor(traces), torch.tensor(numbers, dtype=torch.float64).T
+    rows = logps[index[:, 0], index[:, 1]]
+    losses = o.grpo_loss(rows, rows.detach(), None, torch.ones_like(rows), advantage, weights)
+    (found,) = torch.autograd.grad(-(losses * share).sum(), table)
+    # two rollouts a group, the mean over 2 tokens, and a baseline that holds the rollout itself: (1 - 1/G)
+    scale = torch.tensor(weight, dtype=torch.float64)[:, None, None] * 2 / 2 * (1 - 1 / 2)
+    assert torch.allclose(found, scale * exact, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Loading, positions and hidden states of vision-language models, causal models and encoders."""
+"""Loading, positions and hidden states of models of every kind, those stored as GGUF too; and what is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import T5Config
 
 from remind.core.errors import ModelError
+from remind.models import backbone as loading
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import paths_of
 from remind.models.images import Pictures
@@ -119,11 +120,9 @@ def without_a_tensor(folder: Path) -> None:
     [
         (lambda f: (f / "config.json").write_text("{"), "configuration"),
         (lambda f: T5Config(architectures=["T5"]).save_pretrained(f), "T5 is neither"),
-        (lambda f: (f / "config.json").rename(f / "adapter_config.json"), "names no base model"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
         (lambda f: [(f / f"tokenizer{end}.json").unlink() for end in ("", "_config")], "is tokenizer.json missing"),
-        (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
     ],
 )
 def test_damaged_folders(nano_folder, tmp_path, damage, pattern):
@@ -139,3 +138,73 @@ def test_bad_names_dtypes_devices_and_layers(nano):
     refused("nano", "device 'nonsense'", device="nonsense")
     with pytest.raises(ModelError, match=r"^nano-untrained: [^\n]*0[^\n]*4[^\n]*$"):
         nano.hidden_states(ids_of(nano), None, [5])
+
+
+LETTERS = [*(chr(code) for code in range(33, 127)), "Ġ", "og"]
+
+
+def write_gguf(path: Path, model) -> Path:
+    """A Llama model as llama.cpp stores it: rows of the query and key projections interleaved by halves of a head."""
+    gguf = pytest.importorskip("gguf", reason="needs gguf: pip install 'remind-toolkit[smollm2]'")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*LETTERS, "<end>"])
+    writer.add_token_types([1] * len(LETTERS) + [3])
+    writer.add_token_merges(["o g"])
+    writer.add_eos_token_id(len(LETTERS))
+    writer.add_bos_token_id(len(LETTERS))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        for heads, part in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):
+            if part in name:
+                tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": len(LETTERS) + 1, "max_position_embeddings": 256}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).eval()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_a_converted_model_computes_what_the_original_computes(llama, tmp_path, cache):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    backbone = load_backbone(str(file))
+    assert backbone.kind == "causal"
+    ids = backbone.tokenizer("a dog, said Bob", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.model(ids).logits, llama(ids).logits)
+
+
+def test_a_cut_file_is_one_line_and_leaves_nothing(llama, tmp_path, cache):
+    file = write_gguf(tmp_path / "model.gguf", llama)
+    os.truncate(file, file.stat().st_size // 2)
+    refused(str(file), f"{file}: not a GGUF model")
+    assert not [path for path in cache.iterdir() if path.is_dir()]

@@ -1,4 +1,4 @@
-"""Images of a state in training, grounding and evaluation: the same tokens and pixels."""
+"""Images in training, grounding, evaluation and windows of dialogue text: the same tokens and pixels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch
 from PIL import Image as Picture
 
 from remind.alignment.examples import example_of
-from remind.core.errors import ImagePathError
+from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.evaluation.conditions import Asked, Prompter
+from remind.evaluation.contexts import Asked, Prompter
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import Part
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
 from remind.models.images import Pictures, content_of, open_image
+from remind.models.windows import batches, make_windows
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import record_of
+from sae.harvest import harvest
 from tests.grounding.conftest import saes_for
 
 MOST = 12
@@ -33,11 +35,14 @@ def nano() -> Backbone:
     return load_backbone("nano-untrained", dtype="float64")
 
 
+def drawn(path: Path, size: tuple[int, int], number: int, mode: str = "RGB") -> str:
+    Picture.effect_noise(size, 40 + number).convert(mode).save(path)
+    return str(path)
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> FactualState:
-    paths = [str(tmp_path / f"{number}.png") for number in range(len(SIZES))]
-    for number, size in enumerate(SIZES):
-        Picture.effect_noise(size, 40 + number).convert("RGB").save(paths[number])
+    paths = [drawn(tmp_path / f"{number}.png", size, number) for number, size in enumerate(SIZES)]
     turns = (
         Turn("t0", "Ana", "Look <|image_pad|> here!", images=(Image(0, paths[0], "a red\nbike"), Image(1, paths[1]))),
         Turn("t1", "Ben", "Nice. 😀 Is it new?", images=(Image(2, None, "a hill, far away"),)),
@@ -97,10 +102,8 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
 @pytest.mark.parametrize("most", [8, 500])
 def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: Path, most: int) -> None:
     """All at once, resized by the library."""
-    paths = []
-    for number, (mode, size) in enumerate([("RGB", (200, 120)), ("L", (64, 300)), ("P", (90, 90)), ("1", (333, 150))]):
-        paths.append(str(tmp_path / f"{number}.png"))
-        Picture.effect_noise(size, 40 + number).convert(mode).save(paths[-1])
+    kinds = {"RGB": (200, 120), "L": (64, 300), "P": (90, 90), "1": (333, 150)}
+    paths = [drawn(tmp_path / f"{n}.png", size, n, mode) for n, (mode, size) in enumerate(kinds.items())]
     processor = nano.processor.image_processor
     size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": min(most * 32 * 32, 256 * 256)}
     expected = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
@@ -121,7 +124,54 @@ def test_bad_images_are_named(nano: Backbone, tmp_path: Path) -> None:
             Pictures(nano, MOST).tensors([name])
 
 
-def test_what_cannot_be_shown_is_named(nano: Backbone, state: FactualState, tmp_path: Path) -> None:
-    saes, pixels = saes_for(nano, (2,)), GroundingConfig(images="pixels", image_root=str(tmp_path / "other"))
-    with pytest.raises(ImagePathError, match=r"^[^\n]*0\.png \[q\]: is outside grounding\.image_root [^\n]*$"):
-        Grounder(nano, saes, None, pixels).ground(state)
+@pytest.fixture
+def pictured(tmp_path: Path) -> Dialogue:
+    def image(index: int, size: tuple[int, int], caption: str | None) -> Image:
+        return Image(index, drawn(tmp_path / f"{index}.png", size, index), caption)
+
+    turns = (
+        Turn("1:0", "Ana", "look at this", images=(image(0, (90, 60), "a red\nboat"), image(1, (200, 200), None))),
+        Turn("1:1", "Ben", "lovely, and here is mine", images=(Image(2, None, "only a caption"),)),
+        Turn("1:2", "Ana", "word " * 40, images=(image(3, (64, 128), "a tall tree"),)),
+    )
+    return Dialogue("d", (Session("s", None, turns),))
+
+
+def test_images_stand_in_place_of_their_captions_and_stay_whole(nano: Backbone, pictured: Dialogue) -> None:
+    for size in (30, 1000):
+        windows = make_windows(nano, [pictured], size, "test", image_tokens=16)
+        config = nano.model.config
+        ids = [token for window in windows for token in window.ids]
+        assert all(len(window.ids) <= size for window in windows)
+        assert [path for w in windows for path in w.images] == [i.path for i in pictured.images if i.path]
+        pads = {config.image_token_id, config.vision_start_token_id, config.vision_end_token_id}
+        plain = nano.tokenizer.decode([token for token in ids if token not in pads])
+        # as in grounding: no caption beside an image
+        assert "look at this\n[Image #0 Caption] \n[Image #1 Caption] \nBen:" in plain
+        assert "[Image #2 Caption] only a caption\n" in plain
+        # turns of the tokens go up, and an image belongs to its turn
+        turns = [turn for window in windows for turn in window.turns]
+        assert turns == sorted(turns)
+        assert {turn for token, turn in zip(ids, turns, strict=True) if token == config.image_token_id} == {0, 2}
+
+
+def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured: Dialogue) -> None:
+    windows = make_windows(nano, [pictured], 40, "test", image_tokens=16)
+    [(inputs, _)] = list(batches(nano, windows, 16, image_tokens=16))
+    assert inputs["position_ids"].shape == (3, *inputs["input_ids"].shape)
+    # the median that tells sinks apart is that of the batch
+    options = {"special_ids": nano.tokenizer.all_special_ids, "sink_factor": None}
+    [batch] = harvest(nano.model, [inputs], [1, 3], **options)
+    visual = inputs["input_ids"] == nano.model.config.image_token_id
+    assert int(batch.visual.sum()) == int(visual.sum()) > 0
+    # each window alone gives what it gives in the batch
+    for row, window in enumerate(windows):
+        [(alone, _)] = list(batches(nano, [window], 1, image_tokens=16))
+        [single] = harvest(nano.model, [alone], [1, 3], **options)
+        mine = batch.rows == row
+        torch.testing.assert_close(single.activations[3], batch.activations[3][mine], rtol=1e-4, atol=1e-4)
+
+
+def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="window 8 is too small for the"):
+        make_windows(nano, [pictured], 8, "test", image_tokens=16)

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -45,17 +44,13 @@ class Forked:
     """A running script, with what is needed of `subprocess.Popen`; with two processes it stands for both."""
 
     def __init__(
-        self,
-        script: Path,
-        *words: object,
-        environment: Mapping[str, str] = os.environ,
-        processes: int = 1,
+        self, script: Path, *words: object, environment: Mapping[str, str] = os.environ, processes: int = 1
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         self._folder = TemporaryDirectory(prefix="remind-forked-", ignore_cleanup_errors=True)
         self._said = Path(self._folder.name)
-        self._processes = []
+        self._processes: list[Any] = []
         for rank, joined in enumerate(_joined(processes)):
             given = (str(script), [str(word) for word in words], {**environment, **joined})
             for name in ("out", "err"):  # a process may be killed before it opens them
@@ -63,12 +58,6 @@ class Forked:
             process = context.Process(target=_child, args=(*given, str(self._said), rank))
             process.start()
             self._processes.append(process)
-
-    @property
-    def pid(self) -> int:
-        """Of the first, which leads a group of its own with whatever it has started."""
-        assert self._processes[0].pid is not None
-        return self._processes[0].pid
 
     @property
     def returncode(self) -> int | None:
@@ -79,40 +68,36 @@ class Forked:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float = 900.0) -> int:
         """Raises TimeoutExpired."""
-        until = None if timeout is None else time.monotonic() + timeout
+        until = time.monotonic() + timeout
         while (code := self.returncode) is None:
-            failed = any(process.exitcode for process in self._processes)
-            left = PATIENCE if failed else None if until is None else until - time.monotonic()
-            if not wait([process.sentinel for process in self._alive], left):
-                if not failed:
-                    raise TimeoutExpired("script", timeout or 0.0)
+            if any(process.exitcode for process in self._processes):
+                for process in self._processes:
+                    process.join(PATIENCE)
                 self.kill()
+            elif time.monotonic() > until:
+                raise TimeoutExpired("script", timeout)
+            time.sleep(0.01)
         return code
 
-    @property
-    def _alive(self) -> list[Any]:
-        return [process for process in self._processes if process.exitcode is None]
-
     def send_signal(self, number: int) -> None:
-        for process in self._alive:
-            os.kill(process.pid, number)
+        for process in self._processes:
+            if process.exitcode is None:
+                os.kill(process.pid, number)
 
     def kill(self) -> None:
         """All of them and whatever they have started."""
-        for process in self._alive:
+        for process in self._processes:
             process.kill()
-            with suppress(ProcessLookupError):  # it has no group of its own yet
+            with suppress(ProcessLookupError):  # it has no group of its own yet, or is gone
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+    def communicate(self, timeout: float = 900.0) -> tuple[str, str]:
         """Wait for the end; standard output and standard error. Raises TimeoutExpired."""
         self.wait(timeout)
-        out, errors = (
-            "".join((self._said / f"{rank}.{name}").read_text() for rank in range(len(self._processes)))
-            for name in ("out", "err")
-        )
+        ranks = range(len(self._processes))
+        out, errors = ("".join((self._said / f"{n}.{name}").read_text() for n in ranks) for name in ("out", "err"))
         return out, errors
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from remind.core.errors import ModelError
 from remind.refmem.cluster import clip_encoder, groups
@@ -49,43 +50,32 @@ def test_small_groups_are_those_of_the_tree_and_large_ones_those_of_kmeans(metho
         assert groups(4 * vectors, config) == sorted(one for one in expected if len(one) >= least)
 
 
-@pytest.fixture
-def tiny_clip(tmp_path: Path) -> Path:
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
-    torch.manual_seed(0)
+def test_clip_vectors_are_its_image_features(tmp_path: Path) -> None:
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = CLIPConfig(
         text_config={**small, "vocab_size": 20, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2},
         vision_config={**small, "image_size": 16, "patch_size": 8},
         projection_dim=12,
     )
-    folder = tmp_path / "clip"
-    CLIPModel(config).save_pretrained(folder)
+    folder, model = tmp_path / "clip", CLIPModel(config).eval()
+    model.save_pretrained(folder)
     CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
-    return folder
-
-
-def test_clip_vectors_are_its_image_features(tiny_clip: Path, tmp_path: Path) -> None:
-    from transformers import CLIPModel
-
-    model = CLIPModel.from_pretrained(tiny_clip).eval()
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073]).reshape(3, 1, 1)
     std = torch.tensor([0.26862954, 0.26130258, 0.27577711]).reshape(3, 1, 1)
     drawn = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
     paths = [str(tmp_path / f"{n}.png") for n in range(3)]
     for one, path in zip(drawn, paths, strict=True):
         Pillow.fromarray(one).save(path)
-    pixels = torch.from_numpy(drawn).permute(0, 3, 1, 2) / 255
+    pixels = (torch.from_numpy(drawn).permute(0, 3, 1, 2) / 255 - mean) / std
     with torch.no_grad():
-        features = model.visual_projection(model.vision_model((pixels - mean) / std).pooler_output)
+        features = model.visual_projection(model.vision_model(pixels).pooler_output)
     expected = (features / features.norm(dim=-1, keepdim=True)).numpy()
-    np.testing.assert_allclose(clip_encoder(str(tiny_clip))(paths), expected, atol=1e-5)
+    np.testing.assert_allclose(clip_encoder(str(folder))(paths), expected, atol=1e-5)
     # loaded all the same, a folder without them would embed images with weights drawn at random
-    weights = load_file(tiny_clip / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
     del weights["visual_projection.weight"]
-    save_file(weights, tiny_clip / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks 1 weights of the image tower: visual_projection\.weight"):
-        clip_encoder(str(tiny_clip))
+        clip_encoder(str(folder))
     with pytest.raises(ModelError, match="cannot be loaded"):
         clip_encoder(str(tmp_path / "nothing"))

@@ -39,13 +39,10 @@ FEW = {"question": "What calms Ana?", "evidence": ["D1:1", "D5:1"]}
 GOOD = {**FEW, "format": "single", "options": OPTIONS, "answers": ["A"]}
 
 
-def writer() -> Scripted:
-    return Scripted(lambda request: items_for(request.messages[0].text, request.messages[1].text))
-
-
 def test_a_chat_model_is_asked_by_cluster_and_dimension() -> None:
     """Items of all dimensions and formats come out, on evidence that exists."""
-    items, counts = write_questions(TALK, CLUSTERS, writer(), ItemsConfig(per_cluster=3))
+    writer = Scripted(lambda request: items_for(request.messages[0].text, request.messages[1].text))
+    items, counts = write_questions(TALK, CLUSTERS, writer, ItemsConfig(per_cluster=3))
     assert counts == {"requests": len(DIMENSIONS), "retried": 0, "dropped": 0}
     per_cell = Counter((item.cluster_id, item.dimension, item.format) for item in items)
     assert set(per_cell.values()) == {3}
@@ -55,13 +52,9 @@ def test_a_chat_model_is_asked_by_cluster_and_dimension() -> None:
         assert item.problem() is None
         assert not anchors_missing(item, TALK.dialogues[0])
         assert bool(item.images) == (item.dimension in VISUAL_DIMENSIONS)
-    # what is said cannot close the fence, and of a large cluster some turns are shown
+    # of a large cluster some turns are shown
     request = item_request(TALK.dialogues[0], CLUSTERS[0], "belief_modeling", ItemsConfig(max_turns=5))
-    opening, *lines, closing = request.messages[1].text.split("\n")
-    code = opening.split()[-1]
-    assert closing == f"passages {code}>>>"
-    assert closing not in lines
-    assert sum(bool(re.match(r"\[D\d+:\d+\]", line)) for line in lines) == 5
+    assert len(re.findall(r"^\[D\d+:\d+\]", request.messages[1].text, re.MULTILINE)) == 5
 
 
 def test_the_writer_sees_the_pictures_of_a_cluster(tmp_path: Path) -> None:
@@ -85,14 +78,11 @@ def test_the_writer_sees_the_pictures_of_a_cluster(tmp_path: Path) -> None:
 
 
 def test_options_are_put_in_an_order_of_the_seed() -> None:
-    """The script always has the right answer second; a benchmark must not."""
-    first, again, other = (
-        [item.answers[0] for item in (shuffled(drafted(str(n), answers=("B",)), seed) for n in range(150))]
-        for seed in ("0", "0", "1")
-    )
+    """The model always has the right answer first; a benchmark must not."""
+    first, other = ([shuffled(drafted(str(n)), seed).answers[0] for n in range(150)] for seed in "01")
     # 150 items: mean 37.5, deviation 5.3
     assert all(abs(first.count(letter) - 37.5) < 5 * 5.3 for letter in "ABCD")
-    assert first == again != other
+    assert first != other
 
 
 LETTERED = [f"{letter}. {option}" for letter, option in zip("ABCD", OPTIONS, strict=True)]

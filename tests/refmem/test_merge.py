@@ -138,7 +138,7 @@ def test_undecided_items_are_listed_and_resolved(tmp_path: Path) -> None:
 
 def test_resolutions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     desk = Desk(tmp_path, [item("a")], x=[row(item("a"), "x", "B")])
-    for record, message in (({"item_id": "b"}, "another build"), ({"answers": ["Z"]}, "names no option")):
+    for record, message in (({"item_id": "b"}, "another build"), ({"answers": ["Z"]}, "an answer that is no option")):
         with pytest.raises(DataError, match=message):
             desk.merge({"item_id": "a", **record})
     # kept, by one annotator, but for what nobody has looked at

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -39,23 +41,15 @@ IMAGE = 45
 
 @pytest.fixture(scope="session")
 def qwen3_vl() -> Any:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers import Qwen3VLForConditionalGeneration
+
+    from remind.models.nano import nano_config
 
     torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
-    text = {"vocab_size": 50, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
-    text |= {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "bos_token_id": 1, "eos_token_id": 2}
-    vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
-    vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
-    config = Qwen3VLConfig(
-        text_config={**text, "rope_parameters": rope},
-        vision_config={**vision, "deepstack_visual_indexes": [0, 2]},
-        image_token_id=IMAGE,
-        video_token_id=46,
-        vision_start_token_id=47,
-        vision_end_token_id=48,
-    )
+    config = nano_config(hidden_size=32, layers=4, vision_size=16)
+    config.vision_config.depth = 4
+    config.image_token_id, config.vision_start_token_id, config.vision_end_token_id = IMAGE, 47, 48
     return _eval(Qwen3VLForConditionalGeneration(config))
 
 
@@ -63,7 +57,7 @@ def qwen3_vl() -> Any:
 def picture() -> dict[str, Any]:
     """Two texts for `qwen3_vl`, the first with an image of 2 x 3 tokens, the second padded on the right."""
     ids = torch.tensor([[5, 6, 47, *[IMAGE] * 6, 48, 7, 8], [9, 10, 11, 12, 13, *[0] * 7]])
-    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    pixels = torch.randn(24, 3 * 2 * 16 * 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return {
         "input_ids": ids,
         "attention_mask": (ids != 0).long(),
@@ -100,7 +94,7 @@ def make_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def make_coder() -> Any:
-    """Float64 coders with random weights, rows of several lengths and a bias, so that units and offsets matter."""
+    """Float64 coders with random weights, rows of several lengths and biases, so that units and offsets matter."""
     from sae import TopKSAE
 
     def make(d_in: int, d_sae: int = 48, k: int = 4, seed: int = 0) -> TopKSAE:
@@ -108,6 +102,7 @@ def make_coder() -> Any:
         with torch.no_grad():
             coder.W_dec.mul_(torch.linspace(0.5, 2, d_sae)[:, None])
             coder.b_dec.add_(torch.linspace(-0.1, 0.1, d_in))
+            coder.b_enc.add_(torch.linspace(0.1, -0.1, d_sae))
         return coder.double().eval().requires_grad_(False)
 
     return make
@@ -130,16 +125,15 @@ def _replaced(model: Any, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> It
 
     text = getattr(model, "transformer", None) or getattr(model.model, "language_model", model.model)
     modules = [*find_blocks(model), text.ln_f if hasattr(text, "ln_f") else text.norm]
-    originals = {layer: modules[layer].forward for layer in edits}
-    for layer in edits:
-        modules[layer].forward = lambda h, *args, layer=layer, **kwargs: originals[layer](
-            edits[layer](h), *args, **kwargs
-        )
-    try:
+    with ExitStack() as stack:
+        for layer, edit in edits.items():
+            wrapped = partial(_edited, modules[layer].forward, edit)
+            stack.enter_context(mock.patch.object(modules[layer], "forward", wrapped))
         yield
-    finally:
-        for layer in edits:
-            del modules[layer].forward
+
+
+def _edited(forward: Any, edit: Callable[[Tensor], Tensor], h: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return forward(edit(h), *args, **kwargs)
 
 
 @pytest.fixture(scope="session")
@@ -150,11 +144,11 @@ def replaced() -> Any:
 
 @pytest.fixture(scope="session")
 def dense() -> Any:
-    """dense(coder, h): codes [..., d_sae], from a full sort."""
+    """dense(coder, h): codes [..., d_sae] (Eq. 2), from a full sort; of equals the first."""
 
     def encode(coder: Any, h: Tensor) -> Tensor:
         pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
-        kept = pre.argsort(-1, descending=True)[..., : coder.k]
+        kept = pre.sort(dim=-1, descending=True, stable=True).indices[..., : coder.k]
         return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
 
     return encode

@@ -16,42 +16,29 @@ from typing import Any
 import pytest
 import yaml
 from forked import ROOT, Forked
-from transformers import TrainerCallback
+from small_corpus import rows
 
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import write_rows
 from remind.core.run_folder import as_dict
+from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding.check import check_sae
 from remind.models.nano import save_nano
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, train_sae
+from remind.train_sae.corpus import NAMES, with_names
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
 
-def write_chat(path: Path, n_dialogues: int = 6) -> Path:
-    """Dialogues of two sessions of 12 turns in the toolkit's own format."""
-    words = ("tea", "river", "piano", "winter", "bread", "garden", "train", "letter")
-
-    def turn(d: int, s: int, t: int) -> dict[str, Any]:
-        text = " ".join(words[(d * 5 + s * 3 + t * i) % 8] for i in range(1, 9))
-        return {"id": f"s{s}:{t}", "speaker": ("Ana", "Ben")[t % 2], "text": text}
-
-    def session(d: int, s: int) -> dict[str, Any]:
-        return {"id": f"s{s}", "time": None, "turns": [turn(d, s, t) for t in range(12)]}
-
-    rows = [{"type": "context", "id": f"c{d}", "sessions": [session(d, s) for s in (1, 2)]} for d in range(n_dialogues)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]:
     """A run with a buffer that the corpus does not fit into, so that it is harvested on the way."""
     folder = tmp_path_factory.mktemp("sae")
-    data = write_chat(folder / "chat.jsonl")
-    common: dict[str, Any] = {"data": str(data), "backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.3}
-    cfg = TrainSAEConfig(out=str(folder / "out"), trainer=TINY, buffer_tokens=600, **common)
+    write_rows(folder / "chat.jsonl", rows(24))
+    common: dict[str, Any] = {"backbone": "nano", "layers": [4, 2], "window": 64, "held_out": 0.25}
+    cfg = TrainSAEConfig(str(folder / "out"), str(folder / "chat.jsonl"), trainer=TINY, buffer_tokens=600, **common)
     assert train_sae(cfg) == folder / "out"
     return folder / "out", cfg
 
@@ -63,11 +50,24 @@ def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig]) -> None:
         assert (coder.d_in, coder.d_sae, coder.k) == (128, 256, 8)
         record = json.loads((layer_folder(out, layer) / "training.json").read_text())
         assert (record["layer"], record["steps"], record["tokens"]) == (layer, 30, 30 * 256)
-        assert record["turns"] == {"training": 96, "held_out": 48}
+        assert record["turns"] == {"training": 108, "held_out": 36}
         assert set(record["loss_recovered"]) == {str(layer), "all"}
         assert coder.metadata["hook_name"] == {2: "blocks.2.hook_resid_pre", 4: "blocks.3.hook_resid_post"}[layer]
         # ln((1 + turns) / (1 + 0)), of features that never fire
-        assert float(load_idf(layer_folder(out, layer)).max()) == pytest.approx(math.log(97))
+        assert float(load_idf(layer_folder(out, layer)).max()) == pytest.approx(math.log(109))
+
+
+def test_numbered_speakers_get_names_and_others_keep_theirs() -> None:
+    def talk(*speakers: str) -> Dialogue:
+        turns = [tuple(Turn(f"{s}:{n}", speaker, "hi") for n, speaker in enumerate(speakers * 2)) for s in (1, 2)]
+        return Dialogue("d", tuple(Session(str(number), None, part) for number, part in enumerate(turns)))
+
+    named = with_names(talk("Speaker 1", "Speaker 2", "Ana"), 0)
+    first, second = ([turn.speaker for turn in session.turns] for session in named.sessions)
+    assert first[:3] == first[3:] == [first[0], first[1], "Ana"]
+    assert len({*first[:2]} & {*NAMES}) == 2
+    assert first[:2] != second[:2]
+    assert with_names(talk("Ana", "Dr. Who", "Speaker"), 0) == talk("Ana", "Dr. Who", "Speaker")
 
 
 def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
@@ -104,38 +104,10 @@ def test_failures_leave_nothing(run, tmp_path, changes, error, message, monkeypa
     assert list(tmp_path.iterdir()) == [copy]
 
 
-class Signal(TrainerCallback):
-    """Sends this process a signal after step 12."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 12:
-            os.kill(os.getpid(), self.number)
-
-
 def same_saes(one: Path, other: Path) -> bool:
     names = ("sae_weights.safetensors", "cfg.json", "idf.safetensors")
     files = ["metrics.jsonl", *(f"layer_0{layer}/{name}" for layer in (2, 4) for name in names)]
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
-
-
-def test_a_signal_ends_a_run_which_then_resumes_to_the_same_bits(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, cfg = run
-    cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=1000)
-    for every, number in ((0, signal.SIGTERM), (1000, signal.SIGINT)):
-        with pytest.raises(SystemExit, match=str(128 + number)):
-            train_sae(replace(cfg, checkpoint_every=every), Signal(number))
-        assert f"stopped by {number.name} at step 13 of 30; " in capsys.readouterr().err
-        assert (tmp_path / "out").exists() == bool(every)
-    for changes, message in (({}, "already holds a run"), ({"resume": True, "window": 32}, r"other settings \(window")):
-        with pytest.raises(ConfigError, match=message):
-            train_sae(replace(cfg, **changes))
-    train_sae(replace(cfg, resume=True))
-    assert same_saes(tmp_path / "out", whole)
 
 
 def script(cfg: TrainSAEConfig, folder: Path) -> Forked:
@@ -145,21 +117,25 @@ def script(cfg: TrainSAEConfig, folder: Path) -> Forked:
 
 
 @pytest.mark.slow
-def test_killed_runs_end_with_the_same_bits(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
+def test_stopped_and_killed_runs_end_with_the_same_bits(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
     whole, cfg = run
     cfg = replace(cfg, out=str(tmp_path / "out"), checkpoint_every=2, resume=True)
 
     def checkpoints() -> set[str]:
         return {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
 
-    for _ in range(int(os.environ.get("REMIND_KILLS", "1"))):
+    for number in (signal.SIGTERM, *[signal.SIGKILL] * int(os.environ.get("REMIND_KILLS", "1"))):
         before, process = checkpoints(), script(cfg, tmp_path)
         # once it trains: anywhere between two checkpoints, or while one is written
         while process.poll() is None and checkpoints() == before:
             time.sleep(0.005)
         time.sleep(random.uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(number)
+        _, errors = process.communicate()
+        assert ("stopped by SIGTERM at step" in errors) == (process.returncode == 128 + signal.SIGTERM)
+    for changes, message in (({"resume": False}, "already holds a run"), ({"window": 32}, r"other settings \(window")):
+        with pytest.raises(ConfigError, match=message):
+            train_sae(replace(cfg, **changes))
     process = script(cfg, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors[-2000:]

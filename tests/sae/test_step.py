@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -42,20 +43,10 @@ def assert_close(got: Gradients, expected: Mapping[str, Tensor], rtol: float = 0
         torch.testing.assert_close(getattr(got, name), expected[name], rtol=rtol, atol=atol, msg=name)
 
 
-def coder_and_batch(seed: int = 0, n: int = 60) -> tuple[TopKSAE, Tensor]:
-    torch.manual_seed(seed)
-    coder = TopKSAE(16, 64, 5).double()
-    with torch.no_grad():
-        coder.W_enc.add_(0.3 * torch.randn(16, 64, dtype=torch.float64))
-        coder.b_dec.normal_()
-        coder.b_enc.normal_(std=0.1)
-    return coder, torch.randn(n, 16, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("dead", [None, [], [3], [*range(64)], [1, 5, 9, 20, 33, 60]])
 @pytest.mark.parametrize("tokens", [60, 1300])
-def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens: int) -> None:
-    coder, x = coder_and_batch(n=tokens)
+def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens: int, make_coder: Any) -> None:
+    coder, x = make_coder(16, 64, 5).requires_grad_(), torch.randn(tokens, 16, dtype=torch.float64)
     feature_major(coder)
     aux = None if dead is None else AuxK(torch.tensor(dead, dtype=torch.int64), 4, 0.7)
     expected = dense_loss(coder, x, 0.3, aux)
@@ -66,9 +57,8 @@ def test_loss_and_gradients_equal_dense_autograd(dead: list[int] | None, tokens:
     assert torch.equal(out.indices.sort(-1).values, coder.encode(x).indices)
 
 
-def test_bfloat16_chooses_the_features_and_the_rest_is_exact() -> None:
-    coder, x = coder_and_batch(7, 200)
-    coder, x = coder.float(), x.float()
+def test_bfloat16_chooses_the_features_and_the_rest_is_exact(make_coder: Any) -> None:
+    coder, x = make_coder(16, 64, 5).float().requires_grad_(), torch.randn(200, 16)
     out, grads = gradients(coder, x, 0.3, products=torch.bfloat16)
     pre = (x - coder.b_dec) @ coder.W_enc + coder.b_enc
     # nearly the largest, with exact values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import subprocess
@@ -13,42 +12,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import sae
 from sae import FormatError, StorageError, TopKSAE, files
 from sae.topk import largest
 
 
-def random_coder(d_in: int, d_sae: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> TopKSAE:
-    torch.manual_seed(seed)
-    coder = TopKSAE(d_in, d_sae, k).to(dtype)
-    with torch.no_grad():
-        for parameter in coder.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return coder.requires_grad_(False)
-
-
-def dense_codes(coder: TopKSAE, h: Tensor) -> Tensor:
-    """Eq. 2 word by word, one token at a time."""
-    out = torch.zeros(*h.shape[:-1], coder.d_sae, dtype=h.dtype)
-    for place in itertools.product(*(range(n) for n in h.shape[:-1])):
-        x = (h[place] - coder.b_dec).tolist()
-        columns = zip(coder.W_enc.t().tolist(), coder.b_enc.tolist(), strict=True)
-        acts = [max(sum(a * b for a, b in zip(x, column, strict=True)) + bias, 0.0) for column, bias in columns]
-        for j in sorted(range(coder.d_sae), key=lambda j: (-acts[j], j))[: coder.k]:
-            out[(*place, j)] = acts[j]
-    return out
-
-
 @pytest.mark.parametrize(("leading", "k"), [((), 1), ((2, 3), 5), ((2, 3), 12), ((2, 0), 5)])
-def test_encode_and_decode_match_brute_force(leading: tuple[int, ...], k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    coder = random_coder(6, 12, k)
+def test_encode_and_decode_match_brute_force(leading, k, make_coder, dense, monkeypatch) -> None:
+    coder = make_coder(6, 12, k)
     for parameter in coder.parameters():
-        parameter.round_()  # so that features tie
+        parameter.mul_(9).round_()  # so that features tie
     h = torch.randn(*leading, 6, dtype=torch.float64).round()
     codes = coder.encode(h)
-    expected = dense_codes(coder, h)
+    expected = dense(coder, h)
     # in chunks of four tokens
     monkeypatch.setattr("sae.topk._CHUNK", 12 * 4)
     assert torch.equal(coder.encode(h).indices, codes.indices)
@@ -76,7 +53,7 @@ def test_the_package_imports_without_torch() -> None:
 
 
 def test_what_cannot_be_read_or_written_says_why(tmp_path: Path) -> None:
-    coder = random_coder(6, 24, 4, dtype=torch.float32)
+    coder = TopKSAE(6, 24, 4).requires_grad_(False)
     coder.b_enc[3] = math.inf
     for damage, message in (
         (lambda: None, "b_enc holds values that are not finite"),

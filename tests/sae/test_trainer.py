@@ -1,4 +1,4 @@
-"""Training: what it learns and refuses; a run interrupted or spread over processes ends as one that was not.
+"""Training: what it learns and refuses; a run spread over processes ends as one that was not.
 
 Run as a script, this file is one of two processes.
 """
@@ -95,13 +95,8 @@ def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
         yield {4: part**3, 1: part + 2}
 
 
-def test_a_checkpoint_goes_on_is_of_one_configuration_and_not_of_divergence(tmp_path: Path) -> None:
-    whole = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
-    log = (tmp_path / "metrics.jsonl").read_bytes()
-    again = train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
-    assert (again.steps, again.figures) == (60, whole.figures)
-    assert all(torch.equal(value, weights_of(again)[name]) for name, value in weights_of(whole).items())
-    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+def test_a_checkpoint_is_of_one_configuration_and_not_of_divergence(tmp_path: Path) -> None:
+    train(parts(None), CONFIG, folder=tmp_path, save_steps=10)
     with pytest.raises(ConfigError, match=r"checkpoint-50 is of a run with lr 0\.003, not 0\.001"):
         train(parts(None), replace(CONFIG, lr=1e-3), folder=tmp_path, save_steps=10)
     torch.save({"config": CONFIG}, tmp_path / "checkpoint-50" / "trainer.pt")

@@ -1,8 +1,7 @@
-"""Nothing in a folder of others is run: pickles, code beside a model, tags of YAML."""
+"""Nothing in a folder of others is run: pickles, and code beside a model."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,14 +13,8 @@ import torch
 from in_process import run_module
 
 from remind import PRAConfig, PRATrainer
-from remind.core.errors import ModelError, RemindError
+from remind.core.errors import ModelError
 from remind.data.sample import sample_path
-from remind.grounding.ground import load_saes
-from remind.train_pra.config import read_config
-from sae import layer_folder, load_layers
-from sae.errors import SAEError
-
-ROOT = Path(__file__).parents[2]
 
 
 class Bomb:
@@ -73,16 +66,6 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "sae_weights.pt"])
-def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, tmp_path: Path, canary: Path, name: str) -> None:
-    shutil.copytree(saes, copy := tmp_path / "saes")
-    torch.save({"W_enc": Bomb(canary)}, layer_folder(copy, 1) / name)
-    with pytest.raises(SAEError) if name == "sae_weights.safetensors" else contextlib.nullcontext():
-        load_layers(copy)
-    with contextlib.suppress(RemindError):
-        load_saes(copy)
-
-
 def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(tmp_path: Path, canary: Path) -> None:
     row = {"x0": "Ana: hi", "x1": "Ana: hi!", "x2": "Ana: hi, hi", "target": "<answer>hi</answer>"}
     args = PRAConfig(str(tmp_path), batch_size=1, use_cpu=True, disable_tqdm=True, max_steps=2, save_steps=1)
@@ -91,15 +74,3 @@ def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(tmp_path: Path, can
     torch.save({"state": Bomb(canary)}, checkpoint / "optimizer.pt")
     with pytest.raises(ModelError, match=rf"^[^\n]*{checkpoint.name}[^\n]*$"):
         PRATrainer("nano-untrained", args, [row, row]).train(resume_from_checkpoint=True)
-
-
-def test_yaml_makes_no_objects(tmp_path: Path, canary: Path) -> None:
-    """In a config file, and in the settings of a run."""
-    bad = f"!!python/object/apply:os.system ['touch {canary}']\n"
-    (tmp_path / "c.yaml").write_text(f"out: {bad}")
-    status, _, errors = run_module("remind", "make-world", "--config", tmp_path / "c.yaml")
-    assert status == 2
-    assert errors.startswith("error: ")
-    (tmp_path / "config.yaml").write_text(f"objective: {bad}")
-    with pytest.raises(RemindError):
-        read_config(tmp_path)

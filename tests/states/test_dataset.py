@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
+from small_corpus import talk
 
 from remind.core.errors import DataError, FormatError
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Question
 from remind.states.dataset import (
     check_split,
     features,
@@ -27,13 +28,10 @@ from remind.states.pyramid import AttentionalState, FactualState, ReflectiveStat
 from remind.states.records import FACTUAL, Picture, StateRecord, record_of, record_of_row, row_of
 
 
-def make_record(question_id: str = "q", split: str = "train", dialogue_id: str = "d", **changes: object) -> StateRecord:
-    turns = tuple(
-        Turn(f"t{n}", "Ana", f"line {n} é😀", images=(Image(0, caption="x"),) if n == 1 else ()) for n in range(4)
-    )
-    dialogue = Dialogue(dialogue_id, (Session("s", None, turns),))
-    question = Question(question_id, dialogue_id, "why?", answers=("so",), evidence=("t1", "t3"), category=4)
-    question = dataclasses.replace(question, **changes)  # type: ignore[arg-type]
+def make_record(question_id: str = "q", split: str = "train", dialogue_id: str = "d", **changes: Any) -> StateRecord:
+    dialogue = talk(["Ana: line", "Ana: line é😀 | x", "Ana: more", "Ana: lines"], name=dialogue_id)
+    gold = {"answers": ("so",), "evidence": ("1:2", "1:4"), "category": 4}
+    question = Question(question_id, dialogue_id, "why?", **{**gold, **changes})
     factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("think",), entities=("line",)))
     return record_of(ReflectiveState(AttentionalState(factual, ((1, 1),), (0.5, 1.5, -1.0)), "because"), split)
 
@@ -41,8 +39,8 @@ def make_record(question_id: str = "q", split: str = "train", dialogue_id: str =
 def test_round_trip_and_what_datasets_opens(tmp_path: Path) -> None:
     names = ("a/b c", "é*[1]", "x" * 300, "x" * 299)
     records = [make_record(f"q{n}", "train", name) for n, name in enumerate(names)]
-    records += [make_record("b", "test", evidence=("t0",), answers=(), category=None, dimension="pattern_induction")]
-    records[0] = dataclasses.replace(records[0], pictures=(Picture("t1", 0, "x.png"),), kind=FACTUAL)
+    records += [make_record("b", "test", evidence=("1:1",), answers=(), category=None, dimension="pattern_induction")]
+    records[0] = dataclasses.replace(records[0], pictures=(Picture("1:2", 0, "x.png"),), kind=FACTUAL)
     write_states(tmp_path, records, {"note": 1})
     read = {record.question_id: record for record in read_states(tmp_path)}
     assert read == {record.question_id: record for record in records}
@@ -98,11 +96,6 @@ def test_unfinished_older_or_damaged_folders_are_refused_in_a_line(tmp_path: Pat
     assert str(caught.value).startswith(str(tmp_path))
 
 
-def asked(**changes: object) -> StateRecord:
-    choice = {"format": "multi", "options": ("a", "b"), "answers": ("B",), **changes}
-    return dataclasses.replace(make_record(), **choice)  # type: ignore[arg-type]
-
-
 def row(level: str | None = None, **changes: Any) -> dict[str, Any]:
     """The row of a record with other values, in it or in one of its levels."""
     made = row_of(make_record())
@@ -116,7 +109,7 @@ def row(level: str | None = None, **changes: Any) -> dict[str, Any]:
         (row("x1", markers=row()["x1"]["markers"][:1]), "or a block of markers is not closed"),
         (row(x0="text"), "column x0: "),
         (row(options=("a",)), "a direct question has 1 options"),
-        (row_of(asked(answers=("Z",))), "gold answers Z of 2 options"),
+        (row(format="multi", options=("a", "b"), answers=("Z",)), "gold answers Z of 2 options"),
         ({name: value for name, value in row().items() if name != "target"}, "column target: Field required"),
     ],
 )
@@ -128,7 +121,7 @@ def test_rows_that_are_no_state_are_refused(changed: dict[str, Any], message: st
 
 def test_shared_evidence_and_questions_that_stand_twice(tmp_path: Path) -> None:
     write_states(tmp_path / "a", [make_record("a"), make_record("b", "test")])
-    with pytest.raises(DataError, match="turn t1 of d is evidence of training question a too"):
+    with pytest.raises(DataError, match="turn 1:2 of d is evidence of training question a too"):
         check_split(tmp_path / "a")
     with pytest.raises(DataError, match="is evidence of training question"):
         read_states(load_states(tmp_path / "a"))

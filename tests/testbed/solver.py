@@ -6,16 +6,15 @@ what is asked of whom, counts cue words, and answers in the question's format.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from remind.testbed import reader
-from remind.testbed.reader import Asked, Remark, Turn, asks, bare, turns_of
-from remind.testbed.world import lexicon as bank
+from remind.testbed.reader import Asked, Remark, Turn, turns_of, understand
 
-__all__ = ["asks", "bank", "bare"]
 LETTERS = "ABCD"
 
 
@@ -23,18 +22,10 @@ LETTERS = "ABCD"
 class Problem:
     """A question, and what is there to answer it from."""
 
-    dimension: str
-    speaker: str
-    topic: str
+    asked: Asked
     format: str
     options: tuple[str, ...]
-    said: tuple[Turn, ...]
-
-
-def understand(question: str) -> tuple[str, str, str]:
-    """Dimension, speaker and topic ("" where there is none) of a question's wording; exactly one wording fits."""
-    asked = reader.understand(question)
-    return asked.dimension, asked.speaker, asked.topic
+    said: tuple[Turn, ...] = ()
 
 
 def from_dialogue(dialogue: Any, question: Any, seen: Collection[str] | None = None) -> Problem:
@@ -45,7 +36,7 @@ def from_dialogue(dialogue: Any, question: Any, seen: Collection[str] | None = N
         for turn in session.turns
         if seen is None or turn.id in seen
     ]
-    return Problem(*understand(question.text), question.format, tuple(question.options), tuple(said))
+    return Problem(understand(question.text), question.format, tuple(question.options), tuple(said))
 
 
 def problems(world: Any) -> list[tuple[Any, Problem]]:
@@ -58,35 +49,19 @@ def from_prompt(prompt: str) -> Problem:
     """What a model is shown; markers and summary are skipped."""
     said = turns_of(prompt.split("\nConversation\n")[1].split("\n\n")[0])
     question = re.findall(r"^Question: (.*)$", prompt, re.MULTILINE)[-1]
-    options = (
-        tuple(re.findall(r"^[A-D]\. (.*)$", prompt.split("\nOptions:\n")[1], re.MULTILINE))
-        if ("\nOptions:\n" in prompt)
-        else ()
-    )
+    options = tuple(re.findall(r"^[A-D]\. (.*)$", prompt.partition("\nOptions:\n")[2], re.MULTILINE))
     kind = "direct" if not options else "multi" if "Choose every letter" in prompt else "single"
-    return Problem(*understand(question), kind, options, tuple(said))
+    return Problem(understand(question), kind, options, tuple(said))
 
 
 def remarks(problem: Problem) -> list[Remark]:
     """What the speaker asked about said (or showed) to the point, in time order."""
-    return reader.remarks(Asked(problem.dimension, problem.speaker, problem.topic), problem.said)
-
-
-def values_of(dimension: str) -> list[str]:
-    return list(bank()["dimensions"][dimension]["values"])
-
-
-def decide(problem: Problem, heard: list[Remark]) -> str:
-    """The value that the remarks speak for; of a course the first tells how it begins and the last how it ends."""
-    if problem.dimension != "temporal_dynamics":
-        return heard[0].value
-    entries = bank()["dimensions"]["temporal_dynamics"]["values"]
-    return next(value for value, entry in entries.items() if entry["phases"] == [heard[0].value, heard[-1].value])
+    return reader.remarks(problem.asked, problem.said)
 
 
 def answer(problem: Problem, value: str) -> str | None:
     """How a value is answered, as it stands between the answer tags; None where no option says it."""
-    words = bank()["dimensions"][problem.dimension]
+    words = problem.asked.words
     entry = words["values"][value]
     if problem.format == "direct":
         return entry["label"][0]
@@ -100,7 +75,7 @@ def answer(problem: Problem, value: str) -> str | None:
 
 def solve(problem: Problem) -> str | None:
     """The answer of one who leaves flagged remarks out; raises where what is left does not settle it."""
-    heard = [remark for remark in remarks(problem) if not remark.flagged]
-    if problem.dimension != "temporal_dynamics" and len({remark.value for remark in heard}) != 1:
-        raise ValueError(f"{heard} does not settle {problem.dimension} of {problem.speaker}")
-    return answer(problem, decide(problem, heard))
+    asked, heard = problem.asked, [remark for remark in remarks(problem) if not remark.flagged]
+    if asked.dimension != reader.TEMPORAL and len({remark.value for remark in heard}) != 1:
+        raise ValueError(f"{heard} does not settle {asked}")
+    return answer(problem, reader.decide(asked, heard, random.Random(0)))

@@ -11,7 +11,7 @@ from scipy.stats import binom
 from remind.data.dialogue import Question
 from remind.states.dataset import StateRecord
 from remind.testbed.ladder import LabelConfig, LadderConfig, records, with_labels
-from remind.testbed.world import World, WorldConfig, make_world
+from remind.testbed.world import World, WorldConfig, lexicon, make_world
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def marked_turns(record: StateRecord) -> set[str]:
 
 def names_another_value(record: StateRecord, value: str) -> bool:
     summary = record.x2.text.split("\nReflection\n")[1].split("\n\nQuestion: ")[0].splitlines()[-1]
-    entries = solver.bank()["dimensions"][record.dimension]["values"]
+    entries = lexicon()["dimensions"][record.dimension]["values"]
     return not any(gist in summary for gist in entries[value]["gist"])
 
 
@@ -71,9 +71,8 @@ def test_wrong_labels_follow_from_other_values_and_are_nested(world: World) -> N
         wrong[noise] = set()
         for name, question in train(world, noise=noise).items():
             shown = f"[{','.join(question.answers)}]" if question.format == "multi" else question.answers[0]
-            dimension, _, _ = solver.understand(question.text)
-            problem = solver.Problem(dimension, "", "", question.format, question.options, ())
-            assert shown in {solver.answer(problem, value) for value in solver.values_of(dimension)}, name
+            problem = solver.Problem(solver.understand(question.text), question.format, question.options)
+            assert shown in {solver.answer(problem, value) for value in problem.asked.words["values"]}, name
             if shown != solved[name]:
                 wrong[noise].add(name)
         assert within(len(wrong[noise]), 400, noise)

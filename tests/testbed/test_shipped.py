@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any
 
 import pytest
 
 from experiments.pretrain.run import MEASURED, measure
+from remind.core.files import read_json, sha256_file
 from remind.data.sample import corpus_path, sample_path
 from remind.models.nano import nano_folder
 
@@ -22,20 +21,12 @@ def test_the_bundled_sample_is_the_one_that_was_checked() -> None:
     assert hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() == CHECKED
 
 
-@pytest.fixture(scope="module")
-def provenance() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((nano_folder() / "provenance.json").read_text(encoding="utf-8"))
-    return found
-
-
-def test_files_are_the_recorded_ones(provenance: dict[str, Any]) -> None:
-    for name, expected in provenance["sha256"].items():
-        assert hashlib.sha256((nano_folder() / name).read_bytes()).hexdigest() == expected, name
-
-
 @pytest.mark.slow
-def test_scores_are_the_recorded_ones(provenance: dict[str, Any]) -> None:
+def test_files_and_scores_are_the_recorded_ones() -> None:
     """Measured anew, over all questions of the smaller world; a greedy tie may fall otherwise on another CPU."""
+    provenance = read_json(nano_folder() / "provenance.json")
+    for name, expected in provenance["sha256"].items():
+        assert sha256_file(nano_folder() / name) == expected, name
     found = measure(nano_folder(), ["plain"])
     assert found.keys() < MEASURED.keys()
     for world, formats in found.items():

@@ -28,9 +28,9 @@ def test_an_independent_solver_finds_every_answer(name: str) -> None:
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
     for item, problem in problems(world):
         trait, question = item.trait, item.question
-        assert problem.dimension == trait.dimension
+        assert problem.asked.dimension == trait.dimension
         assert solver.solve(problem) == render_answer(question), question.id
-        kinds.add((problem.dimension, problem.format))
+        kinds.add((problem.asked.dimension, problem.format))
         dialogue, evidence = dialogues[question.dialogue_id], set(question.evidence)
         shown = solver.remarks(from_dialogue(dialogue, question, evidence))
         hidden = solver.remarks(from_dialogue(dialogue, question, {turn.id for turn in dialogue.turns} - evidence))

@@ -59,7 +59,7 @@ def test_the_files_hold_the_world_and_the_truth(tmp_path: Path) -> None:
     for row, question in zip(rows, corpus.questions, strict=True):
         dialogue = corpus.dialogue(row["dialogue"])
         problem = solver.from_dialogue(dialogue, question)
-        assert (row["dimension"], row["speaker"], row["topic"] or "") == solver.understand(question.text)
+        assert solver.Asked(row["dimension"], row["speaker"], row["topic"] or "") == problem.asked
         assert solver.answer(problem, row["value"]) == solver.solve(problem) == render_answer(question)
         assert row["evidence"] == list(question.evidence)
         against = solver.remarks(solver.from_dialogue(dialogue, question, row["contrary"]))

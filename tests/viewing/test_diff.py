@@ -23,6 +23,7 @@ from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, compare_models, figures_of, measure, readings
 from remind.viewing.patching import answer_score, patches, whole
 from sae import TopKSAE, layer_folder
+from tests.viewing.conftest import saes
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")
 
@@ -51,9 +52,8 @@ def after(before: Backbone) -> Backbone:
 
 
 @pytest.fixture(scope="module")
-def coders(before: Backbone) -> dict[int, TopKSAE]:
-    made = {n: TopKSAE(before.hidden_size, 64, 8, torch.Generator().manual_seed(n)) for n in (1, 3)}
-    return {layer: coder.requires_grad_(False) for layer, coder in made.items()}
+def coders() -> dict[int, TopKSAE]:
+    return saes(1, 3, d_sae=64)
 
 
 @pytest.fixture(scope="module")

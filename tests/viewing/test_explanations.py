@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +51,24 @@ def oracle(request: Request) -> Any:
 
 def encoded(text: list[str]) -> Encoded:
     """Words as tokens; feature f fires on word f of WORDS, feature 8 on every "the"."""
-    ends = torch.tensor([len(" ".join(text[: n + 1])) for n in range(len(text))])
-    lengths = torch.tensor([len(word) for word in text])
+    spans = [found.span() for found in re.finditer(r"\S+", " ".join(text))]
     numbers = {word: n for n, word in enumerate([*WORDS, "the"])}
     found = torch.tensor([[numbers.get(word, 9)] for word in text])
     values = torch.where(found < 9, 1.0 + torch.arange(len(text))[:, None] / 100, 0.0)
     none = torch.zeros(len(text), dtype=torch.bool)
     ids = torch.tensor([([*WORDS, *FILLER]).index(word) for word in text])
-    offsets, codes = torch.stack([ends - lengths, ends], 1), {3: SparseCodes(values, found)}
-    return Encoded(" ".join(text), ids, tuple(text), offsets, codes, none, none, none)
+    codes = {3: SparseCodes(values, found)}
+    return Encoded(" ".join(text), ids, tuple(text), torch.tensor(spans), codes, none, none, none)
 
 
 @pytest.fixture(scope="module")
 def corpus() -> list[Encoded]:
     """Each text holds three of the words once, far from one another, so that no excerpt holds two of them."""
-    draws, texts = random.Random(0), []
-    for _ in range(160):
-        chunks = [[*draws.choices(FILLER, k=10), word, *draws.choices(FILLER, k=10)] for word in draws.sample(WORDS, 3)]
-        texts.append(encoded([word for chunk in chunks for word in chunk]))
-    return texts
+    draws = random.Random(0)
+    filler = partial(draws.choices, FILLER, k=10)
+    return [
+        encoded([one for word in draws.sample(WORDS, 3) for one in (*filler(), word, *filler())]) for _ in range(160)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from remind.testbed.pictures import draw
 from remind.testbed.world import WorldConfig, make_world
 from sae import TopKSAE
 from sae.probe import steer
+from tests.viewing.conftest import saes
 
 HOSTILE = '<script>alert(1)</script> "it\'s" <b>bold</b> & &amp; שלום $x_1$'
 
@@ -44,7 +45,7 @@ def nano() -> Backbone:
 
 @pytest.fixture(scope="module")
 def coders() -> dict[int, TopKSAE]:
-    return {layer: TopKSAE(128, 96, 8, generator=torch.Generator().manual_seed(layer)).eval() for layer in (2, 3)}
+    return saes(2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +73,7 @@ def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> viewing
 
 def test_a_workbench_opens_at_once_or_says_what_is_missing(tmp_path: Path) -> None:
     bench = viewing.open_workbench("nano", out=tmp_path)
-    assert bench.layers == [2, 3]
-    trace = bench.trace(bench.state(bench.corpus.questions[0]))
-    assert bench.record(trace).levels == LEVELS
+    assert bench.record(bench.trace(bench.state(bench.corpus.questions[0]))).levels == LEVELS
     with pytest.raises(ConfigError, match="no SAEs of minilm are at hand; train some"):
         viewing.open_workbench("minilm")
 

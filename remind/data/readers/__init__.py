@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from remind.core.errors import DataError, FormatError, shown
-from remind.data.dialogue import Corpus, note_ids
+from remind.data.dialogue import Corpus, Image, note_ids
 from remind.data.readers import chat, dialogcc, dialsim, friends, locomo, longmemeval, msc, perltqa, realtalk, refmem
-from remind.data.readers.attach import NAMING, attached, image_files
 from remind.data.readers.builder import PICKLED, Draft, head, natural
 from remind.data.readers.mapped import MappedReader
-from remind.data.readers.mapping import FieldMapping
 from remind.data.readers.refmem import write_refmem
 
 __all__ = ["FORMATS", "format_of", "mapping_files", "read", "sniff", "stream", "write_refmem"]
 
 SUFFIXES = (".json", ".jsonl", ".csv", "_dialsim.pickle")
 _log = logging.getLogger(__name__)
+#: How a file names its image, whatever its suffix.
+NAMING = "the SHA-256 of its URL, <dialogue id>-<index>, or the last part of its URL"
 
 
 #: Takes all files of one corpus.
@@ -126,7 +130,7 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
             raise DataError(f"cannot be read: {error.strerror}", path) from None
         files = sorted((entry for entry in entries if not entry.is_dir()), key=lambda entry: natural(entry.name))
     for mapping in mapping_files(format):
-        reader = MappedReader(FieldMapping(mapping))
+        reader = MappedReader(mapping)
         return reader.files(files), str(format), reader.drafts
     if format is not None and format not in _READERS:
         raise FormatError(f"unknown format {shown(format)}; known: {known}", path)
@@ -146,3 +150,38 @@ def _chosen(path: Path, format: str | None) -> tuple[list[Path], str, Drafts]:
         if file not in found[name]:
             _log.warning("%s: left out, not a %s file", file, name)
     return found[name], name, _READERS[name][1]
+
+
+def image_files(folder: str | Path) -> dict[str, str]:
+    """The files in a folder and its subfolders by the stem of their names. Raises DataError where there is none."""
+    files = sorted(path for path in Path(folder).expanduser().rglob("*") if path.is_file())
+    if not files:
+        raise DataError("no such folder of images, or an empty one", folder)
+    return {path.stem: os.path.abspath(path) for path in files}
+
+
+def attached(piece: Corpus, files: Mapping[str, str], taken: dict[str, str]) -> Corpus:
+    """Dialogues whose images without a path have that of the file that is named after them, as `NAMING` says.
+
+    Args:
+        files: paths by stem.
+        taken: grows; stem of a file that is shown to the URL or id it is shown for.
+
+    Raises:
+        DataError: a file that two URLs end in the name of.
+    """
+
+    def found(dialogue: str, image: Image) -> Image:
+        url = image.source or ""
+        own, last = f"{dialogue}-{image.index}", Path(unquote(urlsplit(url).path)).stem
+        for stem in (hashlib.sha256(url.encode()).hexdigest(), own, last):
+            if image.path is None and stem in files:
+                if taken.setdefault(stem, url or own) != (url or own):
+                    what = f"{shown(taken[stem])} and {shown(url)} end alike; name their files by {NAMING}"
+                    raise DataError(what, files[stem], dialogue)
+                return replace(image, path=files[stem])
+        return image
+
+    if not files:
+        return piece
+    return replace(piece, dialogues=tuple(one.illustrated(partial(found, one.id)) for one in piece.dialogues))

@@ -20,13 +20,18 @@ from typing import Any, NamedTuple
 import ijson
 
 from remind.core.errors import DataError, ImagePathError, shown
-from remind.core.files import read_json, unique_keys
+from remind.core.files import opened, read_json, unique_keys
 from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 
 #: Bytes of a list that is read whole; of a longer one an element is held at a time.
 HELD = 1 << 22
 #: The beginning of a time in ISO 8601.
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_TIME_PARTS = {name: rf"(?P<{name}>\d{{1,2}})" for name in ("day", "hour")}
+_TIME_PARTS |= {name: rf"(?P<{name}>\d\d)" for name in ("minute", "second")}
+_TIME_PARTS |= {"year": r"(?P<year>\d{4})", "half": "(?P<half>[ap]m)"}
+_TIME_PARTS["month"] = rf"(?P<month>\d{{1,2}}|(?:{'|'.join(_MONTHS)})[a-z]*)"
 #: Where an object may name an image, and where it may describe it.
 _IMAGE = (
     ("path", "url", "image_url", "image_path", "image", "img_url", "img_path"),
@@ -62,6 +67,13 @@ class Place:
             raise self.error(f"{what} should be a list, not {_kind(value)}")
         return value
 
+    def turns(self, value: object, what: str, name: str) -> Iterator[tuple[str, Place, dict[str, Any]]]:
+        """The objects of a list of turns, each with an id that `name` makes of its number from 1, and its place."""
+        for number, turn in enumerate(self.sequence(value, what), start=1):
+            turn_id = name.format(number)
+            where = self.at(turn_id)
+            yield turn_id, where, where.mapping(turn, "a turn")
+
     def text(self, value: object, what: str) -> str:
         """A string, possibly empty."""
         if not isinstance(value, str):
@@ -96,10 +108,32 @@ class Place:
             raise self.error(f"{what} is missing or blank")
         return text
 
+    def optional_name(self, value: object, what: str) -> str | None:
+        return None if value is None else self.name(value, what)
+
 
 def _kind(value: object) -> str:
     kinds = {"an object": dict, "a list": list, "text": str, "true or false": bool, "missing or null": type(None)}
     return next((name for name, kind in kinds.items() if isinstance(value, kind)), "a number")
+
+
+def time_form(form: str) -> re.Pattern[str]:
+    """A way to write times: a pattern with {year}, {month}, {day}, {hour}, {minute}, {second} and {half} of the day."""
+    return re.compile(form.format(**_TIME_PARTS), re.ASCII | re.IGNORECASE)
+
+
+def iso_time(text: str | None, form: re.Pattern[str]) -> str | None:
+    """A time as ISO 8601, whether there is such a day or not; words of another form as they are."""
+    match = None if text is None else form.fullmatch(text.strip())
+    if match is None:
+        return text
+    part = {"hour": "", "half": "", "second": "", **match.groupdict("")}
+    month = part["month"] if part["month"].isdigit() else str(_MONTHS.index(part["month"][:3].lower()) + 1)
+    date = f"{part['year']}-{month:0>2}-{part['day']:0>2}"
+    if not part["hour"]:
+        return date
+    hour = int(part["hour"]) % 12 + 12 * (part["half"].lower() == "pm") if part["half"] else int(part["hour"])
+    return f"{date}T{hour:02}:{':'.join(filter(None, (part['minute'], part['second'])))}"
 
 
 class Record(NamedTuple):
@@ -116,7 +150,7 @@ def records(path: str | Path) -> Iterator[Record]:
         DataError: not a regular file, not readable, not UTF-8 or not JSON (with the line), an object with a key twice.
     """
     path = Path(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         if file.peek().startswith(codecs.BOM_UTF8):
             file.seek(len(codecs.BOM_UTF8))
         place, count = Place(path), 0
@@ -142,16 +176,6 @@ def records(path: str | Path) -> Iterator[Record]:
                 yield Record(where, json.loads(line.decode(), object_pairs_hook=unique_keys))
             except (ValueError, RecursionError) as error:
                 raise where.error(f"not JSON: {getattr(error, 'msg', error)}") from None
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    if not os.path.isfile(path):
-        what = "is not a regular file; a file was expected" if os.path.exists(path) else "no such file"
-        raise DataError(what, path)
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
 
 
 def _is_line(path: Path, first: tuple[Place, bytes], *others: object) -> bool:
@@ -185,7 +209,7 @@ def rows(path: Path) -> Iterator[Record]:
     Raises:
         DataError: not a regular file, not readable, not UTF-8, not CSV, a row with too few or too many columns.
     """
-    with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             for row in reader:
@@ -204,7 +228,7 @@ def head(path: Path) -> dict[str, Any]:
     Raises:
         DataError: as `records`, and an empty file.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         start = file.peek().removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         if not start:
             raise DataError("the file is empty", path)

@@ -42,8 +42,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         for number, place, record in objects([path], "a line"):
             turns = _first(record, _TURNS)
             key, name = ("dialogue", path.stem) if turns is None else ("id", f"{path.stem}-{number:05d}")
-            if record.get(key) is not None:
-                name = place.name(record[key], key)
+            name = place.optional_name(record.get(key), key) or name
             if turns is None:
                 whole &= name in held
                 chat = held.setdefault(name, _Chat(Place(path).at(name), name))
@@ -56,9 +55,8 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
                     yield from held.values()
                     held.clear()
                 chat = held[name] = _Chat(place.at(name), name)
-                for count, value in enumerate(chat.place.sequence(turns, "messages"), start=1):
-                    where = chat.place.at(f"turn {count}")
-                    chat.add(where, where.mapping(value, "a turn"))
+                for _, where, turn in chat.place.turns(turns, "messages", "turn {}"):
+                    chat.add(where, turn)
             asked = place.sequence(record.get("questions") or [], "questions")
             chat.asked += [(place, place.mapping(value, "a question")) for value in asked]
         yield from held.values()
@@ -78,15 +76,13 @@ class _Chat(Draft):
         self._count = 0
 
     def add(self, place: Place, turn: dict[str, Any]) -> None:
-        given = turn.get("session")
-        session = (self._session or "S1") if given is None else place.name(given, "session")
+        session = place.optional_name(turn.get("session"), "session") or self._session or "S1"
         time = place.time(turn.get("time"), "time")
         if session != self._session:
             self.session(session, time)
             self._session, self._count = session, 0
         self._count += 1
-        given = turn.get("id")
-        turn_id = f"{session}:T{self._count}" if given is None else place.name(given, "id")
+        turn_id = place.optional_name(turn.get("id"), "id") or f"{session}:T{self._count}"
         listed = [one for one in place.sequence(turn.get("images") or [], "images") if one is not None]
         named = [{"path": one} if isinstance(one, str) else place.mapping(one, "an image") for one in listed]
         images = list(filter(None, (self.shown(place, one) for one in named)))

@@ -18,15 +18,12 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     for number, place, record in objects(paths, "a dialogue"):
-        given = record.get("dialogue_id")
-        name = f"{place.path.stem}-{number:05d}" if given is None else place.name(given, "dialogue_id")
+        name = place.optional_name(record.get("dialogue_id"), "dialogue_id") or f"{place.path.stem}-{number:05d}"
         draft = Draft(place.at(name), name)
         draft.session("S1")
-        for count, value in enumerate(draft.place.sequence(record.get("dialogue"), "dialogue"), start=1):
-            where = draft.place.at(f"S1:T{count}")
-            turn = where.mapping(value, "a turn")
+        for turn_id, where, turn in draft.place.turns(record.get("dialogue"), "dialogue", "S1:T{}"):
             images = _images(draft, where, turn)
-            draft.turn(where, f"S1:T{count}", turn.get("speaker"), turn.get("utterance"), images=images)
+            draft.turn(where, turn_id, turn.get("speaker"), turn.get("utterance"), images=images)
         yield draft
 
 

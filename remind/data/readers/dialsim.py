@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import FormatError, brief
 from remind.data.readers import refmem
-from remind.data.readers.builder import Draft, Place
+from remind.data.readers.builder import Draft, Place, iso_time, time_form
+
+#: "September 22, 1994".
+_DATE = time_form("{month} {day}, {year}")
 
 
 class _Plain(pickle.Unpickler):
@@ -50,9 +51,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
 
 def _add(draft: Draft, place: Place, name: str, scene: dict[str, Any]) -> None:
     date = place.name(scene.get("date"), "date")
-    with suppress(ValueError):
-        date = datetime.strptime(date, "%B %d, %Y").date().isoformat()
-    draft.session(name, date)
+    draft.session(name, iso_time(date, _DATE))
     said: list[list[str]] = []
     for line in filter(str.strip, place.text(scene.get("script"), "script").splitlines()):
         speaker, colon, words = line.partition(":")
@@ -75,7 +74,7 @@ def _add(draft: Draft, place: Place, name: str, scene: dict[str, Any]) -> None:
             lowered = [option.lower() for option in options]
             answer = here.text(question.get("answer"), "answer").lower()
             row: dict[str, Any] = {"id": f"{name}-{category}-{key}", "format": "single", "options": options}
-            row |= {"question": forms.get("default") or next(iter(forms.values()), None), "time": date}
+            row |= {"question": forms.get("default") or next(iter(forms.values()), None), "time": iso_time(date, _DATE)}
             if answer in lowered[:26]:
                 row |= {"category": category, "answers": [chr(ord("A") + lowered.index(answer))]}
                 refmem.add_question(draft, here, row)

@@ -14,13 +14,13 @@ from typing import Any
 
 from remind.core.errors import shown
 from remind.data.dialogue import NO_INFORMATION, Image, Question
-from remind.data.readers.builder import Draft, Place, Resolved, objects
+from remind.data.readers.builder import Draft, Place, Resolved, iso_time, objects, time_form
 
 ADVERSARIAL = 5
 #: The key of a session; that of its time ends in `_date_time`.
 SESSION = re.compile(r"session_(\d{1,18})", re.ASCII)
-_TIME = re.compile(r"(\d{1,2}):(\d{2})\s*([ap])m on (\d{1,2}) ([a-z]+),? (\d{4})", re.IGNORECASE)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: "1:56 pm on 8 May, 2023".
+_TIME = time_form(r"{hour}:{minute}\s*{half} on {day} {month},? {year}")
 _REFERENCE = re.compile(r"D[\s:;.,]*(\d{1,6})[\s:;.,]+(\d{1,6})(?!\d)", re.IGNORECASE | re.ASCII)
 _ABOUT = re.compile(r"session_(\d+)_observation", re.ASCII)
 #: Facts of one dialogue by session, each with the ids of the turns it is from.
@@ -41,7 +41,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         draft = Draft(place.at(name), name)
         conversation = draft.place.mapping(sample.get("conversation"), "conversation")
         for session_id, time, turns in sessions(draft.place, conversation):
-            draft.session(session_id, None if time is None else iso_time(time))
+            draft.session(session_id, iso_time(time, _TIME))
             for where, turn_id, turn in turns:
                 images = remote_images(draft, where, turn)
                 draft.turn(where, turn_id, turn.get("speaker"), turn.get("text"), images=images)
@@ -109,16 +109,6 @@ def answers_of(place: Place, item: dict[str, Any]) -> tuple[str, ...]:
         return ()
     number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     return (str(answer) if number else place.text(answer, "answer"),)
-
-
-def iso_time(text: str) -> str:
-    """ "1:56 pm on 8 May, 2023" as 2023-05-08T13:56, whether there is such a day or not; other words as they are."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None or match[5][:3].lower() not in _MONTHS:
-        return text
-    hour = int(match[1]) % 12 + (12 if match[3].lower() == "p" else 0)
-    month = _MONTHS.index(match[5][:3].lower()) + 1
-    return f"{match[6]}-{month:02}-{int(match[4]):02}T{hour:02}:{match[2]}"
 
 
 def resolve(place: Place, value: object, turn_ids: Collection[str]) -> Resolved:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from remind.data.dialogue import Question
-from remind.data.readers.builder import Draft, Place, Resolved, objects
+from remind.data.readers.builder import Draft, Place, Resolved, iso_time, objects, time_form
 from remind.data.readers.locomo import answers_of
 
-_TIME = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:\s*\([A-Za-z]+\))?(?:\s+(\d{1,2}):(\d{2}))?")
+#: "2023/05/20 (Sat) 02:21".
+_TIME = time_form(r"{year}/{month}/{day}(?:\s*\([a-z]+\))?(?:\s+{hour}:{minute})?")
 
 
 def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
@@ -35,21 +35,18 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
             raise place.error(
                 f"{len(haystack)} sessions, {len(names)} session ids and {len(dates)} dates: must be equal"
             )
-        times = [iso_time(place.text(date, "a date")) for date in dates]
+        times = [iso_time(place.text(date, "a date"), _TIME) for date in dates]
         order = list(range(len(haystack)))
         if all(_TIME.fullmatch(date.strip()) for date in dates):
             # the oracle files are not in time order
-            order.sort(key=times.__getitem__)
+            order.sort(key=lambda position: str(times[position]))
 
         draft = Draft(place, question_id)
         flagged: list[str] = []
         in_gold: list[str] = []
         for number, position in enumerate(order, start=1):
             draft.session(f"S{number}", times[position])
-            for count, value in enumerate(place.sequence(haystack[position] or [], "a session"), start=1):
-                turn_id = f"S{number}:T{count}"
-                where = place.at(turn_id)
-                turn = where.mapping(value, "a turn")
+            for turn_id, where, turn in place.turns(haystack[position] or [], "a session", f"S{number}:T{{}}"):
                 flag = turn.get("has_answer")
                 if flag is not None and not isinstance(flag, bool):
                     raise where.error("has_answer should be true or false")
@@ -67,7 +64,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
             text=place.name(instance.get("question"), "question"),
             answers=answers_of(place, instance),
             category=place.optional_text(instance.get("question_type"), "question_type"),
-            time=None if date is None else place.time(iso_time(date), "question_date"),
+            time=place.time(iso_time(date, _TIME), "question_date"),
         )
         draft.question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
         yield draft
@@ -75,12 +72,3 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
 
 def _names(place: Place, value: object, what: str) -> list[str]:
     return [place.name(name, f"an entry of {what}") for name in place.sequence(value, what)]
-
-
-def iso_time(text: str) -> str:
-    """ "2023/05/20 (Sat) 02:21" as 2023-05-20T02:21, whether there is such a day or not; other words as they are."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        return text
-    year, month, day, hour, minute = match.groups()
-    return f"{year}-{month:0>2}-{day:0>2}" + (f"T{hour:0>2}:{minute}" if hour else "")

@@ -35,10 +35,9 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
             # the previous sessions say how long ago they were
             ago = None if item is row else place.optional_text(session.get("time_back"), "time_back")
             draft.session(f"S{number}", ago.strip() if ago else None)
-            for index, value in enumerate(place.sequence(session.get("dialog"), "dialog")):
-                turn_id = f"S{number}:T{index + 1}"
-                where = place.at(turn_id)
-                turn = where.mapping(value, "a turn")
+            for index, (turn_id, where, turn) in enumerate(
+                place.turns(session.get("dialog"), "dialog", f"S{number}:T{{}}")
+            ):
                 # speakers alternate; earlier sessions name none, and some turns give a crowd worker's number instead
                 speaker = turn.get("id")
                 if not isinstance(speaker, str) or not _SPEAKER.fullmatch(speaker):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from remind.data.dialogue import Image
-from remind.data.readers.builder import Draft, Place, image_file, objects
+from remind.data.readers.builder import Draft, Place, image_file, iso_time, objects, time_form
 from remind.data.readers.locomo import add_questions, remote_images, sessions
 
-_TIME = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4}), (\d{1,2}):(\d{2}):(\d{2})", re.ASCII)
+#: "29.12.2023, 22:42:04".
+_TIME = time_form(r"{day}\.{month}\.{year}, {hour}:{minute}:{second}")
 _OPTIMISED = re.compile(r"_opt(?=\.[^.]*$|$)")
 
 
@@ -28,9 +29,9 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     for _, place, chat in objects(paths, "a chat"):
         draft = Draft(place.at(place.path.stem), place.path.stem)
         for session_id, session_time, turns in sessions(place, chat):
-            draft.session(session_id, _iso_time(session_time))
+            draft.session(session_id, iso_time(session_time, _TIME))
             for where, turn_id, turn in turns:
-                time = _iso_time(where.optional_text(turn.get("date_time"), "date_time"))
+                time = iso_time(where.optional_text(turn.get("date_time"), "date_time"), _TIME)
                 images = _images(draft, where, turn)
                 draft.turn(where, turn_id, turn.get("speaker"), turn.get("clean_text"), time, images)
         add_questions(draft, place, chat.get("qa") or [])
@@ -54,12 +55,3 @@ def _images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
         path = next(filter(None, files), None)
         images.append(draft.image(place, path, None if images else caption, copies[0]))
     return images
-
-
-def _iso_time(text: str | None) -> str | None:
-    """ "29.12.2023, 22:42:04" as 2023-12-29T22:42:04, whether there is such a day or not; other words as they are."""
-    match = None if text is None else _TIME.fullmatch(text.strip())
-    if match is None:
-        return text
-    day, month, year, hour, minute, second = match.groups()
-    return f"{year}-{month:0>2}-{day:0>2}T{hour:0>2}:{minute}:{second}"
