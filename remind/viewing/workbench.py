@@ -234,13 +234,13 @@ def new_folder(path: str | Path) -> Path:
     return folder
 
 
-def ask_about(corpus: Corpus, questions: Mapping[str, tuple[str | None, str | None]], out: str | Path) -> Path:
+def ask_about(corpus: Corpus, questions: Mapping[str, Sequence[Any]], out: str | Path) -> Path:
     """Write dialogues with new free-text training questions about the first, as RefMem-Bench JSONL for `build_states`.
 
     Args:
         corpus: of `remind.read`; its own questions are kept.
-        questions: by text, the answer, or None where it is unknown (see `data.unlabelled`), and the dimension, one of
-            `remind.data.dialogue.DIMENSIONS`, or None.
+        questions: by text, the answer, or None where it is unknown (see `data.unlabelled`); the dimension, one of
+            `remind.data.dialogue.DIMENSIONS`, or None; and, where it is known, ids of the turns with the evidence.
 
     Returns:
         `out`.
@@ -252,9 +252,10 @@ def ask_about(corpus: Corpus, questions: Mapping[str, tuple[str | None, str | No
         raise ConfigError("give at least one question")
     about = corpus.dialogues[0].id
     added = []
-    for number, (text, (answer, dimension)) in enumerate(questions.items(), start=len(corpus.questions) + 1):
-        answers = () if answer is None else (answer,)
-        added.append(Question(f"own-{number}", about, text, answers=answers, dimension=dimension, split="train"))
+    for number, (text, (answer, dimension, *known)) in enumerate(questions.items(), start=len(corpus.questions) + 1):
+        answers, evidence = () if answer is None else (answer,), tuple(*known)
+        given = {"answers": answers, "evidence": evidence, "dimension": dimension}
+        added.append(Question(f"own-{number}", about, text, **given, split="train"))
     write_refmem(Corpus(corpus.dialogues, (*corpus.questions, *added)), out)
     return Path(out)
 
