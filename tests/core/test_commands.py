@@ -173,7 +173,7 @@ KINDS = {
     **dict.fromkeys(("adrpo", "membuilder", "salimory"), "train-memory"),
     "objective": "train-pra",
     "chain": "experiments.chain.config:ChainConfig",
-    "inference": "experiments.cost:InferenceCostConfig",
+    "inference": "experiments.cost.curve:InferenceCostConfig",
     "policies": "experiments.policies:PoliciesConfig",
     "proof": "experiments.proof.config:ProofConfig",
 }
