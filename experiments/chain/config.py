@@ -19,7 +19,8 @@ PROBES = {
     "other": ("x2",),
     "quoted": ("x2",),
     "quoted_other": ("x2",),
-    **{f"top{turns}": ("x2",) for turns in (1, 2, 4, 8)},
+    **{f"top{turns}": ("x2",) for turns in (2, 4, 8)},
+    "top8_other": ("x2",),
 }
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these; the others are told by x0 alone.
@@ -73,7 +74,7 @@ ARMS = {
     "pra_quoted_other": _pra("control: another question's evidence quoted", "quoted_other"),
     **{
         f"pra_top{turns}": _pra(f"PRA without labels, the {turns} most salient turns quoted", f"top{turns}")
-        for turns in (2, 4)
+        for turns in (4, 8)
     },
     "pra_quoted_labels": Arm("PRA with labels, gold evidence quoted", "sft", True, True, "quoted"),
     "pra_quoted_on_policy": _pra("the same without labels, at its own answers", "quoted", "on_policy"),

@@ -7,7 +7,8 @@
 - other: the marks as built, with the summary of another question.
 - quoted: no marks, and the summary repeats the gold evidence that x0 holds.
 - quoted_other: the same with the gold evidence of another question.
-- top1, top2, top4, top8: no marks, and the summary repeats so many turns of x0, those of the highest salience.
+- top2, top4, top8: no marks, and the summary repeats so many turns of x0, those of the highest salience.
+- top8_other: the same with those of another question.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ def with_variant(
         # every turn marked is no turn singled out
         summaries = [state.summary for state in summarise(llm, [_marked(state, lambda _: True) for state in states])]
     else:
-        most = int(name[3:]) if name.startswith("top") else None
+        most = int(name[3]) if name.startswith("top") else None
         shown = [evidence_in(state.factual) if most is None else salient(state, most) for state in states]
         quotes = [key_lines(turns) for turns in shown]
-        summaries = [quotes[place] for place in others(len(records))] if name == "quoted_other" else quotes
+        summaries = [quotes[place] for place in others(len(records))] if name.endswith("_other") else quotes
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]

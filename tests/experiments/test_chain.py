@@ -86,6 +86,16 @@ def test_variants_by_brute_force(name: str) -> None:
         own, summary = f"summary of {after.question_id}\nof two lines", summary_of(after)
         if name == "other":
             assert summary.startswith("summary of") and summary != own  # noqa: PT018
+        elif name == "top8_other":
+            quoted = summary.removeprefix("Key lines:\n").split("\n")
+            assert len(quoted) == 8
+            said = {
+                line_of(turn)
+                for other in RECORDS
+                if other is not before
+                for turn in SOURCES[other.question_id][0].turns
+            }
+            assert said.issuperset(quoted)
         elif name == "quoted_other":
             others = [found for question, found in lines.items() if question != after.question_id]
             assert summary.removeprefix("Key lines:\n").split("\n") in [found or [""] for found in others]
