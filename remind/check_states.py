@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: x2 with the summary of another question.
 OTHER = "other"
 #: Of `train-pra`: under a minute with a model of 135 M parameters on two cores.
-_QUESTIONS = 16
+_QUESTIONS = 12
 
 
 def check_states(cfg: CheckStatesConfig) -> dict[str, Any]:

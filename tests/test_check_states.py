@@ -101,10 +101,10 @@ def test_train_pra_checks_its_teacher_first(folder: Path, tmp_path: Path, capsys
     command = ["--states", str(folder), "--out", str(tmp_path / "run"), "--trainer.lr_scheduler_type", "constant"]
     command += ["--trainer.warmup_steps", "0", "--trainer.max_steps"]
     run("train-pra", [*command, "1"])
-    assert "nats a token, 16 dev questions" in capsys.readouterr().err
+    assert "nats a token, 12 dev questions" in capsys.readouterr().err
     check = read_json(tmp_path / "run" / "data.json")["check"]
-    assert check["questions"] == 16
-    assert check["own"]["n"] == 16
+    assert check["questions"] == 12
+    assert check["own"]["n"] == 12
     # a run that is gone on with keeps it, and measures nothing of a model that has learned
     run("train-pra", [*command, "2", "--resume", "true"])
     assert "nats a token" not in capsys.readouterr().err
