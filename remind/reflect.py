@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remind.core.errors import DataError
-from remind.data.dialogue import Turn
+from remind.data.dialogue import Turn, gold_turns
 from remind.perception.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, blind_state, line_of
 
@@ -30,9 +30,8 @@ def quote_evidence(states: Sequence[AttentionalState]) -> list[ReflectiveState]:
 
 
 def evidence_in(state: FactualState) -> list[Turn]:
-    """The turns in x0 that are gold evidence, or have a gold image."""
-    evidence, images = set(state.question.evidence), set(state.question.images)
-    return [turn for turn in state.turns if turn.id in evidence or images & {image.index for image in turn.images}]
+    """The gold evidence in x0, in order of time (see `gold_turns`)."""
+    return [state.turns[place] for place in gold_turns(state.question, state.turns)]
 
 
 def key_lines(turns: Sequence[Turn]) -> str:

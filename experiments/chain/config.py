@@ -72,10 +72,6 @@ ARMS = {
     "pra_on_policy_other": _pra("the same, summary of another question", "other", "on_policy"),
     "pra_quoted": _pra("PRA without labels, gold evidence quoted", "quoted"),
     "pra_quoted_other": _pra("control: another question's evidence quoted", "quoted_other"),
-    **{
-        f"pra_top{turns}": _pra(f"PRA without labels, the {turns} most salient turns quoted", f"top{turns}")
-        for turns in (4, 8)
-    },
     "pra_quoted_labels": Arm("PRA with labels, gold evidence quoted", "sft", True, True, "quoted"),
     "pra_quoted_on_policy": _pra("the same without labels, at its own answers", "quoted", "on_policy"),
     "sft_quoted": Arm("SFT on its own answers, gold evidence quoted", "sft", False, True, "quoted", "decoded"),

@@ -42,7 +42,8 @@ class BuildStatesConfig:
     cached."""
     summary: Literal["llm", "evidence"] = "llm"
     """What x2 adds. llm: a summary of x1 by llm. evidence: the gold evidence that x0 holds, quoted, and x1 without
-    marks, which needs no SAE: for PRA where no model writes better summaries than the one trained."""
+    marks, which needs no SAE: for PRA where no model writes better summaries than the one trained. Answers from such an
+    x2 are an upper limit."""
     format: str | None = None
     """Format of the input, or a mapping file (.yaml) for other JSON formats; None: recognised from the content."""
     images: str | None = None

@@ -171,6 +171,16 @@ class Question:
         return self.format == "direct" and (NO_INFORMATION in self.answers or self.id.endswith("_abs"))
 
 
+def gold_turns(question: Question, turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Indices of the turns that are gold evidence or, for a visual question, show a gold image."""
+    images = set(question.images) if question.visual else set()
+    return tuple(
+        index
+        for index, turn in enumerate(turns)
+        if turn.id in question.evidence or any(image.index in images for image in turn.images)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Dangling:
     """An evidence reference, verbatim, that matches no turn of its dialogue."""

@@ -149,10 +149,12 @@ def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "p
         run = read_config(model).data
         return run.images, run.image_tokens
     path = None if model is None else Path(model) / TRAINING
-    if path is None or not path.is_file():
+    about = read_json(path) if path is not None and path.is_file() else None
+    for key in ("config", "data"):
+        about = about.get(key) if isinstance(about, dict) else None
+    if not isinstance(about, dict) or about.get("images") != "pixels":
         return default.images, default.image_tokens
-    data = (read_json(path).get("config") or {}).get("data", {})
-    images, tokens = data.get("images", default.images), data.get("image_tokens", default.image_tokens)
-    if not isinstance(tokens, int):
+    tokens = about.get("image_tokens")
+    if type(tokens) is not int or tokens < 1:
         raise DataError("config.data.image_tokens is not a number of tokens", path)
-    return images, tokens
+    return "pixels", tokens

@@ -131,7 +131,13 @@ def quick_sae(
         A folder for `sae.load_layers`.
     """
     trainer = SAETrainConfig(
-        d_sae=2048, steps=steps, batch_size=1024, lr=1e-3, warmup_steps=20, decay_share=0.5, dead_tokens=50_000
+        d_sae=2048,
+        steps=steps,
+        batch_size=1024,
+        lr=1e-3,
+        warmup_steps=20,
+        decay_share=0.5,
+        dead_tokens=50_000,
     )
     small = {"layers": ["late"], "trainer": trainer, "limit": 8000, "loss_windows": 0, "checkpoint_every": 0}
     fields = {**small, "backbone": backbone, "device": device, "dtype": dtype, **settings}
@@ -153,7 +159,9 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
     device = torch.accelerator.current_accelerator(check_available=True)
     # without `cpu`, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64
     accelerator = Accelerator(
-        cpu=device is None or device.type == "mps", log_with=cfg.trackers or None, project_dir=f"{cfg.out}.trackers"
+        cpu=device is None or device.type == "mps",
+        log_with=cfg.trackers or None,
+        project_dir=f"{cfg.out}.trackers",
     )
     count = accelerator.num_processes
     if cfg.trainer.batch_size % count:

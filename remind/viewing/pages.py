@@ -19,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from remind.core.errors import DataError, ModelError
-from remind.data.dialogue import Question, Turn
+from remind.data.dialogue import gold_turns
 from remind.grounding.codes import Part
 from remind.grounding.ground import GroundingTrace
 from remind.models.backbone import Backbone
@@ -103,16 +103,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 def marked_turns(blocks: Iterable[Span]) -> frozenset[int]:
     """Indices of the retrieved turns inside blocks."""
     return frozenset(index for start, end in blocks for index in range(start, end + 1))
-
-
-def gold_turns(question: Question, turns: Sequence[Turn]) -> tuple[int, ...]:
-    """Indices of the turns that are gold evidence or, for a visual question, show a gold image."""
-    images = set(question.images) if question.visual else set()
-    return tuple(
-        index
-        for index, turn in enumerate(turns)
-        if turn.id in question.evidence or any(image.index in images for image in turn.images)
-    )
 
 
 def show_dialogue(trace: GroundingTrace, most: int | None = None) -> Page:

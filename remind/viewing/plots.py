@@ -12,6 +12,7 @@ import torch
 
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import gold_turns
 from remind.grounding.ground import GroundingTrace
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids, tokenize
@@ -19,7 +20,7 @@ from remind.models.generate import check_generates
 from remind.states.pyramid import LETTERS, LEVELS, one_line
 from remind.states.records import StateRecord
 from remind.viewing.config import PlotRunConfig
-from remind.viewing.pages import gold_turns, marked_turns
+from remind.viewing.pages import marked_turns
 from sae.figures import COLOURS, Picture, new_figure
 
 if TYPE_CHECKING:

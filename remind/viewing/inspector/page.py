@@ -20,7 +20,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, sha256_json, write_text
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder
-from remind.data.dialogue import Corpus, Question
+from remind.data.dialogue import Corpus, Question, gold_turns
 from remind.data.readers import read
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.grounding import Grounder, GroundingTrace
@@ -37,7 +37,7 @@ from remind.states.pyramid import LETTERS, LEVELS, FactualState, Rendered, Span
 from remind.states.records import FACTUAL, StateRecord, blocks_of, factual_of, summary_of
 from remind.viewing.config import InspectConfig
 from remind.viewing.explanations import Explanation, read_explanations
-from remind.viewing.pages import gold_turns, marked_turns
+from remind.viewing.pages import marked_turns
 from remind.viewing.workbench import reply
 from sae.pages import data_of, digits, page, utf16
 
