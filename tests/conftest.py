@@ -118,7 +118,8 @@ def open_page(browser: Any) -> Iterator[Any]:
         one.page.on("console", lambda message: one.said.append(f"{message.type}: {message.text}"))
         one.page.on("pageerror", lambda error: one.said.append(f"error: {error}"))
         one.page.goto(path.as_uri())
-        one.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+        # not wait_for_function: it asks again by eval, which the page's policy forbids
+        one.page.wait_for_selector("html[data-ready=true]")
         return one
 
     yield opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ def test_what_was_done_goes_to_another_machine(open_page: Any, made: Path, tmp_p
     # closing a driven page is a kill: what it stored may still be on its way, until another page sees it
     beside = page.context.new_page()
     beside.goto(made.as_uri())
-    beside.wait_for_function("Object.values(localStorage).some((kept) => kept.includes('\"half\"'))")
+    until = time.monotonic() + 60
+    while not beside.evaluate("Object.values(localStorage).some((kept) => kept.includes('\"half\"'))"):
+        assert time.monotonic() < until
+        beside.wait_for_timeout(20)
     page.close()
     # at the same item, in the same state
     page = open_page(made, beside.context).page
@@ -106,7 +110,7 @@ def test_what_was_done_goes_to_another_machine(open_page: Any, made: Path, tmp_p
     bad = replace(before, item_id="one", fingerprint=None, annotator="Ben")
     write_rows(tmp_path / "other.jsonl", map(asdict, [replace(before, answers=("D",)), bad]))
     other.page.set_input_files("#file", tmp_path / "other.jsonl")
-    other.page.wait_for_function("byId('message').textContent.includes('annotated by Ben')")
+    other.page.locator("#message", has_text="annotated by Ben").wait_for()
     assert other.page.evaluate("STATE.get('two').answers") == ["B"]
     assert other.said == []
 
