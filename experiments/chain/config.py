@@ -19,8 +19,8 @@ PROBES = {
     "other": ("x2",),
     "quoted": ("x2",),
     "quoted_other": ("x2",),
-    **{f"top{turns}": ("x2",) for turns in (2, 4, 8)},
-    "top8_other": ("x2",),
+    **{f"top{turns}{whose}": ("x2",) for turns in (2, 4, 8) for whose in ("", "_other")},
+    **{f"{what}{whose}": ("x2",) for what in ("chosen", "told") for whose in ("", "_other")},
 }
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these; the others are told by x0 alone.
@@ -97,6 +97,8 @@ class ChainConfig:
     x0: Literal["retrieved", "all", "none"] = "retrieved"
     """Which gold evidence x0 holds: what was retrieved; all of it, or none, in as many turns (`x0_turns`). With all or
     none, questions without evidence are left out, and those with more than x0 has room for."""
+    chooser: str | None = None
+    """Model that chooses the turns of variants chosen and told, as `model` is named."""
     x0_turns: PositiveInt = 10
     """Turns in x0, unless it is as retrieved: gold evidence, and retrieved turns drawn by chance."""
     stage: Literal["all", "run", "report"] = "all"

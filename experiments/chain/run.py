@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from experiments.chain.chooser import Chooser
 from experiments.chain.config import ARMS, FREE, PROBED, PROBES, Arm, ChainConfig
 from experiments.chain.report import outcome, report
 from experiments.chain.variants import with_variant, with_x0
@@ -172,8 +173,13 @@ class Chain:
     def chosen(self, dialogues: Sequence[str], most: int | None, split: Any, variant: str) -> list[StateRecord]:
         """Questions of these dialogues, with x1 and x2 of a variant."""
         records = choose(self.records, dialogues, most, self.cfg.categories)
-        made = with_variant(variant, records, self._sources, self._llm) if records else []
+        made = with_variant(variant, records, self._sources, self._llm, self._chooser) if records else []
         return [replace(record, split=split) for record in made]
+
+    @cached_property
+    def _chooser(self) -> Chooser | None:
+        model, path = self.cfg.chooser, self.out / "chosen.json"
+        return None if model is None else Chooser(model, path, self.cfg.answer_dtype, self.cfg.build.device)
 
     @cached_property
     def _llm(self) -> AuxiliaryLLM:

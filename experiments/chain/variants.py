@@ -6,9 +6,10 @@
 - none: no marks; the summary is made from all of x0.
 - other: the marks as built, with the summary of another question.
 - quoted: no marks, and the summary repeats the gold evidence that x0 holds.
-- quoted_other: the same with the gold evidence of another question.
 - top2, top4, top8: no marks, and the summary repeats so many turns of x0, those of the highest salience.
-- top8_other: the same with those of another question.
+- chosen: no marks, and the summary repeats the turns of x0 that a model named by number.
+- told: the same, and what that model says of them.
+- ..._other: the same with the summary of another question.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from experiments.chain.chooser import Chooser
 from experiments.chain.config import VARIANTS
 from remind.check_states import others
 from remind.core.errors import ConfigError
@@ -32,7 +34,11 @@ Source = tuple[Dialogue, Question]
 
 
 def with_variant(
-    name: str, records: Sequence[StateRecord], sources: Mapping[str, Source], llm: AuxiliaryLLM
+    name: str,
+    records: Sequence[StateRecord],
+    sources: Mapping[str, Source],
+    llm: AuxiliaryLLM,
+    chooser: Chooser | None = None,
 ) -> list[StateRecord]:
     """The records with x1 and x2 of a variant.
 
@@ -40,9 +46,10 @@ def with_variant(
         records: built ones of one split; other questions' summaries come from among them.
         sources: by question id.
         llm: writes the summaries of none: the one that wrote the built ones.
+        chooser: the model that chooses turns; chosen and told need one.
 
     Raises:
-        ConfigError: no such variant, or a single question, which has no other.
+        ConfigError: no such variant, no chooser for it, or a single question, which has no other.
         DataError: the dialogues are not those of the states.
     """
     if name not in VARIANTS:
@@ -58,10 +65,16 @@ def with_variant(
         # every turn marked is no turn singled out
         summaries = [state.summary for state in summarise(llm, [_marked(state, lambda _: True) for state in states])]
     else:
-        most = int(name[3]) if name.startswith("top") else None
-        shown = [evidence_in(state.factual) if most is None else salient(state, most) for state in states]
-        quotes = [key_lines(turns) for turns in shown]
-        summaries = [quotes[place] for place in others(len(records))] if name.endswith("_other") else quotes
+        kind = name.removesuffix("_other")
+        if kind in ("chosen", "told"):
+            if chooser is None:
+                raise ConfigError(f"variant {name} needs a model that chooses turns, and chooser names none")
+            quotes = chooser.told(states) if kind == "told" else list(map(key_lines, chooser.turns(states)))
+        elif kind == "quoted":
+            quotes = [key_lines(evidence_in(state.factual)) for state in states]
+        else:
+            quotes = [key_lines(salient(state, int(kind[3]))) for state in states]
+        summaries = quotes if kind == name else [quotes[place] for place in others(len(records))]
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
