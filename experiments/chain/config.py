@@ -20,7 +20,7 @@ PROBES = {
     "quoted": ("x2",),
     "quoted_other": ("x2",),
     **{f"top{turns}{whose}": ("x2",) for turns in (2, 4, 8) for whose in ("", "_other")},
-    **{f"{what}{whose}": ("x2",) for what in ("chosen", "told") for whose in ("", "_other")},
+    **{f"{what}{whose}": ("x2",) for what in ("said", "chosen", "told") for whose in ("", "_other")},
 }
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these; the others are told by x0 alone.

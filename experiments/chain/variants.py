@@ -6,6 +6,7 @@
 - none: no marks; the summary is made from all of x0.
 - other: the marks as built, with the summary of another question.
 - quoted: no marks, and the summary repeats the gold evidence that x0 holds.
+- said: the same in reported speech.
 - top2, top4, top8: no marks, and the summary repeats so many turns of x0, those of the highest salience.
 - chosen: no marks, and the summary repeats the turns of x0 that a model named by number.
 - told: the same, and what that model says of them.
@@ -25,7 +26,7 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.perception.auxiliary import AuxiliaryLLM
 from remind.reflect import evidence_in, key_lines, summarise
-from remind.states.pyramid import AttentionalState, ReflectiveState, render, segments_of
+from remind.states.pyramid import AttentionalState, ReflectiveState, one_line, render, segments_of
 from remind.states.records import StateRecord, attentional_of, factual_of, record_of, summary_of
 from remind.testbed.ladder import mark_blocks
 
@@ -70,14 +71,19 @@ def with_variant(
             if chooser is None:
                 raise ConfigError(f"variant {name} needs a model that chooses turns, and chooser names none")
             quotes = chooser.told(states) if kind == "told" else list(map(key_lines, chooser.turns(states)))
-        elif kind == "quoted":
-            quotes = [key_lines(evidence_in(state.factual)) for state in states]
+        elif kind in ("quoted", "said"):
+            form = key_lines if kind == "quoted" else _reported
+            quotes = [form(evidence_in(state.factual)) for state in states]
         else:
             quotes = [key_lines(salient(state, int(kind[3]))) for state in states]
         summaries = quotes if kind == name else [quotes[place] for place in others(len(records))]
     if name != "other":
         states = [replace(state, blocks=()) for state in states]
     return [_record(*parts) for parts in zip(records, states, summaries, strict=True)]
+
+
+def _reported(turns: Sequence[Turn]) -> str:
+    return " ".join(f'{turn.speaker} said: "{one_line(turn.text)}"' for turn in turns)
 
 
 def _gold(record: StateRecord, state: AttentionalState) -> StateRecord:

@@ -118,6 +118,10 @@ def test_variants_by_brute_force(name: str) -> None:
             kept = [turn.turn_id for turn in after.x0.turns if turn.turn_id in {one.turn_id for one in best}]
             dialogue = SOURCES[after.question_id][0]
             assert summary == "\n".join(["Key lines:", *(line_of(dialogue.turn(one)) for one in kept)])
+        elif name == "said":
+            assert re.findall(r'(\S+ said: ".*?")(?: |$)', summary) == [
+                f'{line.split(": ", 1)[0]} said: "{line.split(": ", 1)[1]}"' for line in lines[after.question_id]
+            ]
         elif name in ("gold", "quoted"):
             quoted = lines[after.question_id]
             assert summary == ("\n".join(["Key lines:", *quoted]) if quoted else "")
