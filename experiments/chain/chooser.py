@@ -32,7 +32,12 @@ _TELL = (
 
 
 class Chooser:
-    """What a model chose, and said of it; kept in a file, so that each question is asked once."""
+    """What a model chose, and said of it; kept in a file, so that each question is asked once.
+
+    Args:
+        model: as `ChainConfig.chooser` names it; loaded when there is something to ask, and asked greedily.
+        path: JSON of replies by the hash of their prompt; no words of a prompt are kept.
+    """
 
     def __init__(self, model: str, path: Path, dtype: str, device: str) -> None:
         self.model, self.path, self.dtype, self.device = model, path, dtype, device
