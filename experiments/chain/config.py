@@ -137,6 +137,8 @@ class ChainConfig:
     """Learning rate of PRA."""
     sft_levels: tuple[Level, ...] = (0,)
     """Levels with the hard loss in SFT. With 2 among them the model learns to use a summary before it teaches by it."""
+    sft_variant: str = "built"
+    """Variant of the states of SFT, for its x2; with an x0 of all or none there is no built one."""
     objective: Objective = field(
         default_factory=lambda: Objective(0.2, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_model_kind="base")
     )
@@ -165,7 +167,7 @@ class ChainConfig:
         for name in ("arms", "seeds", "sft_levels", "probes"):
             setattr(self, name, tuple(getattr(self, name)))
         self.categories = None if self.categories is None else tuple(map(str, self.categories))
-        for kind, names, known in (("arm", self.arms, ARMS), ("variant", self.probes, VARIANTS)):
+        for kind, names, known in (("arm", self.arms, ARMS), ("variant", (*self.probes, self.sft_variant), VARIANTS)):
             if unknown := [name for name in names if name not in known]:
                 raise ConfigError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
         if not self.build.input:

@@ -282,10 +282,11 @@ class FoldRuns:
         # answers that a model gave are those of one run
         decoded = arm.labels == "decoded"
         labels = "gold" if arm.labels == "gold" else "none"
-        states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{labels}"
+        variant = self.cfg.sft_variant if arm.start is None else arm.variant
+        states = folder / "states" if decoded else self.out / "states" / f"{role}-{variant}-{labels}"
         if states.exists():
             return states
-        asked = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
+        asked = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", variant)
         if arm.labels != "gold":
             asked = [replace(record, target=None) for record in asked]
         if decoded:
