@@ -257,8 +257,10 @@ def smoothed(index: DialogueIndex, values: np.ndarray, share: float) -> np.ndarr
 
 
 def bm25(index: DialogueIndex, question: str) -> np.ndarray:
-    model = bm25s.BM25()
-    model.index([stems(turn_text(turn)) for turn in index.dialogue.turns], show_progress=False)
+    model, documents = bm25s.BM25(), [stems(turn_text(turn)) for turn in index.dialogue.turns]
+    if not any(documents):  # bm25s itself fails on documents without a word
+        return np.zeros(len(documents))
+    model.index(documents, show_progress=False)
     known = [term for term in stems(question) if term in model.vocab_dict]
     return model.get_scores(known).astype(float) if known else np.zeros(len(index.dialogue.turns))
 
