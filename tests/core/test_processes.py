@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,8 @@ def test_a_signal_ends_a_command_and_its_workers_in_a_line(number: signal.Signal
     )  # fmt: skip
     assert process.stdout is not None
     worker = int(process.stdout.readline())
+    # a signal that comes just before a thread blocks in a lock is not seen by Python until the lock is free
+    time.sleep(0.5)
     # a terminal sends Ctrl-C to all processes of a command
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     _, errors = process.communicate(timeout=30)
