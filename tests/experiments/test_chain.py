@@ -21,6 +21,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.data.readers import read
 from remind.data.sample import sample_path
+from remind.states.dataset import read_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, line_of, segments_of
 from remind.states.records import StateRecord, record_of, summary_of
 from remind.testbed.ladder import mark_blocks
@@ -209,3 +210,9 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(tmp_path: Path, 
     assert [step for step, _ in result["traces"]["pra"]] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match=r"other settings \(pra_steps\)"):
         chain(small(folder, out, pra_steps=4))
+    # fine-tuned on an x2 that quotes what x0 holds of the evidence: all of it
+    given: dict[str, Any] = {"arms": ("sft",), "probes": (), "x0": "all", "x0_turns": 5, "sft_levels": (0, 2)}
+    chain(small(folder, tmp_path / "quoted", sft_variant="quoted", **given))
+    learned = read_states(tmp_path / "quoted" / "fold-0" / "states" / "labelled-quoted-gold")
+    assert len(learned)
+    assert all(summary_of(record).startswith("Key lines:\n") for record in learned if record.split == "train")
