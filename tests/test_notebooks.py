@@ -44,8 +44,9 @@ SHOWN = {
         "Path(model, 'model.safetensors').is_file() and texts.count(\"'after'\")",
     ),
     "05_what_did_alignment_change": (
-        (3, 1),
-        "ends['before'] <= rises['random'][2] < rises['changed'][2] <= ends['residual stream']"
+        (2, 1),
+        "(right := {name: [one['right'] for one in values] for name, values in rises.items()})"
+        " and ends['before']['right'] <= right['random'][2] < right['changed'][2] <= ends['residual stream']['right']"
         " and figures['salience']['attention']['3']['difference']['value'] > 0",
     ),
 }

@@ -12,7 +12,7 @@ _PLACES = {
     "show_examples show_generated show_levels turn_features",
     "viewing.plots": "answer_probabilities plot_answers plot_carried plot_next plot_salience plot_settings "
     "plot_trajectory",
-    "viewing.diff": "figures_of measure plot readings",
+    "viewing.diff": "figures_of measure plot questions_of",
     "viewing.patching": "answer_score patches rankings whole",
     "models.backbone": "load_backbone",
     "models.images": "open_image",
