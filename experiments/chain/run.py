@@ -222,8 +222,6 @@ class FoldRuns:
             if left := [one for one in missing if one in scored]:
                 for one, rows in zip(left, self._score(backbone, left), strict=True):
                     write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
-        if name not in map(self.cfg.begins, self.cfg.plan):
-            shutil.rmtree(self._folder(name) / "model", ignore_errors=True)
 
     def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
         """The outcome of every test question."""

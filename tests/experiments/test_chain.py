@@ -206,6 +206,7 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(tmp_path: Path, 
     probes = {("built", "x0"), ("built", "oracle"), ("other", "x2")}
     trained_arms = {(arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_on_policy", "pra_other")}
     assert asked == {(arm, *probe) for arm in ("untrained", "sft") for probe in probes} | trained_arms
+    assert all((out / "fold-0" / "seed-1" / arm / "model").is_dir() for arm, *_ in trained_arms)
     result = read_json(out / "result.json")
     assert [step for step, _ in result["traces"]["pra"]] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match=r"other settings \(pra_steps\)"):
