@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,21 @@ def measure(
 ) -> dict[str, Any]:
     """log p of the gold answers by level, in nats a token, and what each adds to x0.
 
+    Questions that are too long for the model in any state are left out.
+
     Args:
         levels: besides x0; none: all that there are.
         shown: shows images as pixels.
 
     Returns:
-        `questions`; `unsupported`, those of which x0 holds no gold evidence; `log_probability` by level, with `OTHER`
-        where the states have summaries; `gain` over x0 by level, and `own`: x2 less `OTHER`; means with 95 % intervals
-        by dialogue.
+        `questions`; `too_long`, those left out; `unsupported`, those of which x0 holds no gold evidence;
+        `log_probability` by level, with `OTHER` where at least two questions have summaries; `gain` over x0 by level,
+        and `own`: x2 less `OTHER`; means with 95 % intervals by dialogue.
 
     Raises:
-        DataError: a level that was not built, or a question that is too long for the model.
+        DataError: a level that was not built, or no question that the model can take.
     """
+    from remind.alignment.examples import example_of
     from remind.core.progress import track
     from remind.evaluation.likelihood import log_probabilities
     from remind.evaluation.statistics import bootstrap, several
@@ -83,6 +87,11 @@ def measure(
     if "x2" in read and (control := with_other_summaries(records)):
         asked = [[*states, (other, "x2")] for states, other in zip(asked, control, strict=True)]
         read.append(OTHER)
+    tokenizer, most = backbone.tokenizer, backbone.max_length
+    fit = [all(example_of(tokenizer, one, shown).longest <= most for one, _ in states) for states in asked]
+    if not any(fit):
+        raise DataError(f"every question is longer than the {most} tokens that {backbone.name} takes")
+    records, asked = list(compress(records, fit)), list(compress(asked, fit))
     rows = [log_probabilities(backbone, states, shown) for states in track(asked, "check states", len(asked))]
     values = {name: [row[place] for row in rows] for place, name in enumerate(read)}
     dialogues = several([record.dialogue_id for record in records])
@@ -92,6 +101,7 @@ def measure(
 
     return {
         "questions": len(records),
+        "too_long": fit.count(False),
         "unsupported": sum(not (record.images_found if record.visual else record.evidence_found) for record in records),
         "log_probability": {name: bootstrap(own, clusters=dialogues) for name, own in values.items()},
         "gain": {name: less(name, "x0") for name in values if name != "x0"},
@@ -130,10 +140,12 @@ def told(found: dict[str, Any], split: str) -> str:
     """What was measured, in one line."""
     names = {OTHER: "x2 with another question's summary"}
     gains = [f"{names.get(name, name)} {_nats(gain)}" for name, gain in found["gain"].items()]
-    bare = f" ({found['unsupported']} without evidence in x0)" if found["unsupported"] else ""
+    notes = {"without evidence in x0": found["unsupported"], "more too long": found["too_long"]}
+    bare = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
+    control = "" if found["own"] or "x2" not in found["gain"] else "; no control: no two summaries can be exchanged"
     return (
-        f"log p of the gold answer, nats a token, {found['questions']} {split} questions{bare}: "
-        f"x0 {found['log_probability']['x0']['value']:.3f}; to this adds {', '.join(gains)}"
+        f"log p of the gold answer, nats a token, {found['questions']} {split} questions{bare and f' ({bare})'}: "
+        f"x0 {found['log_probability']['x0']['value']:.3f}; to this adds {', '.join(gains)}{control}"
     )
 
 
@@ -143,7 +155,8 @@ def _nats(estimate: Any) -> str:
 
 def warn_of(found: dict[str, Any], teacher: str) -> None:
     """Say on stderr what to do where the teacher's level is not shown to be better than x0, or than the control."""
-    if found["gain"][teacher]["low"] <= 0:
+    # the interval of a single question has no width
+    if found["questions"] < 2 or found["gain"][teacher]["low"] <= 0:
         print(
             f"warning: {teacher} is not shown to make the gold answers more probable than x0, so that PRA may have "
             "nothing to teach: quote the evidence, let a more capable model write the summaries (llm.summary), or "
@@ -167,7 +180,7 @@ def train(cfg: TrainConfig) -> Path:
 
 def before_training(cfg: TrainConfig, trainer: PRATrainer) -> dict[str, Any] | None:
     """The check of a run's teacher on dev questions; None where there is none, or nothing to measure by."""
-    taught = [edge.teacher for edge in trainer.objective.active]
+    taught = [edge.teacher for edge in trainer.objective.active if edge.teacher > 0]
     if not taught or trainer.args.sharded:
         return None
     from remind.alignment.examples import example_of
@@ -182,8 +195,12 @@ def before_training(cfg: TrainConfig, trainer: PRATrainer) -> dict[str, Any] | N
         print(f"no question of split {cfg.data.eval_split} {why}: what PRA can teach is not measured", file=sys.stderr)
         return None
     trainer.model.eval()
-    with trainer.accelerator.autocast():
-        found = measure(trainer.backbone, chosen, levels, trainer.shown)
+    try:
+        with trainer.accelerator.autocast():
+            found = measure(trainer.backbone, chosen, levels, trainer.shown)
+    except DataError as error:
+        print(f"what PRA can teach is not measured: {error}", file=sys.stderr)
+        return None
     print(told(found, cfg.data.eval_split), file=sys.stderr)
     warn_of(found, levels[-1])
     return found

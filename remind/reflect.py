@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from remind.core.errors import DataError
 from remind.data.dialogue import Turn, gold_turns
 from remind.perception.auxiliary import AuxiliaryLLM
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, blind_state, line_of
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, blind_state, turn_lines
 
 
 def summarise(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
@@ -35,5 +35,5 @@ def evidence_in(state: FactualState) -> list[Turn]:
 
 
 def key_lines(turns: Sequence[Turn]) -> str:
-    """Turns, quoted; "" for none."""
-    return "\n".join(["Key lines:", *map(line_of, turns)]) if turns else ""
+    """Turns, quoted with the captions of their images; "" for none."""
+    return "\n".join(["Key lines:", *map(turn_lines, turns)]) if turns else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from remind.alignment.examples import example_of
 from remind.check_states import check_states, measure, questions_of, warn_of, with_other_summaries
 from remind.commands import run
 from remind.core.errors import DataError
@@ -86,7 +87,7 @@ def test_it_warns_where_the_teacher_adds_nothing(
     warn_of(found, "x2")
     assert "x2 is not shown to make the gold answers more probable than x0" in capsys.readouterr().err
     # as good, and so is that of another question
-    warn_of({"gain": {"x2": {"low": 0.1}}, "own": {"value": 0.0, "low": -0.1, "high": 0.1}}, "x2")
+    warn_of({"questions": 9, "gain": {"x2": {"low": 0.1}}, "own": {"value": 0.0, "low": -0.1, "high": 0.1}}, "x2")
     assert "another question's summary does as well" in capsys.readouterr().err
 
 
@@ -95,6 +96,43 @@ def test_states_that_cannot_be_checked(made: list[StateRecord], tmp_path: Path) 
         write_states(tmp_path / name, [replace(record, **change) for record in made[:4]])  # type: ignore[arg-type]
         with pytest.raises(DataError, match="no question of split dev has a gold answer"):
             check_states(CheckStatesConfig(str(tmp_path / name)))
+
+
+def test_questions_that_are_too_long_in_any_state_are_left_out(
+    nano: Backbone, made: list[StateRecord], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = made[:6]
+    lengths = [example_of(nano.tokenizer, one).longest for one in some]
+    long = some[3].x2.text.replace(summary_of(some[3]), "tea " * 40)
+    # the control of the first one has its summary
+    asked = [*some[:3], replace(some[3], x2=replace(some[3].x2, text=long)), *some[4:]]
+    with monkeypatch.context() as patch:
+        patch.setattr(nano, "max_length", max(lengths))
+        found = measure(nano, asked)
+    assert (found["questions"], found["too_long"]) == (4, 2)
+    kept = [asked[n] for n in (1, 2, 4, 5)]
+    gains = [log_probabilities(nano, [(one, "x0"), (one, "x2")]) for one in kept]
+    assert found["gain"]["x2"]["value"] == pytest.approx(sum(x2 - x0 for x0, x2 in gains) / 4, abs=1e-5)
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="every question is longer than the 10 tokens"):
+        patch.setattr(nano, "max_length", 10)
+        measure(nano, asked)
+    warn_of(measure(nano, some[:1]), "x2")
+    assert "x2 is not shown to make" in capsys.readouterr().err
+
+
+def test_an_answer_without_tags_counts_as_a_whole(nano: Backbone, made: list[StateRecord]) -> None:
+    [bare] = log_probabilities(nano, [(replace(made[0], target="tea"), "x0")])
+    ids = example_of(nano.tokenizer, replace(made[0], target="tea"))
+    whole = torch.cat([ids.prompts[0], ids.answer[:-1]]).long()[None]
+    logits = nano.model(input_ids=whole).logits[0].detach().double().log_softmax(-1)[-len(ids.answer) : -1]
+    expected = logits.gather(-1, ids.answer[:-1, None].long()).mean()
+    assert bare == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_run_in_which_x0_teaches_is_not_checked(folder: Path, tmp_path: Path) -> None:
+    command = ["--states", str(folder), "--out", str(tmp_path / "run"), "--trainer.max_steps", "1"]
+    run("train-pra", [*command, "--objective.edges", "[[1, 0]]"])
+    assert read_json(tmp_path / "run" / "data.json")["check"] is None
 
 
 def test_train_pra_checks_its_teacher_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,11 @@ class Example:
         return replace(self, answer=_int32(answer), labelled=False, gold=gold)
 
     @property
+    def unanswered(self) -> Example:
+        """The same question without any answer."""
+        return replace(self, answer=_int32([]), labelled=False, gold=None)
+
+    @property
     def with_gold(self) -> Example | None:
         """The same question with the gold answer that is kept apart, if there is one."""
         return None if self.gold is None else replace(self, answer=self.gold, labelled=True, gold=None)
@@ -208,7 +213,7 @@ def select(examples: Iterable[Example], config: ExampleConfig, model_length: int
         # what the student will answer may be as long as it is allowed to be, end token included
         own = max(0, config.max_decoded + 1 - answer) if on_policy else 0
         if not answer and (not on_policy or config.unlabelled == "skip"):
-            selected.left_out["without a gold answer"] += 1
+            selected.left_out["without an answer"] += 1
         elif answer > config.max_answer or example.longest + own > limit:
             if config.on_long == "error" and not held_out:
                 what = f"prompt and answer of {example.longest + own} tokens, of which the answer {answer + own}"

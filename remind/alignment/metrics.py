@@ -26,7 +26,9 @@ def summary(objective: Objective, means: Mapping[str, float]) -> dict[str, float
     hard, others = sum(means[name] for name in levels), {k: value for k, value in means.items() if k not in levels}
     parts = {"hard": objective.lambda_hard * hard} if levels and objective.lambda_hard > 0 else {}
     share = (1 - objective.lambda_hard) * objective.tau**2
-    parts |= {f"dist{edge.name}": share * edge.gamma * means[f"dist{edge.name}"] for edge in objective.active}
+    # held-out questions may lack a level
+    edges = [edge for edge in objective.active if f"dist{edge.name}" in means]
+    parts |= {f"dist{edge.name}": share * edge.gamma * means[f"dist{edge.name}"] for edge in edges}
     total = sum(parts.values())
     shares = {f"share_{name}": part / total if total else 0.0 for name, part in parts.items()}
     return {"total": total, "hard": hard, **others, **shares}

@@ -111,15 +111,14 @@ class StudentAnswers:
         self.order, self.examples = order, examples
         self.answers: dict[str, dict[str, list[int]]] = {}
 
-    def at(self, step: int, total: int) -> Mapping[str, list[int]]:
-        """Tokens by question id for the examples of a step.
+    def at(self, step: int) -> Mapping[str, list[int]]:
+        """Tokens by question id for the examples of a step (0-based).
 
-        Args:
-            step: 0-based. total: how many steps there are.
+        Steps beyond the end of the run are answered, too: the batches of a run that is made longer stay the same.
         """
         if str(step) not in self.answers:
             config, every = self.config, self.config.refresh_steps
-            coming = range(step, min((step // every + 1) * every, total))
+            coming = range(step, (step // every + 1) * every)
             steps = [(number, self.examples[place]) for number in coming for place in self.order.batch(number)]
             examples = [example for _, example in steps]
             found: list[tuple[str, str, list[int]]] = []
@@ -205,8 +204,9 @@ class Ema:
         try:
             for name, parameter in parameters.items():
                 parameter.copy_(_local(self.shadow[name]))
-            # the student's own head will do where it never changes
-            head = _kept(head_of(self.model))
+            # the student's own head will do where it never changes; PEFT makes the weights of some as they are read
+            with torch.enable_grad():
+                head = _kept(head_of(self.model))
             hidden = module(batch, self.levels, shared=self.prefix_sharing, terms=False)[1]
             # FSDP may still hold whole weights, and would go on with them
             _reshard(module)

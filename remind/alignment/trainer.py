@@ -339,7 +339,8 @@ class PRATrainer(RunTrainer):
         if wanted and args.unlabelled != "skip" and not (train and args.targets == "on_policy"):
             with self._at_work():
                 found = decoded(self.backbone, wanted, args, self._cache, self.base, self.accelerator)
-            examples = [e.answering(found[e.id]) if e.id in found else e for e in examples]
+            answered = {e.id: e.answering(found[e.id]) if e.id in found else e.unanswered for e in wanted}
+            examples = [answered.get(e.id, e) for e in examples]
         return select(examples, args, self.backbone.max_length, held_out)
 
     def _check_examples(self) -> None:
@@ -429,7 +430,7 @@ class PRATrainer(RunTrainer):
     def _run(self, model: nn.Module, inputs: Any) -> Tensor:
         """The loss, detached; the values of all samples are kept for the end of the step."""
         if self._student is not None:
-            answers = self._student.at(self.state.global_step, self.state.max_steps)
+            answers = self._student.at(self.state.global_step)
             inputs = self._collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
         batch: MicroBatch = send_to_device(inputs, self.accelerator.device)
         total = torch.zeros((), device=batch.targets.device)
@@ -553,6 +554,8 @@ class PRATrainer(RunTrainer):
     def _begin(self, start: Path | None) -> None:
         """Targets of the model as it is before training, while it is."""
         self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
+        if isinstance(self._teachers, BaseTargets):
+            return  # train() again: the weights are no longer those before training
         self._teachers = None
         if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":
             module = AlignmentModel(self.model.eval(), self.objective)

@@ -131,7 +131,7 @@ class Termination:
         self.requested, self.at_once = 0, at_once
 
     def __enter__(self) -> Termination:
-        self._former = {}
+        self.requested, self._former = 0, {}
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def score_answer(
     Args:
         prompt: token ids [P].
         answer: token ids [L], the end token included.
-        target: the answer as text, without the end token.
+        target: the answer as text, without the end token; all of it counts where it has no answer tags.
         images: pixel_values and image_grid_thw of the images in the prompt.
         past: the model's cache of what stands before the prompt; it grows by what is read.
     """
@@ -56,7 +57,8 @@ def score_answer(
     reading = {"position_ids": places, "logits_to_keep": len(answer), "use_cache": past is not None}
     logits = backbone.model(**inputs, **reading).logits[0]
     # tokens that share a character with what stands between the tags; the end token does not
-    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
+    tagged = re.search(r"<answer>(.*?)</answer>", target, re.DOTALL)
+    start, end = tagged.span(1) if tagged else (0, len(target))
     offsets = tokenize(backbone.tokenizer, target).offsets
     inside_tags = torch.tensor([*(first < end and last > start for first, last in offsets), False])
     logits, gold = logits.cpu().float()[inside_tags], answer[inside_tags].long()

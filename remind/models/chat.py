@@ -15,6 +15,8 @@ Message = Mapping[str, Any]
 #: A message's text, or its parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`.
 Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
+#: Put before a template that prints the date of the day: prompts, and what is cached of them, must not change with it.
+_DATE = "{%- macro strftime_now(format) %}26 Jul 2024{% endmacro %}{{ '' }}"
 #: What the chat templates of Qwen-VL make of an image.
 IMAGE_BLOCK = f"<|vision_start|>{_IMAGE_TOKEN}<|vision_end|>"
 
@@ -30,7 +32,7 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def prompt_text(tokenizer: Any, content: Content) -> str:
-    """What `prompt_ids` makes tokens of, chat template and all: some templates print the date of the day."""
+    """What `prompt_ids` makes tokens of, chat template and all."""
     return rendered(tokenizer, [{"role": "user", "content": content}])[0] if tokenizer.chat_template else f"{content}\n"
 
 
@@ -50,16 +52,43 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
 
 
 def end_token_id(tokenizer: Any) -> int:
-    """The token that ends an answer: `<|im_end|>` where the vocabulary has it, else eos, else sep (encoders).
+    """The token that ends an answer: `<|im_end|>` where the vocabulary has it, else the one that the chat template puts
+    behind an answer, else eos, else sep (encoders).
 
     Raises:
         ModelError: the tokenizer has none of them.
     """
-    chat_end = tokenizer.get_added_vocab().get("<|im_end|>")
+    added = tokenizer.get_added_vocab()
+    chat_end = added["<|im_end|>"] if "<|im_end|>" in added else _template_end(tokenizer, added)
     for token in (chat_end, tokenizer.eos_token_id, tokenizer.sep_token_id):
         if token is not None:
             return int(token)
     raise ModelError("the tokenizer has no end token (<|im_end|>, eos or sep)")
+
+
+def _template_end(tokenizer: Any, added: Mapping[str, int]) -> int | None:
+    if not tokenizer.chat_template:
+        return None
+    for content in ("slotq", [{"type": "text", "text": "slotq"}]):
+        try:
+            chat = filled(tokenizer, [{"role": role, "content": content} for role in ("user", "assistant")], False)
+        except Exception:  # a template raises what its expressions do
+            continue
+        before, _, after = chat.rpartition("slotq")
+        if "slotq" in before:
+            names = [name for name in added if after.lstrip().startswith(name)]
+            return added[max(names, key=len)] if names else None
+    return None
+
+
+def filled(tokenizer: Any, messages: Sequence[Message], answered: bool = True) -> str:
+    """The chat template filled in, without thoughts and with a fixed date; `answered`: with the header of an answer."""
+    template = tokenizer.get_chat_template()
+    dated = _DATE + template if "strftime_now" in template else None
+    text: str = tokenizer.apply_chat_template(
+        messages, chat_template=dated, tokenize=False, add_generation_prompt=answered, enable_thinking=False
+    )
+    return text
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence[int] = ()) -> list[int]:
@@ -183,12 +212,11 @@ def rendered(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tup
         texts.clear()
         slots = [{**message, "content": masked(message["content"])} for message in form]
         try:
-            filled = tokenizer.apply_chat_template(slots, tokenize=False, add_generation_prompt=True)
-            whole = tokenizer.apply_chat_template(form, tokenize=False, add_generation_prompt=True)
+            masks, whole = filled(tokenizer, slots), filled(tokenizer, form)
         except Exception as error:  # a template raises what its expressions do
             reason = brief(error)
             continue
-        pieces = re.split(rf"{stem}(\d+)q", filled)
+        pieces = re.split(rf"{stem}(\d+)q", masks)
         if [int(piece) for piece in pieces[1::2]] == list(range(len(texts))):
             chunks = [(texts[int(piece)], False) if n % 2 else (piece, True) for n, piece in enumerate(pieces)]
             if "".join(text for text, _ in chunks) != whole:

@@ -14,8 +14,10 @@ from remind.alignment import targets
 from remind.alignment.config import LoraConfig
 from remind.alignment.examples import Example
 from remind.alignment.targets import StudentAnswers, answer
+from remind.core.errors import DataError
+from remind.models import backbone
 from remind.models.backbone import load_backbone
-from remind.models.chat import end_token_id
+from remind.models.chat import end_token_id, prompt_ids
 from remind.states.records import StateRecord
 
 #: Some answers of nano are cut off here, others are not.
@@ -77,14 +79,38 @@ def test_decoded_answers_are_greedy_and_decoded_once(runs: Any, rows: Any, tmp_p
     assert sum(asked) == 5
 
 
+def test_questions_that_cannot_be_answered_are_left_out(runs: Any, rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Rather than distilled at their gold answers: without the state to answer from, or without room."""
+    told = SETTINGS | {"targets": "decoded", "lambda_hard": 0.0, "edges": [(0, 1)]}
+    lacking = [{name: value for name, value in runs.row(record).items() if name != "x2"} for record in rows]
+    with pytest.raises(DataError, match="nothing to train on; questions left out: 5 without an answer"):
+        runs.trainer(tmp_path / "a", lacking, **told)
+    nano = load_backbone("nano")
+    brief = [{**runs.row(record), "target": "tea"} for record in rows]
+    lengths = [len(prompt_ids(nano.tokenizer, row["x2"])) for row in brief]
+    monkeypatch.setattr(backbone, "max_length", lambda *_: max(lengths) + MOST - 1)
+    found = runs.trainer(tmp_path / "b", brief, **told).train_dataset
+    assert found.left_out == {"without an answer": lengths.count(max(lengths))}
+    assert not any(item.labelled for item in found.items)
+
+
+def test_a_run_on_its_own_answers_can_be_made_longer(runs: Any, rows: Any, tmp_path: Path) -> None:
+    told = SETTINGS | {"targets": "on_policy", "refresh_steps": 4, "lr_scheduler_type": "constant"}
+    told["learning_rate"] = 2e-2
+    for out, steps in (("whole", 4), ("longer", 2), ("longer", 4)):
+        trainer = runs.trainer(tmp_path / out, rows, max_steps=steps, **told)
+        trainer.train(resume_from_checkpoint=True)
+    runs.assert_same_runs(tmp_path / "longer", tmp_path / "whole", 4)
+
+
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2, alpha=4)], ids=["full", "lora"])
 def test_own_answers_are_of_the_last_refresh(lora: Any, runs: Any, rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
     given: list[tuple[Any, dict[str, list[int]]]] = []
     at = StudentAnswers.at
 
-    def noted(own: StudentAnswers, step: int, total: int) -> Any:
+    def noted(own: StudentAnswers, step: int) -> Any:
         state = torch.get_rng_state()
-        answers = at(own, step, total)
+        answers = at(own, step)
         assert torch.equal(torch.get_rng_state(), state)
         assert own.backbone.model.training
         given.append((copy.deepcopy(own.backbone.model).eval(), dict(answers)))

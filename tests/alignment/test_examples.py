@@ -29,7 +29,7 @@ def test_rows_that_cannot_be_used_are_refused_in_a_line(runs: Any, make_record: 
     refused(r"\[q001\]: .*no column x0; there are question_id, target, x1, x2", without["x0"])
     refused("x0 is not a text", row | {"x0": {"words": "a"}})
     refused(r"\[q001\]: .*occurs twice", row, row)
-    refused("nothing to train on; questions left out: 1 without a gold answer", row | {"target": None})
+    refused("nothing to train on; questions left out: 1 without an answer", row | {"target": None})
     refused("needs x2, and the data have no such column", without["x2"])
     # rows of texts alone do not say where images stand
     refused(r"\[q001\]", row, images="pixels")
@@ -53,7 +53,7 @@ def test_too_long_is_an_error_or_counted(make_record: Any) -> None:
         chosen(records[2:3], max_answer=100)
     skipped = chosen(records, max_length=150, max_answer=100, on_long="skip", unlabelled="skip")
     assert [item.id for item in skipped.items] == ["q001"]
-    assert skipped.left_out == {"without a gold answer": 1, "too long": 2}
+    assert skipped.left_out == {"without an answer": 1, "too long": 2}
     # what the model takes counts as well; exactly as much is not too much
     length = max(map(len, skipped.items[0].prompts)) + len(skipped.items[0].answer)
     assert len(chosen(records[:1], length)) == 1

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
 from remind.alignment.model import trainable
+from remind.alignment.step import head_of
+from remind.alignment.targets import Ema
 from remind.core.errors import ModelError
 from remind.models.backbone import load_backbone
 from remind.train_pra.run import nf4
@@ -37,6 +40,32 @@ def test_layers_whose_blocks_would_cross_rows_are_refused(tmp_path: Path) -> Non
     folder = nano_folder(tmp_path, tie=True, width=96)
     with pytest.raises(ModelError, match=r"^model\.language_model\.layers\.0\.\S+ in 4 bits: [^\n]*$"):
         trainable(load_backbone(folder, quantization=nf4("float32")).model, LORA)
+
+
+@pytest.mark.parametrize(
+    "more", [{"teacher_model_kind": "ema"}, {"targets": "on_policy", "teacher_model_kind": "base"}]
+)
+def test_adapters_and_the_marker_have_a_teacher_of_other_weights(
+    runs: Any, make_record: Any, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Its head has other rows for the marker: of the average, or as they were."""
+    heads = []
+
+    def kept(self: Ema, *args: Any) -> Any:
+        fixed = of(self, *args)
+        heads.append((fixed.head.weight.clone(), head_of(self.model).weight.detach().clone()))
+        return fixed
+
+    told = {"edges": [(0, 1), (0, 2)], "max_decoded": 4, "max_steps": 3, "learning_rate": 1e-2, "marker_token": True}
+    small, of = nano_folder(tmp_path / "base", tie=True), Ema.of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ema, "of", kept)
+        rows = [make_record(n) for n in range(3)]
+        runs.trainer(tmp_path / "r", rows, None, small, peft_config=LORA, **{**told, **more}).train()
+    first, last = heads[0], heads[-1]
+    assert torch.equal(*first)
+    assert not torch.equal(*last)
+    assert torch.equal(last[0], first[0]) == (more["teacher_model_kind"] == "base")
 
 
 def test_adapters_learn_on_four_bits(runs: Any, make_record: Any, tmp_path: Path) -> None:

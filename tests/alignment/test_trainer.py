@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from remind.alignment import step
 from remind.alignment.config import LoraConfig
@@ -62,6 +64,40 @@ def test_evaluate_is_the_mean_over_questions(runs: Any, records: Any, tmp_path: 
         assert found[f"eval_{name}"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
 
 
+def test_held_out_rows_without_a_level_are_measured_under_the_others(runs: Any, records: Any, tmp_path: Path) -> None:
+    rows = [{name: value for name, value in runs.row(record).items() if name != "x2"} for record in records[1]]
+    trainer = runs.trainer(tmp_path / "r", records[0], rows, "nano", edges=[(0, 1), (0, 2)])
+    whole = runs.trainer(tmp_path / "w", records[0], records[1], "nano", edges=[(0, 1), (0, 2)]).evaluate()
+    found = trainer.evaluate()
+    assert "eval_dist02" in whole
+    assert "eval_dist02" not in found
+    assert found["eval_dist01"] == pytest.approx(whole["eval_dist01"], rel=1e-4)
+
+
+def test_training_twice_on_one_trainer_is_training_once(runs: Any, records: Any, tmp_path: Path) -> None:
+    """The teacher stays what it was before the first time, and a signal ends one time of training."""
+    told = {"teacher_model_kind": "base", "edges": [(0, 1), (0, 2)], "lr_scheduler_type": "constant"}
+    once = runs.trainer(tmp_path / "once", records[0], max_steps=4, **told)
+    once.train()
+    twice = runs.trainer(tmp_path / "twice", records[0], max_steps=4, callbacks=[Interrupt(2)], **told)
+    with pytest.raises(SystemExit, match="130"):
+        twice.train()
+    twice.train(resume_from_checkpoint=True)
+    assert twice.state.global_step == 4
+    runs.assert_identical(runs.weights(tmp_path / "twice", 4), runs.weights(tmp_path / "once", 4))
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C in a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step - 1:
+            signal.raise_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit"])
 def test_weights_in_bfloat16_need_an_optimizer_that_rounds(runs: Any, records: Any, tmp_path: Path, optim: str) -> None:
     with pytest.raises(ConfigError, match=r"^weights in bfloat16 do not move[^\n]*adamw_torch_8bit[^\n]*$"):
@@ -84,7 +120,7 @@ def test_the_run_folder_and_its_metrics(runs: Any, run: Path, states: Path) -> N
     assert names == {".lock", "config.yaml", "data.json", "metrics.jsonl"}
     assert read_config(run) == runs.config(states.resolve(), run, save_steps=1, save_total_limit=None)
     about = read_json(run / "data.json")
-    assert about["train"] == {"examples": 6, "labelled": 6, "left_out": {"without a gold answer": 1}}
+    assert about["train"] == {"examples": 6, "labelled": 6, "left_out": {"without an answer": 1}}
     assert (about["inputs"], about["held_out"]) == ({"made-up.json": "0" * 64}, {"examples": 3, "split": "dev"})
     rows, before = runs.timeless(run, "train"), runs.timeless(run)
     assert [(row["step"], row["samples"]) for row in rows] == [(1, 4), (2, 2), (3, 4), (4, 2), (5, 4), (6, 2)]

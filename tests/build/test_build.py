@@ -1,6 +1,7 @@
 """From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
 
 import json
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,21 @@ def test_states_of_another_backbone_differ_in_their_marks_alone(corpus: Path, tm
 
 
 def test_a_teacher_that_sees_the_evidence_quoted(corpus: Path, tmp_path: Path) -> None:
+    corpus.write_text(corpus.read_text().replace('(0)", "images": []', '(0)", "images": [{"caption": "a mug"}]'))
     states = build_states(str(corpus), summary="evidence", limit=1, out=tmp_path / "out", cache=str(tmp_path / "cache"))
     assert read_manifest(tmp_path / "out")["sae"] == {}
+    pictured = 0
     for record in read_states(tmp_path / "out"):
-        held = [line for line in record.evidence_lines if f"\n{line}\n" in record.x0.text]
+        shown = record.x0.text.split("\n")
+        held = []
+        for line in record.evidence_lines:
+            if line in shown:
+                captions = takewhile(lambda one: one.startswith("[Image #"), shown[shown.index(line) + 1 :])
+                held += [line, *captions]
+        pictured += sum(line.startswith("[Image #") for line in held)
         assert record.x1.text == record.x0.text
         assert summary_of(record) == ("\n".join(["Key lines:", *held]) if held else "")
+    assert pictured > 0
     assert any(
         x2["text"] != x0["text"] for part in states.values() for x0, x2 in zip(part["x0"], part["x2"], strict=True)
     )

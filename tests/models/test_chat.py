@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from time import sleep
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.core.errors import ModelError
-from remind.models.chat import chat_ids, prompt_ids, prompt_tokens, tokenize
+from remind.models.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, tokenize
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
@@ -121,6 +123,42 @@ def test_templates_that_do_not_show_a_message_are_refused(template):
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=r"^[^\n]*does not show every message[^\n]*$"):
         prompt_ids(tokenizer, "Where is it?")
+
+
+#: How the turns of Gemma and of Phi-3 end, a template without an end, and one that shows no answers.
+_GEMMA = "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+_ENDS = {
+    _GEMMA: "<end_of_turn>",
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }} <|end|>\n{% endfor %}{{ eos_token }}": "<|end|>",
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}": "<eos>",
+    "{{ messages[0]['content'] }}<|end|>": "<eos>",
+    "{{ raise_exception('no') }}": "<eos>",
+    "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}<|end|>{% endfor %}{% endfor %}": "<|end|>",
+}
+
+
+@pytest.mark.parametrize("template", _ENDS)
+def test_an_answer_ends_as_the_template_ends_one(template):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<unk>": 0, "q": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    tokenizer.add_tokens(["<start_of_turn>", "<end_of_turn>", "<|end|>", "<|en"], special_tokens=True)
+    tokenizer.chat_template = template
+    assert end_token_id(tokenizer) == tokenizer.convert_tokens_to_ids(_ENDS[template])
+
+
+def test_a_prompt_is_the_same_on_every_day_and_without_thoughts():
+    tokenizer, plain = nano_tokenizer(), nano_tokenizer().chat_template
+    ids = prompt_ids(tokenizer, "Hi.")
+    tokenizer.chat_template = "{{ strftime_now('%S.%f') }} {% if enable_thinking is false %}quick {% endif %}" + plain
+    dated = prompt_ids(tokenizer, "Hi.")
+    sleep(0.01)
+    assert prompt_ids(tokenizer, "Hi.") == dated
+    assert tokenizer.decode(dated) == "26 Jul 2024 quick " + tokenizer.decode(ids)
+    assert "strftime_now" in tokenizer.chat_template  # as it is saved
 
 
 @settings(max_examples=200, deadline=None)
