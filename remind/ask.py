@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from remind.data.dialogue import Dialogue, Question, Turn
 
 
+#: Characters from which words are taken for a quote where they are part of a line.
+_LONG = 12
+
+
 @dataclass
 class AnswerConfig:
     """Answer questions of your own about a dialogue from x0, which needs no SAE and no summary."""
@@ -121,7 +125,7 @@ class Answering:
         from remind.evaluation.parse import parse_answer
         from remind.models.generate import Generation
         from remind.models.images import content_of, places_of
-        from remind.states.pyramid import line_of, render
+        from remind.states.pyramid import line_of, one_line, render
         from remind.states.records import pictures_of
 
         if isinstance(question, str):
@@ -138,9 +142,11 @@ class Answering:
         lines = [line.casefold() for line in parsed.evidence]
 
         def cites(turn: Turn) -> bool:
-            said = line_of(turn).casefold()
+            said, text = line_of(turn).casefold(), one_line(turn.text).casefold()
             return any(image.index in parsed.images for image in turn.images) or any(
-                line in said or said in line for line in lines
+                # few words are a part of much
+                line in (said, text) or (line in said and len(line) >= _LONG) or (text in line and len(text) >= _LONG)
+                for line in lines
             )
 
         return Answer(

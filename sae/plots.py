@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def plot_training(folder: str | Path) -> Picture:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     figure = new_figure(9, 3)
     left, right = figure.subplots(1, 2)
-    for layer, colour in zip(sorted({row["layer"] for row in rows}), COLOURS, strict=False):
+    for layer, colour in zip(sorted({row["layer"] for row in rows}), cycle(COLOURS), strict=False):
         points = [(row["step"], row["fvu"]) for row in rows if row["layer"] == layer]
         left.plot(*zip(*points, strict=True), color=colour, label=f"layer {layer}")
     left.set_ylim(bottom=0)

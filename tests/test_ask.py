@@ -13,7 +13,7 @@ import remind
 from remind.ask import AnswerConfig, Answering
 from remind.core.errors import ConfigError
 from remind.core.files import write_rows
-from remind.data.dialogue import Corpus
+from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.data.sample import sample_path
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.predictions import PREDICTIONS, read_rows
@@ -50,6 +50,29 @@ def test_it_names_the_turns_that_are_quoted(corpus: Corpus) -> None:
     found = remind.answer(fixed, dialogue, "What was said?", cache=None)
     assert found.cited == tuple(name for name in found.turns if dialogue.turn(name) == told)
     assert remind.answer(fixed, dialogue, f"Who said: {told.text}", cache=None).cited == (told.id,)
+
+
+def test_few_words_cite_no_other_turn() -> None:
+    said = [
+        ("Ana", "I sold the piano."),
+        ("Ana", "I"),
+        ("Ben", "Yes"),
+        ("Ana", ""),
+        ("Ben", "Yes, we should meet on Monday."),
+    ]
+    image = (Image(0, None, "keys"),)
+    turns = [Turn(f"t{n}", who, text, None, () if text else image) for n, (who, text) in enumerate(said)]
+    dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
+
+    def cited(*lines: str) -> tuple[str, ...]:
+        reply = f"<answer>so</answer><explanation>{chr(10).join(lines)}</explanation>"
+        return remind.answer(
+            FixedAnswers("fixed", Generation(reply, 0, finished=True)), dialogue, "What?", cache=None
+        ).cited
+
+    assert cited("Ana: I sold the piano.", "Ben: Yes, we should meet on Monday.") == ("t0", "t4")
+    assert cited("yes", "a", "None") == ("t2",)
+    assert cited("we should meet on Monday", "As Ana said: I sold the piano. That is all.") == ("t0", "t4")
 
 
 def test_the_command_answers_what_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

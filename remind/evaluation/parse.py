@@ -12,7 +12,9 @@ from remind.text.thoughts import without_thoughts
 _TAG = re.compile(r"<\s*(/?)\s*(answer|explanation)\s*>", re.IGNORECASE)
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
 #: A letter followed by its option's words: "A. hiking", "(b) hiking".
-_LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+\S")
+_LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|\b([A-Za-z])[).:])\s+(?=\S)")
+#: What parts one option from the next, or nothing.
+_BEFORE_LETTER = re.compile(r"(?:^|[,;/&]|\band|\bor)[\s\"']*$", re.IGNORECASE)
 #: The set of no options, written out.
 _EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 _BULLET = re.compile(r"^[-*•]\s+")
@@ -57,16 +59,23 @@ def _section(text: str, name: str, problems: list[str]) -> str | None:
     return text[tags[first].end() : tags[first + 1].start() if first + 1 < len(tags) else len(text)]
 
 
-def _letters(answer: str, options: Sequence[str], problems: list[str]) -> frozenset[str]:
-    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words`, or the words of an option; only those that name one."""
+def letters_in(answer: str, options: Sequence[str], problems: list[str] | None = None) -> frozenset[str]:
+    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words; D. words`, or the words of an option; only those that name
+    one."""
+    problems = [] if problems is None else problems
     named: list[str] = []
-    bare = answer.strip("[](){}\"'*` ")
-    pieces = [piece for piece in re.split(r"[,;/&\s]+|\band\b", bare) if piece]
-    matches = [_LETTER.fullmatch(piece) for piece in pieces]
-    if pieces and all(matches):
+    bare = re.sub("[*`]", "", answer).strip("[](){}\"' ")
+    pieces = [piece.strip("\"'") for piece in re.split(r"[,;/&\s]+|\band\b", bare)]
+    matches = [_LETTER.fullmatch(piece) for piece in pieces if piece]
+    if matches and all(matches):
         named = [match.group(1) for match in matches if match]
-    elif match := _LETTER_AND_WORDS.match(bare):
-        named = [match.group(1) or match.group(2)]
+    elif _LETTER_AND_WORDS.match(bare):
+        words = {letter: one_line(option).casefold() for letter, option in zip(LETTERS, options, strict=False)}
+        for match in _LETTER_AND_WORDS.finditer(bare):
+            letter, before, after = match[1] or match[2], bare[: match.start()], bare[match.end() :].casefold()
+            # a line for each is one line by now
+            if _BEFORE_LETTER.search(before) or after.startswith(words.get(letter.upper()) or after + " "):
+                named.append(letter)
         problems.append("words beside the letter")
     else:
         texts = [one_line(option) for option in options] if answer else []
@@ -119,7 +128,7 @@ def parse_answer(
         problems.append("empty answer")
     letters: frozenset[str] = frozenset()
     if format != "direct":
-        letters = _letters(answer, options, problems)
+        letters = letters_in(answer, options, problems)
         if format == "single" and len(letters) > 1:
             problems.append("several letters for one option")
 

@@ -212,7 +212,10 @@ def _blank(tokenizer: Any, question_id: str, prompt: Prompt, files: Sequence[str
     fixed, text = prompt.output, prompt.text
     if fixed is None and tokenizer is not None:
         text = prompt_text(tokenizer, content_of(prompt.text, prompt.pictures))
-    shown = [text, *files] if fixed is None else ["", fixed.text, fixed.message]
+    shown: list[Any] = [text, *files]
+    if fixed is not None:
+        # an answer that came with its context: what it was shown may be another
+        shown = ["", fixed.text, fixed.message, prompt.evidence, prompt.images, fixed.prompt_tokens, fixed.new_tokens]
     # escaped: a lone surrogate in a dialogue has no bytes of its own
     digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
     return Prediction(

@@ -161,10 +161,12 @@ def _score(
     elif not direct and record.answers:
         correct = metrics.accuracy(set(parsed.letters), set(record.answers))
     text = visual = bleu1 = f1 = locomo = None
+    # what cannot be read is like an empty output
+    told = parsed if parsed.readable else ParsedAnswer("")
     if record.visual:
-        visual = metrics.memory_recall_visual(set(record.images), set(parsed.images))
+        visual = metrics.memory_recall_visual(set(record.images), set(told.images))
     else:
-        text = metrics.memory_recall_text(record.evidence_lines, parsed.evidence, encode)
+        text = metrics.memory_recall_text(record.evidence_lines, told.evidence, encode)
     if direct and record.answers:
         bleu1, f1 = (metric(parsed.answer, record.answers) for metric in (metrics.bleu1, metrics.token_f1))
         if record.dimension is None and record.category in {"1", "2", "3", "4", "5"}:

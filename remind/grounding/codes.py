@@ -171,20 +171,22 @@ class SparseEncoder:
             ends, place = len(before) + torch.tensor(sizes)[:, None], torch.arange(width)
             mask = place < ends + len(after)
             images: dict[str, Any] = dict(pixels or {})
+            visual = ids == (self.backbone.model.config.image_token_id if images else -1)
             if images:
                 images["mm_token_type_ids"] = modality(self.backbone.model, ids)
             attention = None if bool(mask.all()) else mask.long()
             hidden = self.backbone.hidden_states(ids, attention, list(self.saes), **images)
             inside = (place >= len(before)) & (place < ends)
             for layer, states in hidden.items():
-                found[layer].append(self._sparse(layer, states[inside.to(states.device)], sizes))
+                found[layer].append(self._sparse(layer, states[inside.to(states.device)], sizes, visual[inside]))
         return {
             layer: SparseCodes(torch.cat([one.values for one in parts]), torch.cat([one.indices for one in parts]))
             for layer, parts in found.items()
         }
 
-    def _sparse(self, layer: int, states: Tensor, sizes: list[int]) -> SparseCodes:
-        """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values."""
+    def _sparse(self, layer: int, states: Tensor, sizes: list[int], visual: Tensor) -> SparseCodes:
+        """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values. Norms of text and of images
+        have scales of their own, as in `sae.harvest`."""
         coder = self.saes[layer]
         rows = max(1, _CHUNK // coder.d_sae) if states.device.type == "cpu" else len(states)
         try:
@@ -192,7 +194,13 @@ class SparseEncoder:
         except SAEError as error:
             raise ModelError(f"{self.backbone.name}, layer {layer}: {error}") from None
         norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.promote_types(states.dtype, torch.float32))
-        limits = torch.cat([self.sink_ratio * part.median().expand(len(part)) for part in norms.split(sizes)])
+        limits, start = torch.empty_like(norms), 0
+        for part in norms.split(sizes):
+            seen = visual[start : start + len(part)].to(norms.device)
+            for kind in (seen, ~seen):
+                if bool(kind.any()):
+                    limits[start : start + len(part)][kind] = self.sink_ratio * part[kind].median()
+            start += len(part)
         values = torch.cat([part.values for part in parts]) * (norms <= limits)[:, None]
         return SparseCodes(values, torch.cat([part.indices for part in parts])).to("cpu")
 

@@ -125,6 +125,7 @@ _REFUSED = {
 #: Why a reply ended, as servers put it: it was cut off, withheld, or broken off.
 _CUT = r"length|max_tokens|context"
 _WITHHELD = r"filter|safety|sensitive|recitation|refus|prohibit|block"
+_PASSES = r"rate.?limit|overloaded|unavailable|try again"
 _BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 #: Characters per token in a dry run; English prose has about that many.
 CHARACTERS = 4
@@ -352,7 +353,8 @@ class OpenAIChat(CachedChat):
     def _received(self, response: Any) -> None:
         """After each try: read the reply within the time limit. One that is broken counts as a broken connection, which
         the client repeats."""
-        if response.status_code != 200:
+        # what was merely accepted has no reply yet
+        if not 200 <= response.status_code < 300:
             return
         # of the HTTP package that this version of the client is on
         broken = import_module(type(response).__module__.partition(".")[0]).ReadError
@@ -399,6 +401,8 @@ def _reply(data: Any) -> Reply:
         code = re.search(r"'(?:code|status)': '?(\d{3})\b", str(error))
         if not _said(error):
             raise LookupError("neither a choice nor a reason")
+        if not code and re.search(_PASSES, str(error), re.IGNORECASE):
+            return _failed("server", _said(error))
         return failure_of(int(code[1]) if code else 0, error)
     said, reason = choices[0]["message"], str(choices[0].get("finish_reason")).lower()
     text = said.get("content") or ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from remind.data.dialogue import Session, Turn
+from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.bank import Bank, mapping
 from remind.memory.base import TEXT, TEXTS, Draft, Query, System, texts
@@ -55,7 +55,7 @@ class AMemBank(Bank, of=AMemSystem):
             # nearest to the turn's words (Eq. 4-5)
             found = self.store.nearest(self.encoder.encode_apart([said])[0])
             nearest = [number for number, _ in islice(found, self.system.neighbours)]
-            changes = self._evolve(turn, note, nearest)
+            changes = self._evolve(turn.time or session.time, note, nearest)
             if "strengthen" in changes.get("actions", ()):
                 note["links"] = [number for number in nearest if number in changes["suggested_connections"]]
                 note["tags"] = texts(changes["tags_to_update"])
@@ -85,13 +85,13 @@ class AMemBank(Bank, of=AMemSystem):
             "links": [],
         }
 
-    def _evolve(self, turn: Turn, note: Mapping[str, Any], nearest: Sequence[int]) -> Mapping[str, Any]:
+    def _evolve(self, when: str | None, note: Mapping[str, Any], nearest: Sequence[int]) -> Mapping[str, Any]:
         """What the model would change (Eq. 6-7); nothing where it would not."""
         notes = [
             {"id": number, **_listed(self.store.note(number), self.store.memory(number).time)} for number in nearest
         ]
         data = {
-            "note": json.dumps(_listed(note, turn.time), ensure_ascii=False),
+            "note": json.dumps(_listed(note, when), ensure_ascii=False),
             "nearest": "\n".join(json.dumps(row, ensure_ascii=False) for row in notes),
         }
         value = mapping(self.ask("update", "amem_evolve", data, ROOM, EVOLVE_SCHEMA, count=len(notes)))

@@ -104,7 +104,8 @@ class LoggedBank(Bank):
             note = {"session": self.store.count("sessions"), "coarse": entry.coarse}
             # it is shown with every question: were all that went into it its sources, it would be evidence of all
             block, keys = Draft("core", None, entry.text, (), entry.time, note), (undated(entry.text),)
-            other = Draft(entry.store, entry.sources, entry.text, keys, note=note)
+            # an update is as old as itself, not as what it replaces
+            other = Draft(entry.store, entry.sources, entry.text, keys, entry.time, note)
             self.put(block if entry.store == "core" else other, one.seq)
 
 

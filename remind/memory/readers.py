@@ -16,6 +16,7 @@ from remind.memory.base import Memory, Query
 from remind.perception.auxiliary import question_lines
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
+from remind.text.days import day_of
 from remind.text.thoughts import without_thoughts
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). cite: the answer with
@@ -29,7 +30,7 @@ ROOM = {"direct": 500, "con": 800, "cite": 500, "respond": 800, "x0": 500}
 #: Not behind a word or a bracket, where it is an index; groups in a row are one. Longer numbers are years.
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
-_ANSWER = re.compile(r"^\W*answer\W*:\W*(.*\S)", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(r"^\W*answer\W*:[\s*_]*", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ class ChatReader:
                 text, cited = citations(text, len(shown))
             elif self.mode == "x0":
                 text, output = parse_answer(text).answer, text
-            elif self.mode != "direct" and (found := _ANSWER.findall(text)):
-                text = found[-1].strip()
+            elif self.mode != "direct" and (last := _ANSWER.split(text)[-1].strip()):
+                text = last if last == text else last.split("\n\n")[0]
             places = None if cited is None else frozenset(shown[one] for one in cited)
             readings.append(Reading(text, output, places, counts))
         return readings
@@ -123,8 +124,9 @@ def as_turns(memories: Sequence[Memory]) -> str:
     lines, day, heads = list[str](), "", 0
     for memory in memories:
         when = one_line(memory.time or "")
-        if not lines or when[:10] != day:
-            day, heads = when[:10], heads + 1
+        when_day = str(day_of(when) or when)
+        if not lines or when_day != day:
+            day, heads = when_day, heads + 1
             lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")
         lines += map(one_line, memory.text.splitlines())
     return "".join(f"{line}\n" for line in lines)

@@ -58,7 +58,9 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
     answered, personal = dict[str, Rows](), dict[str, Any]()
     for manifest, listed in _manifests(folder):
         personal |= listed["p13n"]
-        spent += listed["costs"]
+        counted = {(row["system"], row["dialogue"]) for row in spent}
+        # as units that several runs have
+        spent += [row for row in listed["costs"] if (row["system"], row["dialogue"]) not in counted]
         for name in {unit["system"] for unit in units}:
             answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
     scores = score_units(units, spent, cfg.resamples, cfg.seed) | {"p13n": personal}
@@ -185,13 +187,14 @@ def _manifests(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def found_by(units: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Found]]:
-    """What a system found, by place and question; questions without gold evidence take no part."""
+    """What a system found, by place and question; those without gold evidence take no part, nor LongMemEval's
+    abstentions, as in its own retrieval scores."""
     found: dict[Place, dict[str, Found]] = {}
     for unit in units:
         for row in unit["rows"]:
             shown: dict[Place, Sequence[Any]] = {("k", k): row["top"][:k] for k in unit["k"]}
             shown |= {("tokens", int(budget)): memories for budget, memories in row["budgets"].items()}
-            for place, memories in shown.items() if row["evidence"] else ():
+            for place, memories in shown.items() if row["evidence"] and not row["question"].endswith("_abs") else ():
                 recall = evidence_recall(row["evidence"], memories)
                 one = Found(unit["dialogue"], recall, sum(tokens for _, _, tokens, _ in memories))
                 found.setdefault(place, {})[row["question"]] = one

@@ -14,6 +14,7 @@ from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
+from remind.evaluation.parse import letters_in
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
@@ -179,7 +180,9 @@ def read_summary(state: AttentionalState, reply: Reply) -> str:
     findings: dict[str, str] = {}
     for number, item in enumerate(value["evidence"]):
         if text := plain(item["finding"]):
-            findings.setdefault(item.get("option", str(number)).strip(" .()").upper(), text)
+            label = re.sub(r"^\W*option\b", "", item.get("option", ""), flags=re.IGNORECASE)
+            for name in letters_in(label, question.options) if question.options else (str(number),):
+                findings.setdefault(name, text)
     letters = LETTERS[: len(question.options)]
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
     for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):

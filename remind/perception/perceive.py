@@ -229,6 +229,7 @@ class DialogueIndex:
         self._vectors, self._about = found
         #: Texts of the cues by the name of their vectors.
         self._texts: dict[str, list[str]] = self._about["cues"]
+        self._unsure: set[str] = set()
         self.vectors = self._vectors["turns"]
         self.segments = tuple(Segment(start, end) for start, end in self._about["segments"])
         self.costs = Costs(**self._about["costs"])
@@ -244,6 +245,7 @@ class DialogueIndex:
         """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
         name = f"cues {dimension or 'factual'}"
         if name not in self._texts:
+            # written, an offline stand-in's cue would pass for the LLM's own in every later build
             failures = len(self.llm.failures)
             texts = self.llm.cues(self.dialogue, self.segments, dimension)
             if len(texts) != len(self.segments):
@@ -257,9 +259,12 @@ class DialogueIndex:
             if new:
                 known |= zip(new, self.encoder.encode_apart(new), strict=True)
             self._texts[name], self._vectors[name] = list(texts), torch.stack([known[text] for text in texts])
-            # written, an offline stand-in's cue would pass for the LLM's own in every later build
-            if self._cache is not None and len(self.llm.failures) == failures:
-                self._cache.write("index", self._key, self._vectors, self._about)
+            if len(self.llm.failures) > failures:
+                self._unsure.add(name)
+            elif self._cache is not None:
+                vectors = {kind: some for kind, some in self._vectors.items() if kind not in self._unsure}
+                sure = {kind: some for kind, some in self._texts.items() if kind not in self._unsure}
+                self._cache.write("index", self._key, vectors, {**self._about, "cues": sure})
         cues = Cues(tuple(self._texts[name]), self._vectors[name])
         self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
         return cues

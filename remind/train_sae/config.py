@@ -44,7 +44,7 @@ class TrainSAEConfig(_Read):
     images: str | None = None
     """Folder with the files of images that the data name by URL alone, as DialogCC does (docs/data.md)."""
     limit: PositiveInt | None = None
-    """Use at most this many turns, of dialogues drawn at random."""
+    """Take whole dialogues, drawn at random, until they have this many turns."""
     held_out: ShareBelowOne = 0.1
     """Share of the dialogues kept for evaluation."""
     evaluate_on: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class CheckSAEConfig(_Read):
     data: list[str] = field(default_factory=list)
     """Files or folders of dialogues to measure on. Empty: the bundled synthetic small talk."""
     limit: PositiveInt | None = 2000
-    """Use at most this many turns, of dialogues drawn at random."""
+    """Take whole dialogues, drawn at random, until they have this many turns."""
     windows_per_batch: PositiveInt = 4
     """Rows per forward."""
     loss_windows: NonNegativeInt = 8

@@ -44,7 +44,7 @@ def read_corpus(cfg: TrainSAEConfig) -> tuple[list[Dialogue], list[Dialogue]]:
             for name, digest in input_hashes([path]).items():
                 if digest in hashes:
                     raise DataError(f"{name} is trained on and cannot be evaluated on", path)
-        held_out = read_dialogues(others, replace(cfg, format=None, limit=None, images=None))
+        held_out = _with_images(others, replace(cfg, format=None, limit=None))
     else:
         training, held_out = split_dialogues(training, cfg.held_out, cfg.trainer.seed)
     if cfg.name_speakers:
@@ -52,8 +52,18 @@ def read_corpus(cfg: TrainSAEConfig) -> tuple[list[Dialogue], list[Dialogue]]:
     return training, held_out
 
 
+def _with_images(paths: Sequence[Path], cfg: TrainSAEConfig) -> list[Dialogue]:
+    try:
+        return read_dialogues(paths, cfg)
+    except DataError:
+        if cfg.images is None:
+            raise
+        # those to evaluate on may have none in that folder
+        return read_dialogues(paths, replace(cfg, images=None))
+
+
 def read_dialogues(paths: Sequence[Path], cfg: TrainSAEConfig) -> list[Dialogue]:
-    """Dialogues of all paths in a random order fixed by the seed, cut after `cfg.limit` turns in all."""
+    """Dialogues of all paths in a random order fixed by the seed, until they have `cfg.limit` turns in all."""
     dialogues = [
         (f"{number}:{dialogue.id}", dialogue)
         for number, path in enumerate(paths)

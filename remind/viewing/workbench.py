@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -78,7 +79,7 @@ class Workbench:
         return naming.read_explanations(folder, self.coders)
 
     def in_session(self, turn_id: str, dialogue_id: str | None = None) -> tuple[Encoded, tuple[int, int]]:
-        """The session of a turn, encoded, and the characters of the turn in it.
+        """The session of a turn, or as much around it as the backbone takes, encoded, and the turn's characters in it.
 
         Raises:
             DataError: no such dialogue or turn.
@@ -88,8 +89,11 @@ class Workbench:
         turns = dialogue.session_of[turn_id].turns
         texts = [prompt_lines(turn) for turn in turns]
         place = turns.index(turn)
-        start = len("".join(texts[:place]))
-        return self.probe.encode("".join(texts)), (start, start + len(texts[place].rstrip("\n")))
+        first, end, most = 0, len(texts), self.probe.max_length or math.inf
+        while end - first > 1 and len(self.backbone.tokenizer("".join(texts[first:end]))["input_ids"]) > most:
+            first, end = (first + 1, end) if place - first > end - 1 - place else (first, end - 1)
+        start = len("".join(texts[first:place]))
+        return self.probe.encode("".join(texts[first:end])), (start, start + len(texts[place].rstrip("\n")))
 
     def with_image(self, path: str | Path, text: str) -> tuple[Encoded, Tensor]:
         """A message of an image and a text, encoded, and the image's grid of patches, [1, 3].

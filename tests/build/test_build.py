@@ -3,6 +3,7 @@
 import json
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,26 @@ def test_a_teacher_that_sees_the_evidence_quoted(corpus: Path, tmp_path: Path) -
     assert any(
         x2["text"] != x0["text"] for part in states.values() for x0, x2 in zip(part["x0"], part["x2"], strict=True)
     )
+
+
+def test_images_that_came_later_are_shown_by_the_next_build(corpus: Path, tmp_path: Path) -> None:
+    for n in (0, 1):
+        pictured = f'({n})", "images": [{{"source": "https://e.org/{n}.png", "caption": "a mug"}}]'
+        corpus.write_text(corpus.read_text().replace(f'({n})", "images": []', pictured))
+    images, given = tmp_path / "images", {"summary": "evidence", "cache": str(tmp_path / "cache")}
+    images.mkdir()
+
+    def shown(**more: Any) -> list[str]:
+        build_states(str(corpus), out=tmp_path / "out", images=str(images), **given, **more)
+        paths = {picture.path for record in read_states(tmp_path / "out") for picture in record.pictures}
+        return sorted(Path(path).name for path in paths)
+
+    (images / "0.png").write_bytes(b"x")
+    assert shown() == shown() == ["0.png"]
+    (images / "1.png").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="built from other input or settings"):
+        shown()
+    assert shown(overwrite=True) == ["0.png", "1.png"]
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -176,6 +176,29 @@ def test_turns_of_several_dialogues_and_sessions(written):
     assert d3.id == "d3"
 
 
+def test_sessions_are_the_days_of_a_chat_that_names_none(written):
+    times = ("29.12.2023, 22:42:04", "29.12.2023, 23:00:00", None, "30.12.2023, 00:01:10", "2024-05-07T09:00")
+    said = [{"speaker": "Ana", "text": str(n), "time": time} for n, time in enumerate(times)]
+    (dialogue,) = read(written("mine.jsonl", *said)).dialogues
+    assert [(s.id, s.time, [t.id for t in s.turns]) for s in dialogue.sessions] == [
+        ("S1", times[0], ["S1:T1", "S1:T2", "S1:T3"]),
+        ("S2", times[3], ["S2:T1"]),
+        ("S3", times[4], ["S3:T1"]),
+    ]
+    # one that is named holds until another is
+    (dialogue,) = read(written("mine.jsonl", {**said[0], "session": "mon"}, *said[1:])).dialogues
+    assert [(s.id, len(s.turns)) for s in dialogue.sessions] == [("mon", 5)]
+
+
+def test_what_is_thought_and_what_tools_reply_is_not_said(written):
+    thought = [{"type": "reasoning", "text": "SECRET"}, {"type": "text", "text": "Hi."}]
+    corpus = read(
+        written("x.json", {"messages": [{"role": "assistant", "content": thought}, {"role": "tool", "content": "{}"}]})
+    )
+    assert [turn.text for turn in corpus.dialogues[0].turns] == ["Hi."]
+    assert corpus.blank == 1
+
+
 CALL = [{"type": "tool_use", "name": "clock"}, {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": None}]
 RESULT = [{"type": "tool_result", "tool_use_id": "x", "content": "noon"}, {"type": "image_url", "image_url": None}]
 
@@ -226,6 +249,20 @@ def test_questions_in_a_chat(written):
             ("us-q002", "All?", "multi", ("A", "C"), (), None),
         ]
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
+
+
+def test_numbers_in_a_chat_are_as_good_as_words(written):
+    turns = [{"id": n, "speaker": "Ana", "text": f"It costs {n}."} for n in range(3)]
+    asked = [
+        {"text": "How much?", "answer": 4.5, "evidence": 0},
+        {"text": "Which?", "options": [1, 2.5], "answer": 2.5, "evidence": [1, 2, 7]},
+    ]
+    corpus = read(written("mine.jsonl", {"id": "us", "messages": turns, "questions": asked}))
+    assert [(q.answers, q.options, q.evidence) for q in corpus.questions] == [
+        (("4.5",), (), ("0",)),
+        (("B",), ("1", "2.5"), ("1", "2")),
+    ]
+    assert [lost.reference for lost in corpus.dangling] == ["7"]
 
 
 def test_local_images_stay_in_the_data_folder(tmp_path, written):

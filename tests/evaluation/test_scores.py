@@ -42,6 +42,12 @@ NAMED, NONE = ("words of an option for its letter",), ("no option letter",)
     [
         ("a, b", OPTIONS, "AB", ("lower-case letters",)),
         ("B. green", OPTIONS, "B", ("words beside the letter",)),
+        ('["A", "C"]', OPTIONS, "AC", ()),
+        ("**A**, **C**", OPTIONS, "AC", ()),
+        ("A. red; C. blue", OPTIONS, "AC", ("words beside the letter",)),
+        ("A. red C. blue", OPTIONS, "AC", ("words beside the letter",)),
+        ("(A) red, and (C) blue (e.g. sky)", OPTIONS, "AC", ("words beside the letter",)),
+        ("A. red, as of plan B. It is so", OPTIONS, "A", ("words beside the letter",)),
         ("dark grey", OPTIONS, "D", NAMED),
         ("A, Z", OPTIONS, "A", ("letters that name no option",)),
         ("", OPTIONS, "", ("empty answer", *NONE)),
@@ -236,6 +242,10 @@ def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable
         assert (row[name]["value"], row[name]["n"]) == (pytest.approx(value), n)
     assert (row["n"], row["failed"], row["no_verdict"]) == (15, 7, 3)
     by_id = {item.record.question_id: item for item in scores}
+    # nor does the evidence count that stands beside what cannot be read
+    record = make_record("evidence", **single)
+    unread = Generation(f"<answer>x or y</answer><explanation>{record.evidence_lines[0]}</explanation>", 1, 1, True)
+    assert [item.memory_recall for item in scored([record], [unread], [None])] == [None]
     # an empty output: nothing named (Eq. 11), no word in common (Eq. 13, 14), not valid for Eq. 10
     assert by_id["long"].memory_recall == 0.0
     assert (by_id["refused"].f1, by_id["refused"].bleu1, by_id["refused"].memory_recall) == (0.0, 0.0, None)

@@ -114,6 +114,22 @@ def test_a_summary_is_laid_out_by_option() -> None:
     direct = [{"finding": "She says so."}, {"finding": " "}, {"finding": "Twice."}]
     for question, evidence, lines in (
         (SINGLE, SUMMARY["evidence"], by_option),
+        (
+            SINGLE,
+            [
+                {**one, "option": label}
+                for one, label in zip(SUMMARY["evidence"], ("Music", "**Option A.**"), strict=True)
+            ],
+            by_option,
+        ),
+        (
+            SINGLE,
+            [
+                {**one, "option": label}
+                for one, label in zip(SUMMARY["evidence"], ("B: music", "A. smoking"), strict=True)
+            ],
+            by_option,
+        ),
         (SINGLE, SUMMARY["evidence"][:1], by_option.replace("Ana says A she quit .", "nothing was said to it")),
         (DIRECT, direct, "Evidence:\n- She says so.\n- Twice."),
     ):

@@ -169,9 +169,11 @@ UP = {"code": 502, "message": "overloaded"}
 #: Status and body, how often they are asked for with two retries, and what becomes of them.
 BAD = (
     (200, body({"content": 3}), 3, "server", "not a chat completion"),
+    (202, b'{"status": "pending"}', 3, "server", "not a chat completion"),
     (200, body({"content": "partial"}, "error"), 3, "server", "finish_reason error"),
     (200, body(choices=[{"error": UP, "message": {"content": "x"}}]), 3, "server", "HTTP 502: overloaded"),
     (200, json.dumps({"error": UP, "user_id": "u"}).encode(), 3, "server", "HTTP 502: overloaded"),
+    (200, b'{"error": {"message": "slow down", "code": "rate_limit_exceeded"}}', 3, "server", "slow down"),
     (200, b'{"error": "Unexpected endpoint or method."}', 1, "refused", "Unexpected endpoint or method."),
     (200, b"\n<!doctype html><html>Welcome</html>", 1, "refused", "a web page"),
     (200, body(THINKS, "length"), 1, "invalid", "a thought alone (finish_reason length); give it thought_tokens"),

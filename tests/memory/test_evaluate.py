@@ -16,6 +16,7 @@ from remind import Corpus, Dialogue, Question, evaluate, read
 from remind.core.errors import ConfigError
 from remind.evaluation.contexts import Context
 from remind.llm.request import Request
+from remind.models.generate import Generation
 from remind.states.dataset import write_states
 from remind.states.pyramid import FactualState, Strategy, segments_of
 from remind.states.records import record_of
@@ -86,6 +87,23 @@ def test_states_systems_and_ones_own_stand_in_one_table(states: Path, corpus: Co
     # again: nothing is asked
     again = evaluate(ScriptedChat(finds), states, contexts, corpus=corpus, out=tmp_path / "run", bootstrap=20)
     assert [part["resumed"] for part in again.report["conditions"].values()] == [4] * 5
+
+
+def test_the_same_answer_from_other_turns_is_another_row(states: Path, corpus: Corpus, tmp_path: Path) -> None:
+    class Told:
+        name = "Told"
+
+        def __init__(self, turns: int) -> None:
+            self.turns = turns
+
+        def context(self, question: Question, dialogue: Dialogue) -> Context:
+            shown = tuple(turn.id for turn in dialogue.turns[: self.turns])
+            return Context("", shown, Generation("<answer>so</answer>", 1, 1, True))
+
+    for turns in (0, 100):
+        again = evaluate(None, states, [Told(turns)], corpus=corpus, out=tmp_path / "again", bootstrap=20)
+        fresh = evaluate(None, states, [Told(turns)], corpus=corpus, out=tmp_path / f"{turns}", bootstrap=20)
+        assert shown(again) == shown(fresh) == {"Told": float(turns > 0)}
 
 
 def test_what_cannot_be_evaluated_is_told_in_a_line(states: Path, corpus: Corpus) -> None:

@@ -10,7 +10,7 @@ from scripted import ScriptedChat
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Memory, Query
-from remind.memory.readers import ChatReader, Mode, Reading, citations
+from remind.memory.readers import ChatReader, Mode, Reading, as_turns, citations
 from remind.memory.rmm import cited
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
@@ -62,6 +62,26 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
         assert reading.text == ("Ana [0, 4]" if mode == "con" else reply.text)
     failed, _ = asked(ChatReader(mode), Reply("", failure="server", message="down"))
     assert (failed.text, failed.cited, failed.failure) == ("", None, "server: down")
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("Notes.\n**Answer:** -5 degrees", "-5 degrees"),
+        ("Answer: no\nAnswer:\n- tennis\n- chess\n\nThat is all.", "- tennis\n- chess"),
+        ("It costs $50.", "It costs $50."),
+        ("Final answer: $50", "Final answer: $50"),
+    ],
+)
+def test_what_is_read_as_the_answer(reply: str, text: str) -> None:
+    assert asked(ChatReader("con"), Reply(reply))[0].text == text
+
+
+def test_days_in_words_are_told_apart() -> None:
+    times = ("September 3, 2023", "September 21, 2023", "2024-01-02T09:00", "2024-01-02T10:00", "Wednesday, Oct 4")
+    shown = as_turns([Memory(f"m{n}", f"text {n}", "turn", None, time, 0.0, 3) for n, time in enumerate(times)])
+    heads = [line for line in shown.splitlines() if line.startswith("[")]
+    assert heads == [f"[Session {n}, {times[place]}]" for n, place in enumerate((0, 1, 2, 4), 1)]
 
 
 def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,11 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     (cost,) = [row for row in scores["costs"] if row["system"] == "bm25"]
     calls = sum(row["calls"] for row in told if row["system"] == "bm25" and row["stage"] == "read")
     assert (cost["question"]["calls"], cost["ingest"]["calls"]) == (pytest.approx(calls / 8), 0)
+    # runs that have the same units cost what one of them did
+    for name in ("one", "two"):
+        shutil.copytree(out, tmp_path / "both" / name)
+    both = score_memory(ScoreMemoryConfig(str(tmp_path / "both"), str(tmp_path / "both.json"), resamples=20))
+    assert both["costs"] == scores["costs"]
     # with other budgets everything is retrieved again, and no reply is paid for twice
     run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="llm", answer_k=2, budgets=[9]))
     assert server.hits == hits
@@ -215,6 +221,8 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path) -> None:
     (bank,) = (out / "memory" / "banks").rglob("bank.sqlite")
     content = bank.read_bytes() + b"".join(path.read_bytes() for path in bank.parent.glob("bank.sqlite-*"))
     assert [word in content for word in (b"tea", b"answer", b"_abs")] == [True, False, False]
+    # nor has what nobody told a recall
+    assert score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))["rows"] == []
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ def test_turns_are_filtered_at_once_and_boosted_one_after_the_other(tmp_path: Pa
             ("DELETE", "rejected", "entry m2 is of preference, not of fact"),
             ("NOOP", "applied", ""),
         ]
+        # as old as the update
+        assert [one.time for one in map(memory.store.memory, memory.store.numbers("fact"))] == ["2024-03-02"]
         as_folded(memory)
         found = memory.retrieve(Query("Which pets has Ann?", time="2024-03-03"), k=5)
         (profile,) = found.memories

@@ -98,6 +98,19 @@ def test_all_show_a_record_alike(nano: Backbone, state: FactualState, monkeypatc
     hill = len(nano.tokenize("a hill, far away").ids)
     assert captions == [0] * sum(COUNTS[:2]) + [1] * hill + [2] * COUNTS[2]
 
+    # norms of images and of words have scales of their own: neither kind is a sink beside the other
+    def scaled(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        shown = (ids == nano.model.config.image_token_id)[..., None]
+        return {
+            layer: torch.where(shown, 300 * states, states) for layer, states in original(ids, *args, **kwargs).items()
+        }
+
+    original = nano.hidden_states
+    monkeypatch.setattr(nano, "hidden_states", scaled)
+    coded = (grounder.trace(state).codes.layers[2].dialogue.values != 0).any(1)
+    assert torch.equal(coded, (trace.codes.layers[2].dialogue.values != 0).any(1))
+    assert coded.float().mean() > 0.9
+
 
 @pytest.mark.parametrize("most", [8, 500])
 def test_pixels_are_those_of_the_processor_on_its_own(nano: Backbone, tmp_path: Path, most: int) -> None:

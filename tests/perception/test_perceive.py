@@ -21,7 +21,7 @@ from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.auxiliary import OfflineLLM
+from remind.perception.auxiliary import Failure, OfflineLLM
 from remind.perception.perceive import DENSE_CONTEXT, LEXICAL_CONTEXT, SIGMA, DialogueIndex, retrieve, segment
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.text.words import stems
@@ -117,6 +117,29 @@ def test_what_is_cached_is_not_encoded_again(tmp_path: Path) -> None:
     perceive(dimension="belief_modeling")
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     assert not any(text.startswith("Ben: Lovely! Is Pixel shy?\n") for text in encoder.seen)
+
+
+def test_what_stood_in_for_a_cue_is_never_cached(tmp_path: Path) -> None:
+    """Nor with the cues of another kind, which the LLM wrote itself."""
+
+    class Shaky(OfflineLLM):
+        fails, asked = True, 0
+
+        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+            self.asked += 1
+            if self.fails and dimension is None:
+                self.failures = (*self.failures, Failure("cues", "q", "server", "down"))
+                return ["stood in"] * len(segments)
+            return super().cues(dialogue, segments, dimension)
+
+    encoder: Any = Loose()
+    for fails, asked in ((True, 2), (False, 1), (False, 0)):
+        llm = Shaky()
+        llm.fails = fails
+        index = Perception(CONFIG, encoder, llm, tmp_path).index(PARK)
+        stood_in = "stood in" in index.cues(None).texts
+        index.cues("belief_modeling")
+        assert (stood_in, llm.asked) == (fails, asked)
 
 
 @pytest.mark.parametrize(

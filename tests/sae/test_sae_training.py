@@ -25,7 +25,7 @@ from remind.data.dialogue import Dialogue, Session, Turn
 from remind.grounding.check import check_sae
 from remind.models.nano import save_nano
 from remind.train_sae import CheckSAEConfig, TrainSAEConfig, train_sae
-from remind.train_sae.corpus import NAMES, with_names
+from remind.train_sae.corpus import NAMES, read_corpus, with_names
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.config import SAETrainConfig
 
@@ -85,6 +85,22 @@ def test_whether_saes_fit_a_model(run: tuple[Path, TrainSAEConfig], tmp_path: Pa
     narrow = save_nano(tmp_path / "narrow", hidden_size=32, layers=4, vision_size=16)
     with pytest.raises(ModelError, match=r"reads hidden states of width 128, but those of .*narrow are 32 wide"):
         check_sae(CheckSAEConfig(str(out), str(narrow)))
+
+
+def test_what_is_held_out_has_its_images_too(tmp_path: Path) -> None:
+    (tmp_path / "imgs").mkdir()
+    (tmp_path / "imgs" / "a.png").write_bytes(b"x")
+    for name, url in (
+        ("train", "https://e.org/a.png"),
+        ("own", "https://e.org/x/a.jpg"),
+        ("none", "https://e.org/b.png"),
+    ):
+        said = {"speaker": "Ana", "text": name, "images": [{"url": url, "caption": "a boat"}]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name, "messages": [said]}))
+    for name, shown in (("own", True), ("none", False)):
+        cfg = TrainSAEConfig(data=str(tmp_path / "train.jsonl"), out="", images=str(tmp_path / "imgs"))
+        _, held_out = read_corpus(replace(cfg, evaluate_on=[str(tmp_path / f"{name}.jsonl")]))
+        assert [bool(image.path) for one in held_out for image in one.images] == [shown]
 
 
 @pytest.mark.parametrize(

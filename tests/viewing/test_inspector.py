@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,6 +200,20 @@ def test_one_question_as_a_file(built: Any, tmp_path: Path, capsys: pytest.Captu
     assert "salience shown was computed for this page" in capsys.readouterr().out
     html = out.read_text(encoding="utf-8")
     assert (html.count('class="notice"'), html.count(" opens")) == (2, len(record.x1.markers) // 2)
+
+
+def test_saes_are_chosen_as_for_building(built: Any, tmp_path: Path) -> None:
+    cfg = InspectConfig(states=built.states, question="q/1", out=str(tmp_path / "page.html"), per_feature=2)
+    inspect_grounding(replace(cfg, sae=f"{built.folder / 'sae'}:layer_03"))
+    assert (tmp_path / "page.html").is_file()
+    gone = built.folder / "gone"
+    shutil.copytree(built.states, gone)
+    manifest = gone / "manifest.json"
+    manifest.write_text(
+        manifest.read_text().replace(str(built.folder / "sae"), "google/gemma-scope-2b-pt-res:layer_20")
+    )
+    with pytest.raises(ConfigError, match=r"the SAEs google/[^\n]* are not there; give --sae"):
+        inspect_grounding(replace(cfg, states=str(gone), overwrite=True))
 
 
 def test_all_questions_with_an_index_and_answers(built: Any, tmp_path: Path, browser: Any) -> None:

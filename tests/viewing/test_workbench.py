@@ -114,6 +114,15 @@ def test_a_turn_is_found_in_its_session(bench: viewing.Workbench, tmp_path: Path
     examples = bench.examples(per_feature=2)[3]
     assert text_of(viewing.turn_features(encoded, 3, span, examples, 4)).startswith("Ana: as promised")
     assert "voucher" in text_of(viewing.search_table(examples, "voucher"))
+    # of a longer session what stands around it
+    for turn_id, most in (("s1:1", 40), ("s1:3", 40), ("s1:3", 60)):
+        whole, place = bench.in_session(turn_id)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench.probe, "max_length", most)
+            part, there = bench.in_session(turn_id)
+        assert part.text[slice(*there)] == whole.text[slice(*place)]
+        assert part.text in whole.text
+        assert len(part.ids) <= most < len(whole.ids)
     # pixels and words are told apart
     draw("this boat next to medals").save(tmp_path / "boat.png")
     encoded, grid = bench.with_image(tmp_path / "boat.png", "this boat next to medals")

@@ -344,6 +344,7 @@ class Draft:
         """
         said = text if isinstance(text, list) else [{"text": text}]
         parts = [place.mapping({"text": part} if isinstance(part, str) else part or {}, "a part") for part in said]
+        parts = [part for part in parts if not str(part.get("type")).startswith(("reasoning", "thinking", "thought"))]
         words = "\n".join(place.text(part["text"], "text") for part in parts if _is_there(part.get("text")))
         images = [*images, *filter(None, (self.shown(place, part) for part in parts))]
         if not words.strip() and not images:

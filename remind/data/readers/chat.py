@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from remind.data.readers.builder import Draft, Place, objects
 _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
+#: The day that a time begins with.
+_DAY = re.compile(r"\d+[-./]\d+[-./]\d+")
 #: A record with one of these may be of this format.
 KEYS = (*_TURNS, *_WORDS, "role", "questions")
 
@@ -27,8 +30,9 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
     `content` may be a list of parts (see `Draft.turn`); an image is a path, a URL or an object
     `{"path" | "url", "caption"?, "source"?}`. Default ids: `<file>-<line>` for a whole dialogue, `<file>` for single
-    turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn. For questions see
-    `_Chat._ask`.
+    turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn; where no turn names
+    its session, another one begins with each day that their times name. Messages of role tool or function are left out.
+    For questions see `_Chat._ask`.
 
     Raises:
         DataError: a turn without speaker, an id twice, a session that comes back after another.
@@ -73,11 +77,21 @@ class _Chat(Draft):
         super().__init__(place, name)
         self.asked: list[tuple[Place, dict[str, Any]]] = []
         self._session: str | None = None
-        self._count = 0
+        self._count, self._days, self._day = 0, 1, ""
 
     def add(self, place: Place, turn: dict[str, Any]) -> None:
-        session = place.optional_name(turn.get("session"), "session") or self._session or "S1"
+        if turn.get("role") in ("tool", "function"):
+            self.blank += 1
+            return
+        given = place.optional_name(turn.get("session"), "session")
         time = place.time(turn.get("time"), "time")
+        found = None if given or not self._days else _DAY.match(time or "")
+        if given:
+            self._days = 0
+        elif found:
+            self._days += bool(self._session) and found[0] != self._day
+            self._day = found[0]
+        session = given or (f"S{self._days}" if self._days else self._session) or "S1"
         if session != self._session:
             self.session(session, time)
             self._session, self._count = session, 0
@@ -103,11 +117,12 @@ class _Chat(Draft):
         row = {**asked, "id": name if asked.get("id") is None else asked["id"]}
         row["question"] = _first(asked, ("question", "text"))
         answers, evidence = _first(asked, ("answers", "answer")), asked.get("evidence")
-        row["evidence"] = [evidence] if isinstance(evidence, str) else evidence
+        row["evidence"] = [evidence] if isinstance(evidence, str | int) else evidence
         answers = place.sequence(
-            [] if answers is None else [answers] if isinstance(answers, str | int) else answers, "answers"
+            [] if answers is None else [answers] if isinstance(answers, str | int | float) else answers, "answers"
         )
         options = place.sequence(row.get("options") or [], "options")
+        row["options"] = [str(option) if isinstance(option, int | float) else option for option in options]
         letters = dict(zip(map(str, options), string.ascii_uppercase, strict=False))
         texts = [str(answer) if isinstance(answer, int | float) else answer for answer in answers]
         row["answers"] = [text if text in letters.values() else letters.get(str(text), text) for text in texts]

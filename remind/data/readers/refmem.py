@@ -73,10 +73,11 @@ def add_question(draft: Draft, place: Place, record: dict[str, Any]) -> None:
     category = record.get("category")
     if category is not None and (isinstance(category, bool) or not isinstance(category, int | str)):
         raise place.error("category should be text or a whole number")
-    options, answers, evidence = (
+    options, answers = (
         tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
-        for key in ("options", "answers", "evidence")
+        for key in ("options", "answers")
     )
+    evidence = tuple(place.name(item, "evidence") for item in place.sequence(record.get("evidence") or [], "evidence"))
     question = Question(
         id=name,
         dialogue_id=draft.id,

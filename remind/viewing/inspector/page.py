@@ -435,7 +435,8 @@ class Inspector:
             raise ConfigError(f"the states' backbone {name[:80]!r} is not here; give --backbone and --sae")
         settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
         folder = cfg.sae or built.get("sae")
-        if folder is not None and not Path(folder).is_dir():
+        # what a manifest names is not fetched from anywhere
+        if cfg.sae is None and folder is not None and not Path(str(folder).partition(":")[0]).exists():
             raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
         if folder is None:
             # the small SAEs that building trained and cached
