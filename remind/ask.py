@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from remind.data.dialogue import Dialogue, Question, Turn
 
 
-#: Characters from which words are taken for a quote where they are part of a line.
+#: Characters from which words are taken for a quote where they are part of others.
 _LONG = 12
+#: What a quote may begin or end with besides.
+_EDGES = " \t.,;:!?…。！？、\"'“”‘’«»()[]-–—*•"
 
 
 @dataclass
@@ -139,14 +141,18 @@ class Answering:
         if found[0].failure:
             raise ModelError(f"{self.answerer.about['name']}: {found[0].message or found[0].failure}")
         parsed = parse_answer(found[0].text, question.format, question.options, question.visual)
-        lines = [line.casefold() for line in parsed.evidence]
+        lines = [line for one in parsed.evidence if (line := one.casefold().strip(_EDGES))]
 
         def cites(turn: Turn) -> bool:
-            said, text = line_of(turn).casefold(), one_line(turn.text).casefold()
+            said, text = (words.casefold().strip(_EDGES) for words in (line_of(turn), one_line(turn.text)))
             return any(image.index in parsed.images for image in turn.images) or any(
                 # few words are a part of much
-                line in (said, text) or (line in said and len(line) >= _LONG) or (text in line and len(text) >= _LONG)
+                line in (said, text)
+                or (line in said and len(line) >= _LONG)
+                or line.endswith(said)
+                or (text in line and len(text) >= _LONG)
                 for line in lines
+                if text
             )
 
         return Answer(

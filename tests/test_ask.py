@@ -72,6 +72,8 @@ def test_few_words_cite_no_other_turn() -> None:
 
     assert cited("Ana: I sold the piano.", "Ben: Yes, we should meet on Monday.") == ("t0", "t4")
     assert cited("yes", "a", "None") == ("t2",)
+    assert cited("1. Ben: Yes") == ("t2",)
+    assert cited("I sold the piano", '"we should meet on Monday"') == ("t0", "t4")
     assert cited("we should meet on Monday", "As Ana said: I sold the piano. That is all.") == ("t0", "t4")
 
 

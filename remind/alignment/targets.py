@@ -77,6 +77,7 @@ def decoded(
     fit = [e for e in examples if 0 < len(e.prompts[level]) <= most]
     groups = [[fit[place] for place in places] for places in grouped(fit, level, config)]
     about = ["decoded tokens", base, str(backbone.dtype), config.unlabelled, config.max_decoded]
+    about.append(end_token_id(backbone.tokenizer))
 
     def answers(group: list[Example]) -> list[list[int]]:
         key = [*about, hashlib.sha256(b"".join(e.content((level,)) for e in group)).hexdigest()]

@@ -554,7 +554,7 @@ class PRATrainer(RunTrainer):
     def _begin(self, start: Path | None) -> None:
         """Targets of the model as it is before training, while it is."""
         self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
-        if isinstance(self._teachers, BaseTargets):
+        if self._teachers is not None and self.objective.teacher_model_kind == "base":
             return  # train() again: the weights are no longer those before training
         self._teachers = None
         if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":

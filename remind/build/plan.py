@@ -16,7 +16,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, sha256_file, sha256_json
 from remind.core.processes import WHOLE, Shard
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
-from remind.data.readers import image_files, mapping_files, stream
+from remind.data.readers import mapping_files, stream
 from remind.data.split import Overlap, assign_splits, check_overlap
 from remind.models.images import ImageFiles
 from remind.states import prompts
@@ -197,13 +197,14 @@ def made_from(
     decisive = {key: value for key, value in settings.items() if key not in ("llm", "sae")}
     decisive["grounding"] = {k: v for k, v in settings["grounding"].items() if k not in _ELSEWHERE_IN_GROUNDING}
     decisive["device"] = cfg.device.partition(":")[0]
-    pictures = []
+    pictures: list[Any] = []
+    dialogues = (task.dialogue for task in tasks(cfg, plan, corpus))
+    shown = ((one.id, [image.path for image in one.images if image.path is not None]) for one in dialogues)
     if cfg.grounding.images == "pixels":
-        dialogues = (task.dialogue for task in tasks(cfg, plan, corpus))
-        shown = ((one.id, [image.path for image in one.images if image.path is not None]) for one in dialogues)
         pictures = [one for own in ImageFiles(None, cfg.grounding.image_root, "grounding.").check(shown) for one in own]
-    if cfg.images is not None:
-        pictures += sorted(image_files(cfg.images).values())
+    elif cfg.images is not None:
+        # more of them may have come since
+        pictures = list(shown)
     about = [_VERSION, FORMAT_VERSION, decisive, inputs, model_hash(cfg.backbone), llm, hashes, templates, pictures]
     compared = {key: value for key, value in settings.items() if key not in ("llm", "max_failed", "levels")}
     return {

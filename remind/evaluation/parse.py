@@ -6,17 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remind.states.pyramid import LETTERS, one_line
+from remind.states.pyramid import one_line
+from remind.text.letters import letters_in
 from remind.text.thoughts import without_thoughts
 
 _TAG = re.compile(r"<\s*(/?)\s*(answer|explanation)\s*>", re.IGNORECASE)
-_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
-#: A letter followed by its option's words: "A. hiking", "(b) hiking".
-_LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|\b([A-Za-z])[).:])\s+(?=\S)")
-#: What parts one option from the next, or nothing.
-_BEFORE_LETTER = re.compile(r"(?:^|[,;/&]|\band|\bor)[\s\"']*$", re.IGNORECASE)
-#: The set of no options, written out.
-_EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 _BULLET = re.compile(r"^[-*•]\s+")
 #: Longer digit runs are no image number; Python also refuses to convert very long ones.
 _INTEGER = re.compile(r"(?<![\w.+-])\d{1,9}(?!\w|\.\d)", re.ASCII)
@@ -57,45 +51,6 @@ def _section(text: str, name: str, problems: list[str]) -> str | None:
         problems.append(f"several {name} tags" if complete else f"{name} tag not closed")
     first = (complete or opened)[0]
     return text[tags[first].end() : tags[first + 1].start() if first + 1 < len(tags) else len(text)]
-
-
-def letters_in(answer: str, options: Sequence[str], problems: list[str] | None = None) -> frozenset[str]:
-    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words; D. words`, or the words of an option; only those that name
-    one."""
-    problems = [] if problems is None else problems
-    named: list[str] = []
-    bare = re.sub("[*`]", "", answer).strip("[](){}\"' ")
-    pieces = [piece.strip("\"'") for piece in re.split(r"[,;/&\s]+|\band\b", bare)]
-    matches = [_LETTER.fullmatch(piece) for piece in pieces if piece]
-    if matches and all(matches):
-        named = [match.group(1) for match in matches if match]
-    elif _LETTER_AND_WORDS.match(bare):
-        words = {letter: one_line(option).casefold() for letter, option in zip(LETTERS, options, strict=False)}
-        for match in _LETTER_AND_WORDS.finditer(bare):
-            letter, before, after = match[1] or match[2], bare[: match.start()], bare[match.end() :].casefold()
-            # a line for each is one line by now
-            if _BEFORE_LETTER.search(before) or after.startswith(words.get(letter.upper()) or after + " "):
-                named.append(letter)
-        problems.append("words beside the letter")
-    else:
-        texts = [one_line(option) for option in options] if answer else []
-        matching = [i for i, option in enumerate(texts) if option == answer]
-        matching = matching or [i for i, option in enumerate(texts) if option.casefold() == answer.casefold()]
-        if len(matching) == 1:
-            named = [LETTERS[matching[0]]]
-            problems.append("words of an option for its letter")
-        elif matching:
-            problems.append("words of several options")
-    if any(letter.islower() for letter in named):
-        problems.append("lower-case letters")
-    allowed = LETTERS[: len(options)]
-    letters = frozenset(letter.upper() for letter in named)
-    valid = frozenset(letter for letter in letters if letter in allowed)
-    if len(valid) < len(letters):
-        problems.append("letters that name no option")
-    if not letters:
-        problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
-    return valid
 
 
 def _images(explanation: str, problems: list[str]) -> frozenset[int]:

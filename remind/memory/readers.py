@@ -16,7 +16,7 @@ from remind.memory.base import Memory, Query
 from remind.perception.auxiliary import question_lines
 from remind.states import prompts
 from remind.states.pyramid import frame, one_line
-from remind.text.days import day_of
+from remind.text.days import day_of, spans
 from remind.text.thoughts import without_thoughts
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). cite: the answer with
@@ -31,6 +31,8 @@ ROOM = {"direct": 500, "con": 800, "cite": 500, "respond": 800, "x0": 500}
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"^\W*answer\W*:[\s*_]*", re.IGNORECASE | re.MULTILINE)
+#: A line, and a list behind it.
+_LINE = re.compile(r".*(?:(?<=:)\s*(?=\n))?(?:\n[ \t]*(?:[-*•]|\d+[.)])\s.*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class ChatReader:
             elif self.mode == "x0":
                 text, output = parse_answer(text).answer, text
             elif self.mode != "direct" and (last := _ANSWER.split(text)[-1].strip()):
-                text = last if last == text else last.split("\n\n")[0]
+                text = last if last == text else _LINE.match(last)[0].strip()  # type: ignore[index]
             places = None if cited is None else frozenset(shown[one] for one in cited)
             readings.append(Reading(text, output, places, counts))
         return readings
@@ -124,7 +126,7 @@ def as_turns(memories: Sequence[Memory]) -> str:
     lines, day, heads = list[str](), "", 0
     for memory in memories:
         when = one_line(memory.time or "")
-        when_day = str(day_of(when) or when)
+        when_day = str(day_of(when) or next(spans(when, None), when))
         if not lines or when_day != day:
             day, heads = when_day, heads + 1
             lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")

@@ -54,13 +54,15 @@ def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
         DataError: as `read_units`.
     """
     folder = Path(cfg.runs)
-    units, spent = list(read_units(folder)), list[Any]()
+    taken, spent = list(_units(folder)), list[Any]()
+    units = [unit for _, unit in taken]
+    datasets = {(manifest, unit["system"], unit["bank"]): unit["dataset"] for manifest, unit in taken}
     answered, personal = dict[str, Rows](), dict[str, Any]()
     for manifest, listed in _manifests(folder):
         personal |= listed["p13n"]
-        counted = {(row["system"], row["dialogue"]) for row in spent}
-        # as units that several runs have
-        spent += [row for row in listed["costs"] if (row["system"], row["dialogue"]) not in counted]
+        # of units that several runs have, those of one
+        whose = ((row, (manifest, row["system"], row["dialogue"])) for row in listed["costs"])
+        spent += [{**row, "dataset": datasets[key]} for row, key in whose if key in datasets]
         for name in {unit["system"] for unit in units}:
             answered[name] = {**answered.get(name, {}), **read_answers(manifest.parent, name)}
     scores = score_units(units, spent, cfg.resamples, cfg.seed) | {"p13n": personal}
@@ -163,13 +165,18 @@ def read_units(folder: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: no finished run, or a system that two runs gave the same dialogue under other settings.
     """
+    return (unit for _, unit in _units(folder))
+
+
+def _units(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """`read_units` with the manifest of each."""
     keys: dict[tuple[str, str, str], str] = {}
     for manifest, listed in _manifests(folder):
         for name in listed["units"]:
             unit = read_json(manifest.parent / name)
             what = (unit["dataset"], unit["system"], unit["dialogue"])
             if what not in keys:
-                yield unit
+                yield manifest, unit
             if keys.setdefault(what, unit["key"]) != unit["key"]:
                 message = f"another run below {folder} gave {what[1]} the same dialogue under other settings"
                 raise DataError(f"{message}; score them separately", manifest.parent, what[2])
@@ -246,6 +253,7 @@ def costs(
     reports, dialogues = [unit["report"] for unit in units if unit["report"]], {unit["bank"] for unit in units}
     # judging is the benchmark's cost
     own = [row for row in spent if row["system"] == name and row["dialogue"] in dialogues and row["stage"] != "judge"]
+    own = [row for row in own if row.get("dataset", dataset) == dataset]
     asking, taking = ([row for row in own if (row["stage"] in QUESTION_STAGES) == of] for of in (True, False))
     fields = ("sessions", "turns", "memories", "bytes")
     return {

@@ -16,7 +16,22 @@ Message = Mapping[str, Any]
 Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
 #: Put before a template that prints the date of the day: prompts, and what is cached of them, must not change with it.
-_DATE = "{%- macro strftime_now(format) %}26 Jul 2024{% endmacro %}{{ '' }}"
+_DATE = (
+    "{%- macro strftime_now(format) %}{{ format"
+    + "".join(
+        f".replace('%{sign}', '{value}')"
+        for sign, value in {
+            "Y": "2024",
+            "m": "07",
+            "d": "26",
+            "B": "July",
+            "b": "Jul",
+            "A": "Friday",
+            "a": "Fri",
+        }.items()
+    )
+    + " }}{% endmacro %}{{ '' }}"
+)
 #: What the chat templates of Qwen-VL make of an image.
 IMAGE_BLOCK = f"<|vision_start|>{_IMAGE_TOKEN}<|vision_end|>"
 
@@ -58,7 +73,7 @@ def end_token_id(tokenizer: Any) -> int:
     Raises:
         ModelError: the tokenizer has none of them.
     """
-    added = tokenizer.get_added_vocab()
+    added = added_tokens(tokenizer).ids
     chat_end = added["<|im_end|>"] if "<|im_end|>" in added else _template_end(tokenizer, added)
     for token in (chat_end, tokenizer.eos_token_id, tokenizer.sep_token_id):
         if token is not None:

@@ -14,7 +14,6 @@ from remind.core.errors import ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import DIMENSIONS, Dialogue, Question
-from remind.evaluation.parse import letters_in
 from remind.llm.client import Chats
 from remind.llm.endpoints import LLMConfig
 from remind.llm.ledger import Ledger, table
@@ -35,6 +34,7 @@ from remind.states.pyramid import (
 )
 from remind.states.records import FACTUAL
 from remind.text import words
+from remind.text.letters import letters_in
 from remind.text.thoughts import without_thoughts
 from remind.text.words import Guide, guide, kind_of, target_speakers
 from remind.text.words import OfflineLLM as OfflineLLM
@@ -180,7 +180,7 @@ def read_summary(state: AttentionalState, reply: Reply) -> str:
     findings: dict[str, str] = {}
     for number, item in enumerate(value["evidence"]):
         if text := plain(item["finding"]):
-            label = re.sub(r"^\W*option\b", "", item.get("option", ""), flags=re.IGNORECASE)
+            label = re.sub(r"^\W*option\b[\s:#]*", "", item.get("option", ""), flags=re.IGNORECASE)
             for name in letters_in(label, question.options) if question.options else (str(number),):
                 findings.setdefault(name, text)
     letters = LETTERS[: len(question.options)]

@@ -185,9 +185,20 @@ def test_sessions_are_the_days_of_a_chat_that_names_none(written):
         ("S2", times[3], ["S2:T1"]),
         ("S3", times[4], ["S3:T1"]),
     ]
+    # days in words; what comes first without a time belongs to the first day
+    said = [{"role": "system", "content": "Be kind."}]
+    said += [
+        {"role": "user", "content": time, "time": time}
+        for time in ("8 May 2023, 9:00", "8 May 2023, 10:00", "9 May 2023")
+    ]
+    (dialogue,) = read(written("mine.jsonl", {"messages": said})).dialogues
+    assert [(s.id, s.time, len(s.turns)) for s in dialogue.sessions] == [
+        ("S1", said[1]["time"], 3),
+        ("S2", "9 May 2023", 1),
+    ]
     # one that is named holds until another is
-    (dialogue,) = read(written("mine.jsonl", {**said[0], "session": "mon"}, *said[1:])).dialogues
-    assert [(s.id, len(s.turns)) for s in dialogue.sessions] == [("mon", 5)]
+    (dialogue,) = read(written("mine.jsonl", {**said[1], "session": "mon"}, *said[2:])).dialogues
+    assert [(s.id, len(s.turns)) for s in dialogue.sessions] == [("mon", 3)]
 
 
 def test_what_is_thought_and_what_tools_reply_is_not_said(written):

@@ -70,6 +70,8 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
         ("Notes.\n**Answer:** -5 degrees", "-5 degrees"),
         ("Answer: no\nAnswer:\n- tennis\n- chess\n\nThat is all.", "- tennis\n- chess"),
         ("It costs $50.", "It costs $50."),
+        ("Answer: tea\nExplanation: she said so", "tea"),
+        ("Answer: They are:\n\n1. tea\n2. milk\nDone.", "They are:\n\n1. tea\n2. milk"),
         ("Final answer: $50", "Final answer: $50"),
     ],
 )
@@ -78,10 +80,17 @@ def test_what_is_read_as_the_answer(reply: str, text: str) -> None:
 
 
 def test_days_in_words_are_told_apart() -> None:
-    times = ("September 3, 2023", "September 21, 2023", "2024-01-02T09:00", "2024-01-02T10:00", "Wednesday, Oct 4")
+    times = (
+        "September 3, 2023",
+        "21 September 2023, 9:00",
+        "21 September 2023, 9:05",
+        "2024-01-02T09:00",
+        "2024-01-02T10:00",
+        "Wednesday, Oct 4",
+    )
     shown = as_turns([Memory(f"m{n}", f"text {n}", "turn", None, time, 0.0, 3) for n, time in enumerate(times)])
     heads = [line for line in shown.splitlines() if line.startswith("[")]
-    assert heads == [f"[Session {n}, {times[place]}]" for n, place in enumerate((0, 1, 2, 4), 1)]
+    assert heads == [f"[Session {n}, {times[place]}]" for n, place in enumerate((0, 1, 3, 5), 1)]
 
 
 def test_a_model_trained_on_states_gets_the_prompt_of_x0() -> None:

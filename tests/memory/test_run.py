@@ -161,6 +161,11 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
         shutil.copytree(out, tmp_path / "both" / name)
     both = score_memory(ScoreMemoryConfig(str(tmp_path / "both"), str(tmp_path / "both.json"), resamples=20))
     assert both["costs"] == scores["costs"]
+    # a dialogue of another dataset may have the same id
+    for path in (tmp_path / "both" / "two").rglob("*.json"):
+        path.write_text(path.read_text().replace('"dataset": "locomo"', '"dataset": "other"'))
+    both = score_memory(ScoreMemoryConfig(str(tmp_path / "both"), str(tmp_path / "both.json"), resamples=20))
+    assert both["costs"] == [{**row, "dataset": name} for name in ("locomo", "other") for row in scores["costs"]]
     # with other budgets everything is retrieved again, and no reply is paid for twice
     run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="llm", answer_k=2, budgets=[9]))
     assert server.hits == hits

@@ -17,8 +17,10 @@ from remind.data.readers.builder import Draft, Place, objects
 _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
-#: The day that a time begins with.
-_DAY = re.compile(r"\d+[-./]\d+[-./]\d+")
+#: A day as 2024-03-01, 1.3.2024, 1 March 2024 or March 1st, 2024.
+_DAY = re.compile(
+    r"\d+[-./]\d+[-./]\d+|\d+(?:st|nd|rd|th)?\.? (?:of )?[^\W\d]+,? \d{4}|[^\W\d]+ \d+(?:st|nd|rd|th)?,? \d{4}"
+)
 #: A record with one of these may be of this format.
 KEYS = (*_TURNS, *_WORDS, "role", "questions")
 
@@ -66,6 +68,12 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
         yield from held.values()
 
 
+def _day_in(time: str) -> str:
+    """The day that a time names, as it is written; "" without."""
+    found = _DAY.search(time)
+    return found[0] if found else ""
+
+
 def _first(record: dict[str, Any], keys: Sequence[str]) -> Any:
     return next((record[key] for key in keys if record.get(key) is not None), None)
 
@@ -77,7 +85,7 @@ class _Chat(Draft):
         super().__init__(place, name)
         self.asked: list[tuple[Place, dict[str, Any]]] = []
         self._session: str | None = None
-        self._count, self._days, self._day = 0, 1, ""
+        self._count, self._named, self._day = 0, False, ""
 
     def add(self, place: Place, turn: dict[str, Any]) -> None:
         if turn.get("role") in ("tool", "function"):
@@ -85,13 +93,15 @@ class _Chat(Draft):
             return
         given = place.optional_name(turn.get("session"), "session")
         time = place.time(turn.get("time"), "time")
-        found = None if given or not self._days else _DAY.match(time or "")
-        if given:
-            self._days = 0
-        elif found:
-            self._days += bool(self._session) and found[0] != self._day
-            self._day = found[0]
-        session = given or (f"S{self._days}" if self._days else self._session) or "S1"
+        self._named |= given is not None
+        day = "" if self._named else _day_in(time or "")
+        session = given or self._session or "S1"
+        if day and self._day not in ("", day):
+            session = f"S{len(self._sessions) + 1}"
+        elif day and not self._day and self._session:
+            # what came before had no time
+            self._sessions[session] = time, self._turns
+        self._day = day or self._day
         if session != self._session:
             self.session(session, time)
             self._session, self._count = session, 0

@@ -1,0 +1,55 @@
+"""The letters of options that a model names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from remind.states.pyramid import LETTERS, one_line
+
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
+#: A letter followed by its option's words: "A. hiking", "(b) hiking".
+_LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+(?=\S)")
+#: The next one in a list of such.
+_NEXT = re.compile(rf"(?:[\s,;/&\"']|\band\b|\bor\b)+{_LETTER_AND_WORDS.pattern}", re.IGNORECASE)
+#: The set of no options, written out.
+_EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
+
+
+def letters_in(answer: str, options: Sequence[str], problems: list[str] | None = None) -> frozenset[str]:
+    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words; D. words`, or the words of an option; only those that name
+    one."""
+    problems = [] if problems is None else problems
+    named: list[str] = []
+    bare = re.sub("[*`]", "", answer).strip("[](){}\"' ")
+    pieces = [piece.strip("\"'") for piece in re.split(r"[,;/&\s]+|\band\b", bare)]
+    matches = [_LETTER.fullmatch(piece) for piece in pieces if piece]
+    if matches and all(matches):
+        named = [match.group(1) for match in matches if match]
+    elif found := _LETTER_AND_WORDS.match(bare):
+        words = {letter: re.escape(one_line(option)) for letter, option in zip(LETTERS, options, strict=False)}
+        while found:
+            named.append(found[1] or found[2])
+            # behind other words than the option's own a letter may be a part of what is said of it
+            own = re.compile(words.get(named[-1].upper()) or "$^", re.IGNORECASE).match(bare, found.end())
+            found = own and _NEXT.match(bare, own.end())
+        problems.append("words beside the letter")
+    else:
+        texts = [one_line(option) for option in options] if answer else []
+        matching = [i for i, option in enumerate(texts) if option == answer]
+        matching = matching or [i for i, option in enumerate(texts) if option.casefold() == answer.casefold()]
+        if len(matching) == 1:
+            named = [LETTERS[matching[0]]]
+            problems.append("words of an option for its letter")
+        elif matching:
+            problems.append("words of several options")
+    if any(letter.islower() for letter in named):
+        problems.append("lower-case letters")
+    allowed = LETTERS[: len(options)]
+    letters = frozenset(letter.upper() for letter in named)
+    valid = frozenset(letter for letter in letters if letter in allowed)
+    if len(valid) < len(letters):
+        problems.append("letters that name no option")
+    if not letters:
+        problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
+    return valid
