@@ -88,9 +88,9 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
     check_generates(before)
     counts = _Counts([], {})
     chosen_on = 0
-    for number, (after, states, sae) in enumerate(_runs(cfg)):
+    for after, states, sae in _runs(cfg):
         print(f"{after}: features of {sae}, questions of {states}", file=sys.stderr)
-        chosen_on += _count(cfg, before, (after, states, sae), number, counts)
+        chosen_on += _count(cfg, before, (after, states, sae), counts)
     base, aligned = (counts.scores.pop((arm, "", 0)) for arm in ("before", "after"))
     rows = [_row(arm, "", 0, one, counts.dialogues, cfg) for arm, one in (("before", base), ("after", aligned))]
     ends: dict[Direction, tuple[list[AnswerScore], list[AnswerScore]]]
@@ -148,7 +148,7 @@ def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
     return list(zip(after, states, sae, strict=True))
 
 
-def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
+def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], counts: _Counts) -> int:
     """Patch between the model before and one after; returns how many questions the features were chosen on."""
     from remind.grounding.ground import check_saes, load_saes
     from remind.models.backbone import load_backbone
@@ -169,7 +169,8 @@ def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], numbe
     layers = list(saes)
     counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
     for question in track(counted, "patch", len(counted)):
-        counts.dialogues.append(f"{number} {question.record.dialogue_id}")
+        # the same dialogue under several seeds is one
+        counts.dialogues.append(f"{run[1]} {question.record.dialogue_id}")
         for name, model in (("before", before), ("after", after)):
             counts.add(name, "", 0, [answer_score(model, question)])
         for direction, recipient, donor in (("fall", after, before), ("rise", before, after)):

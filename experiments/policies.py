@@ -22,6 +22,7 @@ import numpy as np
 from experiments.proof.statistics import estimate
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
+from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.evaluation.tables import markdown_table, percent
 from remind.memory_training.config import Method, TrainMemoryConfig
 from sae.ranges import PositiveInt, Resamples, Seed, check_ranges
@@ -138,10 +139,13 @@ def policies(cfg: PoliciesConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     found: dict[str, list[list[Figures]]] = {}
     wanted = {*cfg.arms, *(ARMS[name].start for name in cfg.arms)}
-    for seed in cfg.seeds:
-        for name in ARMS:
-            if name in wanted:
-                found.setdefault(name, []).append(_of_arm(cfg, name, seed))
+    with RunFolder(out).held():
+        free = {"out", "arms", "seeds", "dialogues", "resamples"}
+        RunFolder(out).claim(flatten(as_dict(cfg)), resume=True, free=free)
+        for seed in cfg.seeds:
+            for name in ARMS:
+                if name in wanted:
+                    found.setdefault(name, []).append(_of_arm(cfg, name, seed))
     rows = []
     for start in (name for name in FIGURES if name in found):
         arms = {name: reports for name, reports in found.items() if start in (name, ARMS[name].start)}

@@ -18,7 +18,7 @@ from time import perf_counter
 
 from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
-from remind.core.files import read_json, write_json
+from remind.core.files import read_json, write_json, write_text
 from remind.core.processes import cores, spawned_pool
 from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
@@ -89,6 +89,9 @@ def demo(cfg: DemoConfig) -> Path:
     from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
+    if not (out / ".demo").exists() and any((out / name).exists() for name in ("sae", "states")):
+        raise ConfigError(f"{out} holds states or SAEs that are not a demo's; choose another out")
+    write_text(out / ".demo", "")
     for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):
         shutil.rmtree(out / name, ignore_errors=True)
     started = perf_counter()

@@ -99,6 +99,11 @@ class Comparison:
         # the untrained model has no seed: it stands beside each
         seeded = [run.keys() for run in runs if None not in run]
         seeds = list(set.intersection(*map(set, seeded))) if seeded else [None]
+        # a seed of which folds are missing would take them from all others
+        most = [max(map(len, run.values())) for run in runs]
+        seeds = [
+            s for s in seeds if all(len(run.get(s, run.get(None, ()))) == n for run, n in zip(runs, most, strict=True))
+        ] or seeds
         answers = [[run[None] if None in run else run[seed] for seed in seeds] for run in runs]
         taking = [
             {key for key, row in one.items() if row.get(name) is not None and which(row)}
@@ -124,7 +129,7 @@ def report(cfg: ChainConfig) -> list[Path]:
     rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     if not rows:
         raise ConfigError(f"{out} holds no answers yet: run with --stage run first")
-    result = summarise(Comparison(rows, cfg.resamples)) | {"traces": traces(out)}
+    result = summarise(Comparison(rows, cfg.resamples)) | {"traces": traces(out, cfg)}
     paths = [out / name for name in ("runs.jsonl", "result.json", "table.md", "steps.png")]
     write_rows(paths[0], rows)
     write_json(paths[1], result)
@@ -170,7 +175,7 @@ def summarise(answers: Comparison) -> dict[str, Any]:
     return result
 
 
-def traces(out: Path) -> dict[str, list[list[float]]]:
+def traces(out: Path, cfg: ChainConfig) -> dict[str, list[list[float]]]:
     """Steps and mean log p of the gold answers to dev questions by arm, over folds and seeds.
 
     What starts from SFT begins where it ends.
@@ -181,7 +186,7 @@ def traces(out: Path) -> dict[str, list[list[float]]]:
             if row["kind"] == "probe":
                 found[path.parents[1].name][row["step"]].append(row["log_probability"])
     ends = {arm: max(steps, default=0) for arm, steps in found.items()}
-    begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
+    begins = {arm: ends.get(cfg.begins(arm) or "", 0) for arm in found}
     return {
         arm: [[begins[arm] + step, float(np.mean(some))] for step, some in sorted(steps.items())]
         for arm, steps in found.items()

@@ -131,8 +131,7 @@ def grid(method: str, resonances: Sequence[str]) -> list[Setting]:
     if method == "random":
         return [Setting(smoothing) for smoothing in SMOOTHINGS[:3]]
     if method == "fused" or method in ABLATIONS:
-        windows = [Setting("window 1", 0.75), Setting("window 2", 0.75)] if method == "fused" else []
-        return [*(Setting("window 0", thrift) for thrift in (0.5, 0.75, 1.0)), *windows]
+        return [Setting(f"window {w}", thrift) for w, thrift in ((0, 0.5), (0, 0.75), (0, 1.0), (1, 0.75), (2, 0.75))]
     names = resonances if method == "resonance" else [""]
     return [Setting(s, thrift, name) for name in names for s in SMOOTHINGS for thrift in (0.0, 0.25, 0.5)]
 

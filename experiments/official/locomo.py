@@ -13,7 +13,7 @@ from typing import Any
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.metrics import locomo_f1
-from remind.evaluation.statistics import bootstrap
+from remind.evaluation.statistics import bootstrap, several
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 ADVERSARIAL = 5
@@ -159,11 +159,12 @@ def by_category(answered: Sequence[Answered], resamples: int = 1000, seed: int =
     groups = {name: rows for name, rows in groups.items() if rows}
     groups["1-4"] = [row for row in answered if row.category != ADVERSARIAL]
     groups["all"] = list(answered)
+
+    def mean(name: str, rows: list[Answered]) -> Any:
+        known = [row for row in rows if getattr(row, name) is not None]
+        dialogues = several([row.sample_id for row in known])
+        return bootstrap([getattr(row, name) for row in known], resamples, seed, dialogues)
+
     return {
-        name: {
-            "n": len(rows),
-            "f1": bootstrap([row.f1 for row in rows if row.f1 is not None], resamples, seed),
-            "recall": bootstrap([row.recall for row in rows if row.recall is not None], resamples, seed),
-        }
-        for name, rows in groups.items()
+        name: {"n": len(rows), **{one: mean(one, rows) for one in ("f1", "recall")}} for name, rows in groups.items()
     }

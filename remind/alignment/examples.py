@@ -142,7 +142,8 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
 
 def _text(level: Any) -> str | None:
     text = level.get("text") if isinstance(level, Mapping) else getattr(level, "text", level)
-    return text if isinstance(text, str) else None
+    # a level that was not built is empty
+    return text if isinstance(text, str) and text else None
 
 
 def _int32(ids: Sequence[int]) -> Tensor:

@@ -44,6 +44,7 @@ from remind.core.files import Cache, follow_umask, write_rows
 from remind.core.processes import Termination
 from remind.core.progress import close_bars, without_loading_bars
 from remind.core.run_folder import RunFolder
+from remind.models.generate import end_tokens
 from remind.models.images import Pictures
 
 #: Averages of the weights, in a checkpoint.
@@ -294,6 +295,8 @@ class PRATrainer(RunTrainer):
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
         trained = trainable(self.backbone.model, peft_config, args.train_vision, marker)
         self.backbone = replace(self.backbone, model=trained)
+        # what is saved ends its answers as training does
+        trained.generation_config.eos_token_id = end_tokens(self.backbone.tokenizer, trained.generation_config)
         super().__init__(
             model=trained,
             args=args,

@@ -124,9 +124,15 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resol
 
 
 def phrase(text: str) -> str:
-    """A phrase for comparison, without differences of Unicode form, case, punctuation and spacing."""
+    """A phrase for comparison, without differences of Unicode form, case, punctuation and spacing.
+
+    Signs that change what is said stay: of vowels and tones, of currencies, a minus, and those as in C++ and C#.
+    """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(re.findall(r"\w+", folded)) or folded.strip()
+    signs = re.sub(r"(?<!\w)[-−](?=\d)", "\N{MINUS SIGN}", folded)
+    kinds = ((one, unicodedata.category(one)) for one in signs)
+    kept = (one if kind[0] in "LMN" or kind in ("Sm", "Sc") or one == "#" else " " for one, kind in kinds)
+    return " ".join("".join(kept).split()) or folded.strip()
 
 
 def choices(item: Item, answers: Iterable[str]) -> tuple[bool, ...]:

@@ -355,15 +355,17 @@ def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: 
         told = counted(answerer, bar.step)
         informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: told)
         guesses = told.complete([blind_request(one) for _, one in drafts])
-    blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else "" for one in guesses]
+    # what has not the form that was asked for may still be a guess
+    blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else one.text for one in guesses]
     said = [text for both in zip((one.text for one in informed), blind, strict=True) for text in both]
     twice = [one for _, one in drafts for _ in range(2)]
     cases = [Case(one.text, one.answers, text) for one, text in zip(twice, said, strict=True)]
     rulings = judge_answers(ChatLLM({"judge": judge}), cases, samples=[one.id for one in twice])
     reasons = []
-    for reading, right, guessed in zip(informed, rulings[::2], rulings[1::2], strict=True):
-        if reading.failure is not None or right.value is None or guessed.value is None:
-            why = reading.failure or right.message or guessed.message
+    for reading, guess, right, guessed in zip(informed, guesses, rulings[::2], rulings[1::2], strict=True):
+        lost = None if guess.failure == "invalid" else guess.failure
+        if reading.failure is not None or lost is not None or right.value is None or guessed.value is None:
+            why = reading.failure or (lost and guess.message) or right.message or guessed.message
             reasons.append(f"it could not be checked: {why}")
         elif guessed.value:
             reasons.append("it is answered right without the conversation")

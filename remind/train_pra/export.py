@@ -20,6 +20,7 @@ from remind.core.progress import without_loading_bars
 from remind.core.run_folder import as_dict
 from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
+from remind.models.generate import end_tokens
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DATA, TRAINING, ExportConfig, TrainConfig, read_config
 from remind.train_pra.run import nf4, restored, with_adapters
@@ -47,6 +48,8 @@ def export(cfg: ExportConfig) -> Path:
     out, run = Path(cfg.out), Path(cfg.run)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
+    if out.exists() and (not (out / TRAINING).is_file() or run.resolve().is_relative_to(out.resolve())):
+        raise ConfigError(f"{out} is not an exported model, and is not overwritten; choose another out")
     trained = read_config(run)
     if cfg.adapter_only and (trained.lora is None or trained.data.train_vision):
         raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
@@ -73,7 +76,8 @@ def export(cfg: ExportConfig) -> Path:
             checks = _write_whole(model, backbone, cfg, trained, small, before, probe, temporary)
         about = about_run(run, trained, folder, cfg.checkpoint) | {"checks": checks}
         write_json(temporary / TRAINING, about)
-        write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
+        thinks = "enable_thinking" in (backbone.tokenizer.chat_template or "")
+        write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None, thinks))
     print(f"{folder.name} of {run} is exported to {out}")
     return out
 
@@ -147,9 +151,8 @@ def _write_whole(
 
 
 def _write(model: Any, backbone: Backbone, folder: Path) -> None:
-    end = backbone.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    if model.generation_config.eos_token_id is None and isinstance(end, int):
-        model.generation_config.eos_token_id = end
+    # as answers were ended in training
+    model.generation_config.eos_token_id = end_tokens(backbone.tokenizer, model.generation_config)
     model.config.use_cache = True
     with without_loading_bars():
         model.save_pretrained(folder)
@@ -166,7 +169,9 @@ def _write_adapters(
     rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
     if rows[0] != rows[1]:
         raise ConfigError("adapter_only: the marker's token made the embedding grow beyond the base's; export it whole")
-    model.peft_config["default"].base_model_name_or_path = trained.model
+    base = Path(trained.model).expanduser()
+    # it is opened from anywhere
+    model.peft_config["default"].base_model_name_or_path = str(base.resolve()) if base.is_dir() else trained.model
     # what is trained of embeddings is in the adapters; the base has the rest
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
@@ -198,11 +203,12 @@ def about_run(run: Path, trained: TrainConfig, folder: Path, checkpoint: str) ->
     }
 
 
-def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False) -> str:
+def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False, thinks: bool = False) -> str:
     """README.md of an exported folder, from `about_run` and the checks.
 
     Args:
-        adapters: the folder holds adapters alone. quantised: it is in 4 bits.
+        adapters: the folder holds adapters alone. quantised: it is in 4 bits. thinks: its chat template can ask for
+            thoughts, which training did without.
     """
     name = about["config"]["model"]
     base = Path(name).name if Path(name).is_dir() else name
@@ -210,4 +216,5 @@ def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False)
     rows = [(what, row) for what, row in (("training batch", about["train"]), ("held out", about["held_out"])) if row]
     source = (files(__package__) / "card.md.j2").read_text(encoding="utf-8")
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
-    return template.render(**about, base=base, keys=keys, rows=rows, adapters=adapters, quantised=quantised)
+    told = {"adapters": adapters, "quantised": quantised, "thinks": thinks}
+    return template.render(**about, base=base, keys=keys, rows=rows, **told)

@@ -159,3 +159,5 @@ class PlotRunConfig:
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")
+        if self.out is not None and not self.out.endswith((".png", ".svg", ".pdf")):
+            raise ConfigError(f"out {self.out}: a plot is written as .png, .svg or .pdf")

@@ -39,6 +39,7 @@ from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
+from remind.core.run_folder import RunFolder
 from remind.evaluation.statistics import bootstrap, ratio
 from remind.evaluation.tables import markdown_table
 from remind.grounding.codes import first_character
@@ -104,13 +105,14 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
     """Those records that have a gold answer.
 
     Raises:
-        DataError: none has, or one is longer than the model takes.
+        DataError: none has, one is longer than the model takes, or x2 was not built.
     """
     found = []
     for record in records:
         example = example_of(backbone.tokenizer, record)
         if not len(example.answer):
             continue
+        record.level("x2")
         if example.longest > backbone.max_length:
             raise DataError(
                 f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states",
@@ -396,6 +398,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
     out = Path(cfg.out)
+    RunFolder(out).check(resume=True)
     if (out / "diff.json").exists() and not cfg.overwrite:
         raise ConfigError(f"{out / 'diff.json'} exists; choose another out or set overwrite")
     saes, _ = load_saes(cfg.sae, cfg.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
+from remind.core.run_folder import RunFolder
 from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.data.readers import read, write_refmem
 from remind.data.sample import sample_path
@@ -291,6 +292,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     chat = chats.stage("explain")  # an endpoint that cannot be used is reported before any work
     bench = open_workbench(cfg.backbone, cfg.data or None, cfg.sae, device=cfg.device, dtype=cfg.dtype)
     layers = bench.layers if cfg.layers is None else cfg.layers
+    RunFolder(cfg.out).check(resume=True)
     pages = {layer: Path(cfg.out) / f"layer_{layer}.html" for layer in layers}
     if existing := [page for page in pages.values() if page.exists() and not cfg.overwrite]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")

@@ -12,14 +12,14 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+from transformers import AutoTokenizer, GenerationConfig, Qwen3VLForConditionalGeneration
 
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, marker_id, opened
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 from remind.models.backbone import load_backbone
-from remind.models.chat import prompt_ids
+from remind.models.chat import end_token_id, prompt_ids
 from remind.models.nano import nano_config, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig, read_config
@@ -76,6 +76,9 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
     expected, base = trained_logits(run), load_backbone("nano-untrained")
     torch.testing.assert_close(of_folder(out), expected, rtol=1e-4, atol=1e-5)
     assert float((logits(base.model, base.tokenizer) - expected).abs().max()) > 0.01
+    # plain generation ends as training does
+    ends = GenerationConfig.from_pretrained(out).eos_token_id
+    assert end_token_id(base.tokenizer) in (ends if isinstance(ends, list) else [ends])
     card, about = (out / "README.md").read_text(), read_json(out / "training.json")
     assert all(value in card for value in ("0" * 64, f"{about['held_out']['ce0']:.5g}"))
     assert (about["checks"]["merging"] < 1e-4, about["checks"]["opening_again"]) == (True, 0.0)
@@ -104,6 +107,9 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
 
     (tmp_path / "taken").mkdir()
     refused(ConfigError, "exists", out=str(tmp_path / "taken"))
+    # neither a folder of something else nor the run itself
+    refused(ConfigError, "is not an exported model", out=str(tmp_path / "taken"), overwrite=True)
+    refused(ConfigError, "is not an exported model", out=str(run), overwrite=True)
     refused(ConfigError, "not a run folder", run=str(tmp_path))
     if read_config(run).lora is None:
         refused(ConfigError, "more than adapters", adapter_only=True)

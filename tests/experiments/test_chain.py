@@ -14,6 +14,7 @@ import torch
 
 from experiments.chain.chooser import Chooser
 from experiments.chain.config import VARIANTS, ChainConfig
+from experiments.chain.report import Comparison
 from experiments.chain.run import chain, make_folds
 from experiments.chain.variants import with_variant, with_x0
 from remind.build.config import BuildStatesConfig
@@ -22,7 +23,15 @@ from remind.core.files import read_json
 from remind.data.readers import read
 from remind.data.sample import sample_path
 from remind.states.dataset import read_states
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, line_of, segments_of
+from remind.states.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Strategy,
+    line_of,
+    segments_of,
+    turn_lines,
+)
 from remind.states.records import StateRecord, record_of, summary_of
 from remind.testbed.ladder import mark_blocks
 from remind.train_pra.config import TrainerConfig
@@ -101,7 +110,7 @@ def test_variants_by_brute_force(name: str) -> None:
     for before, after in zip(RECORDS, of(name), strict=True):
         assert (after.x0, after.target) == (before.x0, before.target)
         shown = [turn.turn_id for turn in after.x0.turns]
-        lines = {r.question_id: [line_of(SOURCES[r.question_id][0].turn(t)) for t in gold_of(r)] for r in RECORDS}
+        turns = {r.question_id: [SOURCES[r.question_id][0].turn(t) for t in gold_of(r)] for r in RECORDS}
         salience = dict(zip(shown, before.salience, strict=True))
         same = {"built": marked(before), "other": marked(before), "gold": gold_of(after)}
         assert marked(after) == same.get(name, [])
@@ -111,20 +120,20 @@ def test_variants_by_brute_force(name: str) -> None:
         elif name.endswith("_other"):
             assert summary in [quoted for question, quoted in quotes.items() if question != after.question_id]
         elif name in ("chosen", "told"):
-            kept = [line_of(SOURCES[after.question_id][0].turn(shown[place])) for place in (0, 1, 2, 4)]
+            kept = [turn_lines(SOURCES[after.question_id][0].turn(shown[place])) for place in (0, 1, 2, 4)]
             said = ["said of 4 lines"] if name == "told" else []
             assert summary == "\n".join(["Key lines:", *kept, *said])
         elif name.startswith("top"):
             best = sorted(before.x1.turns, key=lambda turn: -salience[turn.turn_id])[: int(name[3:])]
             kept = [turn.turn_id for turn in after.x0.turns if turn.turn_id in {one.turn_id for one in best}]
             dialogue = SOURCES[after.question_id][0]
-            assert summary == "\n".join(["Key lines:", *(line_of(dialogue.turn(one)) for one in kept)])
+            assert summary == "\n".join(["Key lines:", *(turn_lines(dialogue.turn(one)) for one in kept)])
         elif name == "said":
             assert re.findall(r'(\S+ said: ".*?")(?: |$)', summary) == [
-                f'{line.split(": ", 1)[0]} said: "{line.split(": ", 1)[1]}"' for line in lines[after.question_id]
+                '{} said: "{}"'.format(*line_of(turn).split(": ", 1)) for turn in turns[after.question_id]
             ]
         elif name in ("gold", "quoted"):
-            quoted = lines[after.question_id]
+            quoted = list(map(turn_lines, turns[after.question_id]))
             assert summary == ("\n".join(["Key lines:", *quoted]) if quoted else "")
         else:
             assert summary == ("marked\n" + "\n".join(shown) if name == "none" else own)
@@ -162,6 +171,20 @@ def test_folds_share_no_dialogue(pool: str) -> None:
 
 
 # the whole command
+
+
+def test_a_seed_of_one_fold_alone_takes_none_away() -> None:
+    rows = [
+        {"arm": arm, "variant": "built", "level": "x0", "seed": seed, "question_id": f"q{n}", "dialogue_id": f"d{n}",
+         "score": float(arm == "sft" and n < 2)}
+        for arm, seed, questions in (("untrained", None, 4), ("sft", 1, 4), ("sft", 2, 2))
+        for n in range(questions)
+    ]  # fmt: skip
+    untrained, sft = (("untrained", "built", "x0"), ("sft", "built", "x0"))
+    found = Comparison(rows, 20)
+    assert (found.mean(sft)["value"], found.mean(sft, less=untrained)["value"]) == (0.5, 0.5)  # type: ignore[index]
+    whole = [{**row, "question_id": f"q{n}"} for row in rows if row["seed"] == 2 for n in range(4)]
+    assert Comparison([*rows, *whole], 20).mean(sft)["value"] == 0.75  # type: ignore[index]
 
 
 def small(folder: Path, out: Path, **values: Any) -> ChainConfig:

@@ -12,7 +12,7 @@ import torch
 from experiments.evidence.bench import BenchEvidenceConfig, bench_evidence
 from experiments.evidence.crossval import CrossValidation, fit_weights, question_shares
 from experiments.evidence.data import DialogueQuestions
-from experiments.evidence.methods import DRAWS, METHODS, Prepared, evidence_ratio
+from experiments.evidence.methods import ABLATIONS, DRAWS, METHODS, Prepared, evidence_ratio, grid
 from experiments.evidence.resonance import encode_questions, salience
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -126,6 +126,11 @@ def prepared(dataset: str, name: str, seed: int, telling: str) -> Prepared:
         signals[telling][found, q] += 12
     run = torch.zeros(n, 1, dtype=torch.int64)
     return Prepared(asked, torch.full((n,), 100), run, signals, None, ())  # type: ignore[arg-type]
+
+
+def test_an_ablation_has_the_settings_of_the_whole() -> None:
+    for method in ABLATIONS:
+        assert grid(method, ()) == grid("fused", ())
 
 
 def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:

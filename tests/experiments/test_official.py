@@ -18,12 +18,13 @@ from small_corpus import short_haystack
 from experiments.official.agreement import AgreementConfig, agreement, judge_agreement
 from experiments.official.export import ExportOfficialConfig, export_official
 from experiments.official.files import ResultFile
-from experiments.official.locomo import by_category, recall_of, score_samples
+from experiments.official.locomo import Answered, by_category, recall_of, score_samples
 from experiments.official.longmemeval import TYPES, Reference, check_rows, load_references, score_rows
 from experiments.official.retrieval import KS, Haystack, ScoreRetrievalConfig, score_ranking, score_retrieval
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import DataError, FormatError
 from remind.evaluation.judge import Case, LongMemEvalJudge, judge_answers
+from remind.evaluation.statistics import bootstrap
 from remind.llm.request import Reply
 
 
@@ -194,6 +195,11 @@ def test_figures_of_locomo_by_hand_and_as_its_scorer_writes_them(tmp_path: Path)
     assert [found[name]["n"] for name in ("1", "4", "5", "1-4", "all")] == [1, 3, 1, 6, 7]
     assert found["1-4"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1) / 5)
     assert found["all"]["f1"]["value"] == pytest.approx((0.5 + 1 + 2 / 3 + 1 + 1) / 6)
+    # questions of a dialogue are no independent ones
+    lives = [Answered(f"conv-{n % 4}", "", 4, float(n % 4 > 1), None) for n in range(40)]
+    whole = by_category(lives, resamples=200)["4"]["f1"]
+    assert whole == bootstrap([one.f1 for one in lives], 200, 0, [one.sample_id for one in lives])
+    assert whole["high"] - whole["low"] > 0.5
     assert recall_of(["D1:3", "D2:4", "D2:5"], ["S2", "S7"]) == pytest.approx(2 / 3)
 
 

@@ -38,6 +38,9 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
         assert best > imitated > nothing
     assert policies(cfg) == results
     assert "| ADRPO |" in capsys.readouterr().out
+    # what stands there is not told as that of other settings
+    with pytest.raises(ConfigError, match=r"other settings \(sft\.steps\)|sft\.steps"):
+        policies(replace(cfg, sft=replace(imitation, steps=3)))
     with pytest.raises(ConfigError, match="no arm 'ppo'"):
         PoliciesConfig("out", arms=("ppo",))
     with pytest.raises(ConfigError, match=r"salimory\.method must be salimory, not sft"):

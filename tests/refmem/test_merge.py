@@ -55,6 +55,9 @@ def test_letters_are_categories_and_options_decisions() -> None:
     # direct answers are votes on candidates, and one for an answer of one's own
     assert choices(item("i", "direct"), ("A Quiet  Life!", "sailing")) == (True, False, False, True)
     assert (phrase("Ｃafé, au lait."), phrase("!?")) == ("café au lait", "!?")
+    for one, other in (("दाल", "दिल"), ("ไม่", "ไม้"), ("C++", "C#"), ("-5", "5"), ("$5", "5")):
+        assert phrase(one) != phrase(other)
+    assert phrase("well-known tea 🍵!") == phrase("Well known: tea")
 
 
 def test_answers_by_majority() -> None:

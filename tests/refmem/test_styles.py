@@ -13,7 +13,7 @@ from scripted_chat import Scripted, told_for
 from words import WordEncoder
 
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.request import Request
+from remind.llm.request import Reply, Request
 from remind.refmem.config import P13nConfig, SessionConfig
 from remind.refmem.styles import KINDS, SCHEMAS, episode, personal_questions, session_questions, types
 
@@ -123,6 +123,17 @@ def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it()
     assert "entries" not in parts(first)
     assert parts(second)["entries"] == "1. Ann hikes"
     assert (types(2), types(5)) == ({"single": 1, "multi": 1, "temporal": 0}, {"single": 3, "multi": 1, "temporal": 1})
+    # a guess that is lost proves nothing, and one in another form is a guess
+    for guess, why in (
+        (Reply("blue or a dog", failure="invalid"), None),
+        (Reply("kayak", failure="invalid"), "it is answered right without the conversation"),
+        (Reply("", failure="server", message="down"), "it could not be checked: down"),
+    ):
+        played = Played([OWNED])
+        given = played.chats["answer"].answer
+        played.chats["answer"].answer = lambda r: guess if r.prompt_id.startswith("refmem_blind") else given(r)  # noqa: B023
+        questions, rejected, _ = asked_of(Dialogue("d", (FIRST,)), played)
+        assert (len(questions), {row["why"] for row in rejected}) == ((1, set()) if why is None else (0, {why}))
     # the rest is judged without what cannot be used, which is written anew
     changes = ({"type": "multi"}, {"turns": [9]}, {"type": "essay"}, {"type": "Single", "turns": "1"})
     questions, rejected, counts = asked_of(Dialogue("d", (FIRST,)), Played([OWNED | one for one in changes]))

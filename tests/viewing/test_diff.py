@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states.records import StateRecord, record_of
+from remind.states.records import ABSENT, StateRecord, record_of
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, compare_models, figures_of, measure, readings
 from remind.viewing.patching import answer_score, patches, whole
@@ -168,7 +169,11 @@ def test_the_command(tmp_path: Path, before: Backbone, after: Backbone, coders: 
     assert f"| 3 | answer | {value:.3f} [" in text
     assert f'<bdi dir="auto">{value:.3f} [' in html
     TopKSAE(16, 64, 8).save(layer_folder(tmp_path / "narrow", 1))
+    write_states(tmp_path / "x0", [replace(record(number), x1=ABSENT, x2=ABSENT) for number in range(3)])
+    (tmp_path / "file").write_text("")
     for changes, error, match in (
+        ({"states": str(tmp_path / "x0")}, DataError, "x2"),
+        ({"out": str(tmp_path / "file")}, ConfigError, "is a file; choose another out"),
         ({"out": given["out"]}, ConfigError, r"diff.json exists"),
         ({"split": "dev"}, DataError, "no question has a gold answer"),
         ({"sae": str(tmp_path / "narrow")}, ModelError, "reads hidden states of width 16"),

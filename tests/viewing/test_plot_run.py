@@ -53,5 +53,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
     run = _folder(tmp_path / "run", accuracy=False)
     with pytest.raises(ConfigError, match="has measured accuracy; there are shares, jsd, ce, entropy, lr"):
         plot_trajectory(run, ["accuracy"])
+    with pytest.raises(ConfigError, match=r"plot\.txt: a plot is written as \.png"):
+        PlotRunConfig([str(run)], out="plot.txt")
     with pytest.raises(DataError, match="not a run folder"):
         plot_run(PlotRunConfig([str(tmp_path)]))
