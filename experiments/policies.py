@@ -89,6 +89,9 @@ FIGURES = {
 }
 
 
+_PARTS = ("sft", "sft_longer", "rl", "salimory_sft", "salimory")
+
+
 @dataclass
 class PoliciesConfig:
     """Arms against each other on dialogues that none of them was trained on."""
@@ -119,7 +122,7 @@ class PoliciesConfig:
         self.arms, self.seeds = tuple(self.arms), tuple(self.seeds)
         if unknown := [name for name in self.arms if name not in ARMS]:
             raise ConfigError(f"no arm {unknown[0]!r}; there are {', '.join(ARMS)}")
-        for name in ("sft", "sft_longer", "rl", "salimory_sft", "salimory"):
+        for name in _PARTS:
             method, wanted = getattr(self, name).method, {"sft_longer": "sft", "rl": "adrpo"}.get(name, name)
             if method != wanted:
                 raise ConfigError(f"{name}.method must be {wanted}, not {method}")
@@ -140,7 +143,9 @@ def policies(cfg: PoliciesConfig) -> dict[str, Any]:
     found: dict[str, list[list[Figures]]] = {}
     wanted = {*cfg.arms, *(ARMS[name].start for name in cfg.arms)}
     with RunFolder(out).held():
-        free = {"out", "arms", "seeds", "dialogues", "resamples"}
+        # not read of its parts
+        free = {f"{part}.{name}" for part in _PARTS for name in ("out", "seed", "model", "resume")}
+        free |= {"out", "arms", "seeds", "dialogues", "resamples"}
         RunFolder(out).claim(flatten(as_dict(cfg)), resume=True, free=free)
         for seed in cfg.seeds:
             for name in ARMS:

@@ -89,10 +89,12 @@ def demo(cfg: DemoConfig) -> Path:
     from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
-    if not (out / ".demo").exists() and any((out / name).exists() for name in ("sae", "states")):
-        raise ConfigError(f"{out} holds states or SAEs that are not a demo's; choose another out")
+    parts = ("sae", "states", "cache", "run-pra", "run-sft", "training-cache")
+    left = any((out / name).exists() for name in (".demo", "ladder.json"))
+    if not left and (others := [name for name in parts if (out / name).exists()]):
+        raise ConfigError(f"{out / others[0]} is not a demo's, and would be replaced; choose another out")
     write_text(out / ".demo", "")
-    for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):
+    for name in parts:
         shutil.rmtree(out / name, ignore_errors=True)
     started = perf_counter()
     cfg.world.seed = cfg.seed

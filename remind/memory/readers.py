@@ -31,8 +31,8 @@ ROOM = {"direct": 500, "con": 800, "cite": 500, "respond": 800, "x0": 500}
 _GROUPS = re.compile(r"(?<![\w\])])((?:\[\s*\d{1,3}(?:\s*,\s*\d{1,3})*\s*\]\s*)+)")
 _NO_CITE = re.compile(r"\[\s*NO_CITE\s*\]", re.IGNORECASE)
 _ANSWER = re.compile(r"^\W*answer\W*:[\s*_]*", re.IGNORECASE | re.MULTILINE)
-#: A line, and a list behind it.
-_LINE = re.compile(r".*(?:(?<=:)\s*(?=\n))?(?:\n[ \t]*(?:[-*•]|\d+[.)])\s.*)*")
+#: An item of a list, and a line that tells of something else ("Explanation: …").
+_ITEM, _ASIDE = re.compile(r"\s*(?:[-*•]|\d+[.)])\s"), re.compile(r"\W*\w\w+:\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ChatReader:
             elif self.mode == "x0":
                 text, output = parse_answer(text).answer, text
             elif self.mode != "direct" and (last := _ANSWER.split(text)[-1].strip()):
-                text = last if last == text else _LINE.match(last)[0].strip()  # type: ignore[index]
+                text = last if last == text else _before_more(last)
             places = None if cited is None else frozenset(shown[one] for one in cited)
             readings.append(Reading(text, output, places, counts))
         return readings
@@ -115,6 +115,19 @@ class ChatReader:
         return from_template("read", "memory_read", query.id, None, ROOM[self.mode], data, format=query.format, **told)
 
 
+def _before_more(text: str) -> str:
+    """An answer without what follows it: behind a blank line, which may stand in a list and before one, or a label."""
+    kept, gap = list[str](), False
+    for line in text.splitlines():
+        if kept and _ASIDE.match(line):
+            break
+        if gap and not (_ITEM.match(line) and (_ITEM.match(kept[-1]) or kept[-1].rstrip("*_ ").endswith(":"))):
+            break
+        gap = not line.strip()
+        kept += [] if gap else [line]
+    return "\n".join(kept)
+
+
 def in_order(memories: Sequence[Memory]) -> list[int]:
     """Places of the memories in the order of the dialogue; those whose turns are not known last, as they were."""
     known = [memory.position for memory in memories]
@@ -126,7 +139,8 @@ def as_turns(memories: Sequence[Memory]) -> str:
     lines, day, heads = list[str](), "", 0
     for memory in memories:
         when = one_line(memory.time or "")
-        when_day = str(day_of(when) or next(spans(when, None), when))
+        named = (one.start for one in spans(when, None) if one.start == one.end)
+        when_day = str(day_of(when) or next(named, when))
         if not lines or when_day != day:
             day, heads = when_day, heads + 1
             lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")

@@ -124,14 +124,14 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resol
 
 
 def phrase(text: str) -> str:
-    """A phrase for comparison, without differences of Unicode form, case, punctuation and spacing.
+    """A phrase for comparison, without differences of Unicode form, case, punctuation, pictures and spacing.
 
     Signs that change what is said stay: of vowels and tones, of currencies, a minus, and those as in C++ and C#.
     """
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    signs = re.sub(r"(?<!\w)[-−](?=\d)", "\N{MINUS SIGN}", folded)
-    kinds = ((one, unicodedata.category(one)) for one in signs)
-    kept = (one if kind[0] in "LMN" or kind in ("Sm", "Sc") or one == "#" else " " for one, kind in kinds)
+    folded = re.sub("[\ufe00-\ufe0f\u20e3]", "", unicodedata.normalize("NFKC", text).casefold())
+    signs = re.sub(r"(?<!\w)-(?=\d)", "+-", folded.replace("\N{MINUS SIGN}", "-"))
+    kinds = ((one, unicodedata.category(one)) for one in signs.replace("+-", "\0"))
+    kept = (one if kind[0] in "LMN" or kind == "Sc" or one in "+#\0" else " " for one, kind in kinds)
     return " ".join("".join(kept).split()) or folded.strip()
 
 

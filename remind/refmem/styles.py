@@ -40,6 +40,7 @@ from remind.perception.auxiliary import ChatLLM
 from remind.refmem.config import P13nConfig, SessionConfig
 from remind.refmem.items import MAX_TOKENS, ask_twice, blind_request, counted, entries
 from remind.states.pyramid import one_line, turn_text
+from remind.text.thoughts import without_thoughts
 from remind.text.words import fillers, stems
 
 T = TypeVar("T")
@@ -356,14 +357,18 @@ def _check(drafts: Sequence[tuple[Seen, Question]], answerer: ChatModel, judge: 
         informed = ChatReader("direct").read_all(list(zip(queries, contexts, strict=True)), lambda stage: told)
         guesses = told.complete([blind_request(one) for _, one in drafts])
     # what has not the form that was asked for may still be a guess
-    blind = [str((one.value["answers"] or [""])[0]) if one.failure is None else one.text for one in guesses]
+    bare = [without_thoughts(one.text).strip() for one in guesses]
+    blind = [
+        str((one.value["answers"] or [""])[0]) if one.failure is None else text
+        for one, text in zip(guesses, bare, strict=True)
+    ]
     said = [text for both in zip((one.text for one in informed), blind, strict=True) for text in both]
     twice = [one for _, one in drafts for _ in range(2)]
     cases = [Case(one.text, one.answers, text) for one, text in zip(twice, said, strict=True)]
     rulings = judge_answers(ChatLLM({"judge": judge}), cases, samples=[one.id for one in twice])
     reasons = []
-    for reading, guess, right, guessed in zip(informed, guesses, rulings[::2], rulings[1::2], strict=True):
-        lost = None if guess.failure == "invalid" else guess.failure
+    for reading, guess, text, right, guessed in zip(informed, guesses, bare, rulings[::2], rulings[1::2], strict=True):
+        lost = None if guess.failure == "invalid" and text else guess.failure
         if reading.failure is not None or lost is not None or right.value is None or guessed.value is None:
             why = reading.failure or (lost and guess.message) or right.message or guessed.message
             reasons.append(f"it could not be checked: {why}")

@@ -10,8 +10,8 @@ from remind.states.pyramid import LETTERS, one_line
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
 #: A letter followed by its option's words: "A. hiking", "(b) hiking".
 _LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+(?=\S)")
-#: The next one in a list of such.
-_NEXT = re.compile(rf"(?:[\s,;/&\"']|\band\b|\bor\b)+{_LETTER_AND_WORDS.pattern}", re.IGNORECASE)
+#: What may stand round an option's words, and what parts one option from the next.
+_ROUND, _BETWEEN = r"[\"'“”.!?]*", re.compile(r"(?:[\s,;/&|，、；]|\band\b|\bor\b)+", re.IGNORECASE)
 #: The set of no options, written out.
 _EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 
@@ -27,12 +27,7 @@ def letters_in(answer: str, options: Sequence[str], problems: list[str] | None =
     if matches and all(matches):
         named = [match.group(1) for match in matches if match]
     elif found := _LETTER_AND_WORDS.match(bare):
-        words = {letter: re.escape(one_line(option)) for letter, option in zip(LETTERS, options, strict=False)}
-        while found:
-            named.append(found[1] or found[2])
-            # behind other words than the option's own a letter may be a part of what is said of it
-            own = re.compile(words.get(named[-1].upper()) or "$^", re.IGNORECASE).match(bare, found.end())
-            found = own and _NEXT.match(bare, own.end())
+        named = _listed(bare, options) or [found[1] or found[2]]
         problems.append("words beside the letter")
     else:
         texts = [one_line(option) for option in options] if answer else []
@@ -53,3 +48,24 @@ def letters_in(answer: str, options: Sequence[str], problems: list[str] | None =
     if not letters:
         problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
     return valid
+
+
+def _listed(text: str, options: Sequence[str]) -> list[str]:
+    """Letters with their options' words, or with any between semicolons; none where there is anything else, which may
+    speak of an option that is not chosen."""
+    parts = [_LETTER_AND_WORDS.match(part.strip()) for part in re.split("[;；]", text)]
+    if len(parts) > 1 and all(parts):
+        return [part[1] or part[2] for part in parts if part]
+    named, place = list[str](), 0
+    while found := _LETTER_AND_WORDS.match(text, place):
+        named.append(found[1] or found[2])
+        option = one_line(dict(zip(LETTERS, options, strict=False)).get(named[-1].upper(), ""))
+        words = re.escape(re.sub("[*`]", "", option).strip("\"'“”.!? "))
+        if not words or not (own := re.compile(_ROUND + words + _ROUND, re.IGNORECASE).match(text, found.end())):
+            return []
+        if own.end() == len(text):
+            return named
+        if not (between := _BETWEEN.match(text, own.end())):
+            return []
+        place = between.end()
+    return []

@@ -196,8 +196,15 @@ def test_sessions_are_the_days_of_a_chat_that_names_none(written):
         ("S1", said[1]["time"], 3),
         ("S2", "9 May 2023", 1),
     ]
+    # a clock before a date is no part of it
+    said = [
+        {"speaker": "Ana", "text": time, "time": time}
+        for time in ("10:01 AM 2023-05-08", "10:02 AM 2023-05-08", "May 8, 2023")
+    ]
+    (dialogue,) = read(written("mine.jsonl", *said)).dialogues
+    assert [len(s.turns) for s in dialogue.sessions] == [2, 1]
     # one that is named holds until another is
-    (dialogue,) = read(written("mine.jsonl", {**said[1], "session": "mon"}, *said[2:])).dialogues
+    (dialogue,) = read(written("mine.jsonl", {**said[0], "session": "mon"}, *said[1:])).dialogues
     assert [(s.id, len(s.turns)) for s in dialogue.sessions] == [("mon", 3)]
 
 

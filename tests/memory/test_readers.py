@@ -71,7 +71,9 @@ def test_memories_are_shown_in_the_order_of_the_dialogue(mode: Mode) -> None:
         ("Answer: no\nAnswer:\n- tennis\n- chess\n\nThat is all.", "- tennis\n- chess"),
         ("It costs $50.", "It costs $50."),
         ("Answer: tea\nExplanation: she said so", "tea"),
-        ("Answer: They are:\n\n1. tea\n2. milk\nDone.", "They are:\n\n1. tea\n2. milk"),
+        ("Answer:\nA. red\nC. blue\n\nSo it is.", "A. red\nC. blue"),
+        ("Answer: - tea\n\n- milk\n\nSo it is.", "- tea\n- milk"),
+        ("Answer: They are:\n\n1. tea\n2. milk\nDone.", "They are:\n1. tea\n2. milk\nDone."),
         ("Final answer: $50", "Final answer: $50"),
     ],
 )

@@ -57,6 +57,8 @@ def test_letters_are_categories_and_options_decisions() -> None:
     assert (phrase("Ｃafé, au lait."), phrase("!?")) == ("café au lait", "!?")
     for one, other in (("दाल", "दिल"), ("ไม่", "ไม้"), ("C++", "C#"), ("-5", "5"), ("$5", "5")):
         assert phrase(one) != phrase(other)
+    for one, other in (("tea ☕️", "tea"), ("10−20", "10-20"), ("tea|milk", "tea milk"), ("−5", "-5")):
+        assert phrase(one) == phrase(other)
     assert phrase("well-known tea 🍵!") == phrase("Well known: tea")
 
 

@@ -128,6 +128,7 @@ def test_questions_on_a_session_need_the_conversation_and_are_answered_from_it()
         (Reply("blue or a dog", failure="invalid"), None),
         (Reply("kayak", failure="invalid"), "it is answered right without the conversation"),
         (Reply("", failure="server", message="down"), "it could not be checked: down"),
+        (Reply("<think>hm", failure="invalid", message="a thought alone"), "it could not be checked: a thought alone"),
     ):
         played = Played([OWNED])
         given = played.chats["answer"].answer

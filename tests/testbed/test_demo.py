@@ -11,9 +11,10 @@ from remind.demo import DemoConfig, demo
 
 
 def test_what_is_no_demos_is_not_replaced(tmp_path: Path) -> None:
-    for name in ("sae", "states"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine").write_text("hours of work")
-    with pytest.raises(ConfigError, match="holds states or SAEs that are not a demo's; choose another out"):
-        demo(DemoConfig(out=str(tmp_path)))
-    assert len(list(tmp_path.glob("*/mine"))) == 2
+    for name in ("sae", "run-pra"):
+        mine = tmp_path / name / name / "mine"
+        mine.parent.mkdir(parents=True)
+        mine.write_text("hours of work")
+        with pytest.raises(ConfigError, match=rf"{name}/{name} is not a demo's, and would be replaced"):
+            demo(DemoConfig(out=str(tmp_path / name)))
+        assert mine.exists()

@@ -18,8 +18,10 @@ _SPEAKER = ("speaker", "name", "role")
 _TURNS = ("messages", "turns")
 _WORDS = ("text", "content")
 #: A day as 2024-03-01, 1.3.2024, 1 March 2024 or March 1st, 2024.
-_DAY = re.compile(
-    r"\d+[-./]\d+[-./]\d+|\d+(?:st|nd|rd|th)?\.? (?:of )?[^\W\d]+,? \d{4}|[^\W\d]+ \d+(?:st|nd|rd|th)?,? \d{4}"
+_DAY = (
+    re.compile(r"\d+[-./]\d+[-./]\d+"),
+    re.compile(r"(?<![\d:])\d+(?:st|nd|rd|th)?\.? (?:of )?[^\W\d]{3,}\.?,? \d{4}(?![-./\d])"),
+    re.compile(r"[^\W\d]{3,}\.? \d+(?:st|nd|rd|th)?,? \d{4}(?![-./\d])"),
 )
 #: A record with one of these may be of this format.
 KEYS = (*_TURNS, *_WORDS, "role", "questions")
@@ -70,8 +72,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
 
 def _day_in(time: str) -> str:
     """The day that a time names, as it is written; "" without."""
-    found = _DAY.search(time)
-    return found[0] if found else ""
+    return next((found[0].replace(",", "") for form in _DAY if (found := form.search(time))), "")
 
 
 def _first(record: dict[str, Any], keys: Sequence[str]) -> Any:
