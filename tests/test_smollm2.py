@@ -41,7 +41,7 @@ def test_from_dialogues_to_an_exported_model_that_answers(tmp_path: Path) -> Non
     assert records
     assert any(blocks_of(record.x1) for record in records)
 
-    settings = ["--config", "configs/pra_smollm2.yaml", "--states", states, "--out", tmp_path / "pra"]
+    settings = ["--config", "configs/sft_smollm2.yaml", "--states", states, "--out", tmp_path / "pra"]
     run("train-pra", *settings, "--trainer.max_steps", 1, "--trainer.batch_size", 1, "--trainer.eval_strategy", "no")
     run("export", "--run", tmp_path / "pra", "--out", model)
     evaluation = ["--states", states, "--model", model, "--split", "train", "--limit", 2, "--max_new_tokens", 8]

@@ -144,7 +144,7 @@ class TrainMemoryConfig:
     """Train a policy that writes memories: on an expert's replies, or by reinforcement learning."""
 
     out: str
-    """Run folder: config.yaml, metrics.jsonl, checkpoints/, and policy/ when done, a plain Hugging Face folder."""
+    """Run folder: config.yaml, metrics.jsonl, checkpoint-N, and policy/ when done, a plain Hugging Face folder."""
     method: Method = "sft"
     """sft: next tokens of the replies of MemBuilder's expert. adrpo: its rewards and weights. salimory_sft, salimory:
     the same two for SaliMory's roles, with its rewards and contrastive terms."""

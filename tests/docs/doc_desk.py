@@ -69,7 +69,7 @@ RECIPES: dict[str, str] = {
 BY_CONFIG = {
     "configs/refmem.yaml": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "configs/pra_evidence.yaml": "--model nano",
-    "configs/pra_smollm2.yaml": "--model nano",
+    "configs/sft_smollm2.yaml": "--model nano",
 }
 #: Options that name what is written, not read.
 _WRITTEN = ("--out", "--cache", "--llm.dry_run")
