@@ -172,6 +172,7 @@ KINDS = {
     **dict.fromkeys(("build", "grounding"), "build-states"),
     **dict.fromkeys(("adrpo", "membuilder", "salimory"), "train-memory"),
     "objective": "train-pra",
+    "sft": "train-pra",
     "chain": "experiments.chain.config:ChainConfig",
     "inference": "experiments.cost.curve:InferenceCostConfig",
     "policies": "experiments.policies:PoliciesConfig",
