@@ -76,7 +76,7 @@ def test_answers_of_another_system_against_a_hand_count(
     # Eq. 10: samples that quote nothing are not in V; Eq. 11: they are, with 0
     whole = table["all"]["all"]
     # what names no option is like an empty output
-    quotes = {row["question_id"] for row in rows if row["explanation"] and row["answer"] not in (None, "no idea")}
+    quotes = {row["question_id"] for row in rows if row["explanation"] and row["answer"] not in (None, "no idea", "")}
     text = [1 / len(set(r.evidence_lines)) for r in known if not r.visual and r.question_id in quotes]
     images = [(r.question_id in quotes) / len(r.images) for r in known if r.visual]
     for measure, shares in (("memory_recall_text", text), ("memory_recall_visual", images)):
