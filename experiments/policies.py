@@ -143,7 +143,7 @@ def policies(cfg: PoliciesConfig) -> dict[str, Any]:
     found: dict[str, list[list[Figures]]] = {}
     wanted = {*cfg.arms, *(ARMS[name].start for name in cfg.arms)}
     with RunFolder(out).held():
-        # not read of its parts
+        # what is not read of a setting's parts may differ
         free = {f"{part}.{name}" for part in _PARTS for name in ("out", "seed", "model", "resume")}
         free |= {"out", "arms", "seeds", "dialogues", "resamples"}
         RunFolder(out).claim(flatten(as_dict(cfg)), resume=True, free=free)

@@ -185,8 +185,11 @@ class SparseEncoder:
         }
 
     def _sparse(self, layer: int, states: Tensor, sizes: list[int], visual: Tensor) -> SparseCodes:
-        """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values. Norms of text and of images
-        have scales of their own, as in `sae.harvest`."""
+        """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values.
+
+        Args:
+            visual: bool [sum of sizes], tokens of images. Their norms have a scale of their own, as in `sae.harvest`.
+        """
         coder = self.saes[layer]
         rows = max(1, _CHUNK // coder.d_sae) if states.device.type == "cpu" else len(states)
         try:
@@ -194,13 +197,12 @@ class SparseEncoder:
         except SAEError as error:
             raise ModelError(f"{self.backbone.name}, layer {layer}: {error}") from None
         norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.promote_types(states.dtype, torch.float32))
-        limits, start = torch.empty_like(norms), 0
-        for part in norms.split(sizes):
-            seen = visual[start : start + len(part)].to(norms.device)
+        limits = torch.empty_like(norms)
+        pieces = (limits.split(sizes), norms.split(sizes), visual.to(norms.device).split(sizes))
+        for limit, part, seen in zip(*pieces, strict=True):
             for kind in (seen, ~seen):
                 if bool(kind.any()):
-                    limits[start : start + len(part)][kind] = self.sink_ratio * part[kind].median()
-            start += len(part)
+                    limit[kind] = self.sink_ratio * part[kind].median()
         values = torch.cat([part.values for part in parts]) * (norms <= limits)[:, None]
         return SparseCodes(values, torch.cat([part.indices for part in parts])).to("cpu")
 

@@ -122,10 +122,11 @@ _REFUSED = {
     "system": r"(?i)system.{0,20}(role|messag|prompt)|role.{0,40}system|roles must alternate|only user and assistant",
     "max_tokens": r"(?i)use\W+max_completion_tokens",
 }
+#: Of errors without a code, those that may pass.
+_PASSES = r"rate.?limit|overloaded|unavailable|try again"
 #: Why a reply ended, as servers put it: it was cut off, withheld, or broken off.
 _CUT = r"length|max_tokens|context"
 _WITHHELD = r"filter|safety|sensitive|recitation|refus|prohibit|block"
-_PASSES = r"rate.?limit|overloaded|unavailable|try again"
 _BROKEN = r"error|abort|cancel|insufficient|fail|timeout"
 #: Characters per token in a dry run; English prose has about that many.
 CHARACTERS = 4

@@ -15,21 +15,11 @@ Message = Mapping[str, Any]
 #: A message's text, or its parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`.
 Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
+_SIGNS = {"Y": "2024", "m": "07", "d": "26", "B": "July", "b": "Jul", "A": "Friday", "a": "Fri"}
 #: Put before a template that prints the date of the day: prompts, and what is cached of them, must not change with it.
 _DATE = (
     "{%- macro strftime_now(format) %}{{ format"
-    + "".join(
-        f".replace('%{sign}', '{value}')"
-        for sign, value in {
-            "Y": "2024",
-            "m": "07",
-            "d": "26",
-            "B": "July",
-            "b": "Jul",
-            "A": "Friday",
-            "a": "Fri",
-        }.items()
-    )
+    + "".join(f".replace('%{sign}', '{value}')" for sign, value in _SIGNS.items())
     + " }}{% endmacro %}{{ '' }}"
 )
 #: What the chat templates of Qwen-VL make of an image.
@@ -82,6 +72,7 @@ def end_token_id(tokenizer: Any) -> int:
 
 
 def _template_end(tokenizer: Any, added: Mapping[str, int]) -> int | None:
+    """The added token that the chat template puts behind an answer; None: none, or it shows no answers."""
     if not tokenizer.chat_template:
         return None
     for content in ("slotq", [{"type": "text", "text": "slotq"}]):
@@ -96,12 +87,12 @@ def _template_end(tokenizer: Any, added: Mapping[str, int]) -> int | None:
     return None
 
 
-def filled(tokenizer: Any, messages: Sequence[Message], answered: bool = True) -> str:
-    """The chat template filled in, without thoughts and with a fixed date; `answered`: with the header of an answer."""
+def filled(tokenizer: Any, messages: Sequence[Message], header: bool = True) -> str:
+    """The chat template filled in, without thoughts and with a fixed date; `header`: of the answer that comes next."""
     template = tokenizer.get_chat_template()
     dated = _DATE + template if "strftime_now" in template else None
     text: str = tokenizer.apply_chat_template(
-        messages, chat_template=dated, tokenize=False, add_generation_prompt=answered, enable_thinking=False
+        messages, chat_template=dated, tokenize=False, add_generation_prompt=header, enable_thinking=False
     )
     return text
 

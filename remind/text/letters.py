@@ -18,7 +18,11 @@ _EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 
 def letters_in(answer: str, options: Sequence[str], problems: list[str] | None = None) -> frozenset[str]:
     """The letters of `[A,D]`, `a and d`, `(A)`, `A. words; D. words`, or the words of an option; only those that name
-    one."""
+    one.
+
+    Args:
+        problems: grows by departures from the asked form, as `ParsedAnswer.problems`; None: they are not wanted.
+    """
     problems = [] if problems is None else problems
     named: list[str] = []
     bare = re.sub("[*`]", "", answer).strip("[](){}\"' ")

@@ -53,12 +53,13 @@ def read_corpus(cfg: TrainSAEConfig) -> tuple[list[Dialogue], list[Dialogue]]:
 
 
 def _with_images(paths: Sequence[Path], cfg: TrainSAEConfig) -> list[Dialogue]:
+    """`read_dialogues`, with files of `cfg.images` where any belongs to them."""
     try:
         return read_dialogues(paths, cfg)
     except DataError:
         if cfg.images is None:
             raise
-        # those to evaluate on may have none in that folder
+        # a folder without any of theirs is an error, and those to evaluate on need have none
         return read_dialogues(paths, replace(cfg, images=None))
 
 
