@@ -23,7 +23,7 @@ from remind.models.chat import end_token_id, prompt_ids
 from remind.models.nano import nano_config, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig, read_config
-from remind.train_pra.export import export
+from remind.train_pra.export import _write, export
 from remind.train_pra.run import nf4, train
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
@@ -76,12 +76,21 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
     expected, base = trained_logits(run), load_backbone("nano-untrained")
     torch.testing.assert_close(of_folder(out), expected, rtol=1e-4, atol=1e-5)
     assert float((logits(base.model, base.tokenizer) - expected).abs().max()) > 0.01
-    # plain generation ends as training does
-    ends = GenerationConfig.from_pretrained(out).eos_token_id
-    assert end_token_id(base.tokenizer) in (ends if isinstance(ends, list) else [ends])
     card, about = (out / "README.md").read_text(), read_json(out / "training.json")
     assert all(value in card for value in ("0" * 64, f"{about['held_out']['ce0']:.5g}"))
     assert (about["checks"]["merging"] < 1e-4, about["checks"]["opening_again"]) == (True, 0.0)
+
+
+def test_plain_generation_ends_as_training_does(runs: Any, make_record: Any, tmp_path: Path) -> None:
+    """Whatever token the base's own settings name."""
+    backbone = load_backbone("nano-untrained")
+    backbone.model.generation_config.eos_token_id = 3
+    _write(backbone.model, backbone, tmp_path / "exported")
+    backbone.model.generation_config.eos_token_id = 3
+    rows, tokenizer = [make_record(0)], backbone.tokenizer
+    runs.trainer(tmp_path / "r", rows, None, backbone.model, processing_class=tokenizer).save_model(tmp_path / "saved")
+    for folder in ("exported", "saved"):
+        assert {3, end_token_id(tokenizer)} <= {*GenerationConfig.from_pretrained(tmp_path / folder).eos_token_id}
 
 
 def test_best_and_precision_and_checkpoints_that_are_not_whole(run: Path, tmp_path: Path) -> None:
